@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from called import Done, call
-from other_server import CHAT, VLLM, other_server
+from other_server import CHAT, VLLM, dynamo, other_server
 
 KEY = "sk-trtx-5d0c6f1e9a"
 LOAD = ["--concurrency", "2", "--isl", "32", "--osl", "8", "--request-count", "6", "--warmup-request-count", "2"]
@@ -39,6 +39,24 @@ def test_a_server_that_wants_another_key_costs_one_sentence_and_no_run(key: str 
     (said,) = done.err.splitlines()
     assert done.code == 2 and "API key" in said and "OPENAI_API_KEY" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_body_is_held_against_what_dynamos_frontend_takes_where_that_answers(tmp_path: Path) -> None:
+    hot = ["--url", "URL", "--tokenizer", "synthetic:tiny", "--temperature", "5", "--concurrency", "1", "--isl", "64"]
+    for documents, dry, code in ((dynamo("cpu", aggregated=1), [], 2), (VLLM, ["--dry-run"], 0)):
+        with other_server(documents) as server:
+            url_for = [server.url if word == "URL" else word for word in hot]
+            done = call("bench", *url_for, *dry, "-o", str(tmp_path / "runs"))
+        assert done.code == code, done.err
+        assert ("temperature is 5.0, and Dynamo's frontend" in done.err) is (code == 2)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_prompts_shorter_than_the_template_of_the_served_model_are_refused_whoever_serves_it(tmp_path: Path) -> None:
+    with other_server(VLLM) as server:
+        done = call("bench", "--url", server.url, "--tokenizer", "synthetic:tiny", "--isl", "12", "-o", str(tmp_path))
+    assert done.code == 2 and "isl 12 is shorter than any request of tiny" in done.err
+    assert not any(tmp_path.iterdir())
 
 
 def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_path: Path) -> None:

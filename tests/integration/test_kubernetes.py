@@ -113,7 +113,7 @@ def test_kv_goes_between_pods_and_no_prompt_is_computed_twice(tmp_path: Path) ->
     with cluster(exported("--plain", "--engine", "torch"), tmp_path / "agg", model()) as running:
         wait_for(running, agg=1)
         wanted = [complete(running.url, prompt).json()["choices"][0]["text"] for prompt in prompts]
-    manifests = exported("--plain", "--engine", "torch", "--mode", "disagg", "--bench", "--concurrency 1 --isl 8")
+    manifests = exported("--plain", "--engine", "torch", "--mode", "disagg", "--bench", "--concurrency 1 --isl 16")
     [job] = [one["spec"]["template"]["spec"] for one in manifests if one["kind"] == "Job"]
     with cluster(manifests, tmp_path / "disagg", model()) as running:
         wait_for(running, prefill=1, decode=1)

@@ -28,7 +28,7 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``ai
 _TIMEOUT_S = 10.0
 _REFUSALS = (401, 403)
 _CHAT = "/v1/chat/completions"
-_DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # the title in its /openapi.json
+DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # the title in its /openapi.json
 # By ``owned_by`` in /v1/models: whose server it is, and where that tells its version.
 _SERVERS = {
     "vllm": ("vLLM", ("/version",)),
@@ -55,7 +55,7 @@ def ask_deployment(attach: Attach) -> Deployment:
                 )
         model, owner = _served_model(client, attach)
         server, version = _server(client, owner)
-        workers = _dynamo_workers(client, model) if server == _DYNAMO else None
+        workers = _dynamo_workers(client, model) if server == DYNAMO else None
         if attach.etcd:
             published = _registered(client, attach, model, workers)
         else:
@@ -175,7 +175,7 @@ def _server(client: httpx.Client, owner: str | None) -> tuple[str | None, str | 
     if _at(about, "title") != _DYNAMO_TITLE:
         return None, None
     version = _at(about, "version")
-    return _DYNAMO, version if isinstance(version, str) else None
+    return DYNAMO, version if isinstance(version, str) else None
 
 
 def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:

@@ -17,7 +17,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
-from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
+from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
 from trtx.launch import check_usual_client, prepare
 from trtx.report.forms import ComparedWith, Deployment
 from trtx.topology import Plan
@@ -50,6 +50,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
     if spec.attach is not None:
         deployment = ask_deployment(spec.attach)
         target = attached_target(spec.attach, deployment)
+        check_attached(deployment, target, spec.load)
         planned = PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
         baseline = _baseline(spec, {}, target, deployment)
         samples = _samples(spec.eval, target.tokenizer_path, lambda: ask_context_length(deployment))

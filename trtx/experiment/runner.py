@@ -42,7 +42,7 @@ from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, 
 from trtx.experiment.server_readings import open_attached, open_topology
 from trtx.experiment.serving import serve_noted
 from trtx.experiment.spec import ExperimentSpec
-from trtx.experiment.targets import attached_target, check_fits, common_context_length, target_of
+from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
 from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, check_usual_client, prepare
 from trtx.report import REPORT_FILE, render
@@ -132,6 +132,8 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     check_load(spec.load)
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
+    if deployment and target:
+        check_attached(deployment, target, spec.load)
     run_dir = directory.create(parent, spec, started_at)
     missing = schedule(spec)
     here = environment(argv, started_at, deployment)
@@ -179,6 +181,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
             deployment = ask_deployment(spec.attach)
             resumption.check_deployment(recorded, deployment)
             state.target = attached_target(spec.attach, deployment)
+            check_attached(deployment, state.target, spec.load)
         _plan(state)
         for mode, plan in state.plans.items():
             resumption.check_plan(recorded, mode, plan)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtx.bench import LoadSpec, Target
+from trtx.bench.body_ranges import check_body
+from trtx.bench.chat_template import fewest_tokens
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
-from trtx.experiment.deployment import api_key
+from trtx.experiment.deployment import DYNAMO, api_key
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.report.forms import Deployment
 from trtx.topology import Plan
@@ -44,6 +46,14 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
     )
 
 
+def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> None:
+    """Raises UsageError for what the deployment is known to refuse, and for prompts shorter than its chat template."""
+    if deployment.server == DYNAMO:
+        check_body(load.extra_inputs)
+    if load.dataset is None:
+        _check_holds_template(load, deployment.model, target.tokenizer_path)
+
+
 def context_length(plan: Plan) -> int | None:
     """The most tokens of prompt and answer that the model and every worker of ``plan`` take; None: nobody says."""
     said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
@@ -69,16 +79,20 @@ class Served(Protocol):
 
 
 def check_fits(plan: Plan, load: LoadSpec) -> None:
-    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or have
-    images, and it takes none."""
-    if load.dataset is None:  # else nobody said how long its requests are, and what is in them
+    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or shorter
+    than its chat template, or have images, and it takes none, or what the frontend refuses."""
+    if load.dataset is not None:  # nobody said how long its requests are, and what is in them
+        check_body(load.extra_inputs)
+    else:
         check_fits_served(plan, resolve_checkpoint(str(plan.model_path)), load)
 
 
 def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) -> None:
     """The same of what others will serve from ``checkpoint``."""
+    check_body(load.extra_inputs)
     if load.dataset is not None:
         return
+    _check_holds_template(load, served.model, checkpoint.path)
     image_tokens = _image_tokens(served, checkpoint.path, load)
     isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
     turns = load.session_turns_mean
@@ -96,6 +110,17 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
                 f"{what}, and {role} workers of {served.model} take max_seq_len {longest}; "
                 f"ask for less, or --set max_seq_len={asked}"
             )
+
+
+def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
+    isl = min(load.isl)
+    fewest = fewest_tokens(tokenizer, isl - load.shared_length)
+    if fewest is not None and isl - load.shared_length < fewest:
+        shared = f", and {load.shared_length} are shared" if load.shared_length else ""
+        raise UsageError(
+            f"isl {isl} is shorter than any request of {model}, whose chat template takes {fewest - 1} tokens beside "
+            f"its text{shared}; ask for {fewest + load.shared_length} or more"
+        )
 
 
 def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
