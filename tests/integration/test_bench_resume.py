@@ -95,3 +95,13 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert "to measure: nothing" in again.err
     assert files(run_dir / "cells") == before
     assert [path.name for path in (run_dir / "attempts").iterdir()] == ["1"]
+
+    records = run_dir / "cells" / "agg-c2" / "trial-01" / "profile_export.jsonl"
+    records.write_bytes(records.read_bytes().replace(b'"value":', b'"value": '))  # every figure is as it was
+    damaged = call("report", str(run_dir))
+    assert damaged.code == 2 and "records of agg-c2 were changed since they were measured" in damaged.err
+    assert resume(run_dir).code == 0
+    assert prompts(run_dir / "attempts" / "2" / "cells" / "agg-c2" / "trial-01")
+    mended = call("report", str(run_dir))
+    assert mended.code == 0, mended.err
+    assert "unchanged since each trial ended" in (run_dir / "report.html").read_text()

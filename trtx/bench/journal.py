@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trtx.bench.cells import CellStatus
+from trtx.bench.digests import FileDigest
 from trtx.bench.documents import RESTORE, Document, parsed
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
@@ -98,6 +99,7 @@ class TrialEnded(Event):
     trial: int
     aiperf_exit_code: int | None  # None: it was ended
     restarted: tuple[str, ...] | None  # processes of the topology, meanwhile; None: nobody watched them
+    files: dict[str, FileDigest] | None = None  # that its cell follows from, by name; None: nobody looked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from typing import Literal
 from trtx.bench.aiperf import TrialFiles, command, complaint, tail
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
 from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, read_cell, trial_directory, write_cell
+from trtx.bench.digests import changes_since, digests_of
+from trtx.bench.intact import Digests, digests_in
 from trtx.bench.journal import (
     CellEnded,
     Journal,
@@ -109,22 +111,25 @@ def sweep(
 
 def held_trials(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[PlannedTrial, ...]:
     """Those of an earlier attempt that have a result, by aiperf's own files: a killed run may not have come to write
-    its cell, and files may have been removed since."""
-    return tuple(trial for load in spec.loads for trial in _held(run_dir, target, spec, load))
+    its cell, and files may have been removed, or changed, since."""
+    digests = digests_in(read_journal(run_dir))
+    return tuple(trial for load in spec.loads for trial in _held(run_dir, target, spec, load, digests))
 
 
 def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
     """Writes each cell that has trials with a result anew, from those alone."""
+    digests = digests_in(read_journal(run_dir))
     for load in spec.loads:
-        if numbers := [trial.number for trial in _held(run_dir, target, spec, load)]:
+        if numbers := [trial.number for trial in _held(run_dir, target, spec, load, digests)]:
             name = cell_name(target.topology, load)
             directory = cell_directory(run_dir, name)
             restarted = _restarted(run_dir, name, numbers)
             write_cell(directory, measure_cell(directory, target, spec, load, numbers, restarted=restarted))
 
 
-def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load) -> list[PlannedTrial]:
-    directory = cell_directory(run_dir, cell_name(target.topology, load))
+def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load, digests: Digests) -> list[PlannedTrial]:
+    name = cell_name(target.topology, load)
+    directory = cell_directory(run_dir, name)
     started = [number for number in range(1, spec.trials + 1) if trial_directory(directory, number).exists()]
     return [
         PlannedTrial(load, trial.number)
@@ -132,6 +137,7 @@ def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load) -> list[Pla
         # Without its last file aiperf was killed as it wrote, but for where all failed: it writes no result then.
         if trial.figures is not None
         and (TrialFiles(directory / trial.directory).ended or not trial.figures[request_count])
+        and not changes_since(directory / trial.directory, digests.get((name, trial.number), {})).changed
     ]
 
 
@@ -208,13 +214,16 @@ class _Measured:
                 self.exit_code = code
         finally:
             restarted = None if self._restarts is None else tuple(self._restarts()[before:])
-            self.journal.note(
-                TrialEnded(
-                    cell=self.name, trial=self.trial.number, aiperf_exit_code=self.exit_code, restarted=restarted
-                )
-            )
-            if watch.readings and self.files.directory.is_dir():
-                write_readings(self.files.directory, watch.readings)
+            try:
+                if watch.readings and self.files.directory.is_dir():
+                    write_readings(self.files.directory, watch.readings)
+            finally:
+                self.journal.note(
+                    TrialEnded(
+                        cell=self.name, trial=self.trial.number, aiperf_exit_code=self.exit_code, restarted=restarted,
+                        files=digests_of(self.files.directory),
+                    )
+                )  # fmt: skip
             cell = self._write()
             if len(cell.trials) == self.spec.trials:
                 self.journal.note(CellEnded(cell=cell.name, status=cell.status, failure=cell.failure))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(
     cls=Verb,
     no_args_is_help=True,
-    epilog="Exit codes: 0 rendered, whatever the verdict of the run; 2 usage, or a document that can't be read.",
+    epilog="Exit codes: 0 rendered, whatever the verdict of the run; 2 usage, a document that can't be read, or "
+    "records that were changed since they were measured.",
 )
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of trtx bench or trtx eval.")],
@@ -38,7 +40,7 @@ def report(
     """
     from rich.console import Console
 
-    from trtx.report import REPORT_FILE, console_table
+    from trtx.report import REPORT_FILE, RunView, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
     from trtx.report.fidelity import FidelityView, fidelity_fields, fidelity_table
     from trtx.report.parity import ParityView, parity_fields, parity_table
@@ -57,9 +59,17 @@ def report(
             fields, table = summary_json(view), console_table(view)
     if as_json:
         typer.echo(json.dumps({"run_dir": str(run.absolute()), **fields}))
-        return
-    Console(highlight=False).print(table)
-    typer.echo(str(run / REPORT_FILE))
+    else:
+        Console(highlight=False).print(table)
+        typer.echo(str(run / REPORT_FILE))
+    if isinstance(view, RunView) and view.changed_rows:
+        first = view.changed_rows[0]
+        names = ", ".join(row.name for row in view.changed_rows)
+        raise UsageError(
+            f"records of {names} were changed since they were measured, so their figures are of others than lie there "
+            f"({first.name}/{first.kept.changed[0]}); put the files back from a copy, or measure those trials again: "
+            f"trtx bench --resume {shlex.quote(str(run))}"
+        )
 
 
 def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:

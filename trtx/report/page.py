@@ -30,7 +30,7 @@ from trtx.report.forest import forest, forest_height_px
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.pictures import HEADINGS, MEANING, picture_rows
 from trtx.report.series import marks
-from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons
+from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons, records_text
 from trtx.report.verdict import against_baseline, compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
@@ -174,6 +174,7 @@ def _template() -> Template:
     environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
     environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
     environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
+    environment.globals["records_text"] = records_text
     environment.globals |= {"score_text": score_text, "difference_text": difference_text}
     environment.globals |= {
         "against_baseline": against_baseline,

@@ -15,7 +15,7 @@ MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there i
 _MEANINGS = {
     Level.VALID: "nothing that was checked speaks against it",
     Level.SUSPECT: "something disturbed it, or it is too little to conclude from",
-    Level.INVALID: "another load or another system was measured than asked",
+    Level.INVALID: "another load or another system was measured than asked, or its records are others by now",
 }
 
 
@@ -116,6 +116,20 @@ def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
         for name in not_checked_in(row):
             counts[name] = counts.get(name, 0) + 1
     return tuple(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def records_text(view: RunView) -> str:
+    """Whether what lies in the run directory is what figures and validity follow from. Nothing where there is none."""
+    measured = [row for row in view.rows if row.figures is not None]
+    if not measured:
+        return ""
+    others = [row.name for row in measured if not row.kept.is_intact]
+    lie = "What figures and validity follow from lies beside this page under cells/"
+    if not others:
+        return f"{lie}, unchanged since each trial ended, by the SHA-256 in journal.jsonl."
+    if view.changed_rows:
+        return f"{lie} no more: of {_named([row.name for row in view.changed_rows], measured)} it was changed."
+    return f"{lie}; whether it is unchanged was not checked of {_named(others, measured)}."
 
 
 def validity_json(view: RunView) -> dict[str, Any]:

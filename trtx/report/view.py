@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,6 +23,7 @@ from trtx.bench import (
 )
 from trtx.bench.cells import CellStatus, in_order
 from trtx.bench.checks import Level
+from trtx.bench.intact import Kept, beside_records, digests_in, kept_of
 from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.metrics import (
     error_request_count,
@@ -72,6 +74,7 @@ class Row:
     load: Load
     cell: Cell | None
     isl_is_fixed: bool = False  # every prompt was asked to be as long
+    kept: Kept = field(default_factory=Kept)  # what became of the files that the cell follows from
 
     @property
     def name(self) -> str:
@@ -93,7 +96,8 @@ class Row:
     @property
     def validity(self) -> Validity | None:
         """None where there are no figures to trust."""
-        return None if self.cell is None else self.cell.validity
+        validity = None if self.cell is None else self.cell.validity
+        return None if validity is None else beside_records(validity, self.kept)
 
     @property
     def level(self) -> Level | None:
@@ -254,6 +258,11 @@ class RunView:
         return sum(row.value(uncounted_request_count) or 0 for row in self.rows)
 
     @property
+    def changed_rows(self) -> tuple[Row, ...]:
+        """Those whose figures are of other records than lie there."""
+        return tuple(row for row in self.rows if row.kept.changed)
+
+    @property
     def other_problems(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
         """Beside failed requests: a sentence, and the rows that it is true of."""
         found: dict[str, list[Row]] = {}
@@ -279,7 +288,7 @@ def read_run(run_dir: Path) -> RunView:
     planned = PLAN.find(run_dir, Planned)
     environment = asked.provenance.environment if asked else None
     journal = read_journal(run_dir)
-    cells = read_cells(run_dir)
+    cells, digests = read_cells(run_dir), digests_in(journal)
     plans = planned.topologies if planned else {}
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
@@ -288,7 +297,7 @@ def read_run(run_dir: Path) -> RunView:
     return RunView(
         name=run_dir.resolve().name,
         model=model or NOT_KNOWN,
-        rows=_rows(asked, cells),
+        rows=_rows(asked, cells, {cell.name: kept_of(run_dir, cell, digests) for cell in cells}),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
         conditions=conditions_of(asked, plans, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
@@ -317,14 +326,15 @@ def _trial_number(
     return figure.number(value, column)
 
 
-def _rows(asked: AskedRun | None, cells: tuple[Cell, ...]) -> tuple[Row, ...]:
+def _rows(asked: AskedRun | None, cells: tuple[Cell, ...], kept: Mapping[str, Kept]) -> tuple[Row, ...]:
     measured = {(cell.topology, cell.load): cell for cell in cells}
     keys, is_fixed = set(measured), False
     if asked is not None:
         keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
         is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
         is_fixed = is_fixed and not asked.load.image_batch_size  # whose tokens nobody asked for
-    return tuple(Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
+    rows = (Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
+    return tuple(replace(row, kept=kept.get(row.name, row.kept)) for row in rows)
 
 
 def _machine(environment: Environment | None, asked: AskedRun | None) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from trtx.bench import LoadSpec, cell_directory, read_cells, trial_directory
+from trtx.bench.digests import digests_of
+from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.records import RECORDS_FILE
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, resumption
@@ -94,6 +96,19 @@ def test_a_trial_whose_records_are_gone_or_cut_is_missing(tmp_path: Path) -> Non
         records.truncate(100)
     measured(run.run_dir, 4)
     assert missing(run) == [(1, 1), (2, 1)]
+
+
+def test_a_trial_whose_records_are_others_than_it_left_is_missing(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for concurrency in (1, 2, 4):
+        trial = measured(run.run_dir, concurrency)
+        files = digests_of(trial) if concurrency != 4 else None  # which an older run did not note
+        ended = TrialEnded(cell=f"attached-c{concurrency}", trial=1, aiperf_exit_code=0, restarted=None, files=files)
+        Journal(run.run_dir).note(ended)
+        if concurrency != 1:
+            text = (trial / RECORDS_FILE).read_text()
+            (trial / RECORDS_FILE).write_text(text.replace("1000000000", "2000000000"))
+    assert missing(run) == [(2, 1)]
 
 
 def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_by_each_attempt(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.unit.report.noted_digests import note_digests
 from trtx.bench.checks import Level
 from trtx.report import console_table, read_run, render
 from trtx.report.charts import charts
@@ -36,7 +37,9 @@ def unchecked(*pairs: tuple[str, str]) -> dict[str, Any]:
 
 
 def judged(run: Path, by_cell: dict[str, dict[str, Any]], **others: object) -> None:
-    """Gives cells another validity; those that are not named are VALID."""
+    """Gives cells another validity; those that are not named are VALID, and of their records it is known that they are
+    what their trials left."""
+    note_digests(run)
     for path in run.glob("cells/*/cell.json"):
         change(run, path.parent.name, validity=by_cell.get(path.parent.name, VALID), **others)
 
