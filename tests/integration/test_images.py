@@ -347,6 +347,22 @@ def test_mixed_requests_get_the_answers_of_their_own_pictures(agg: Served, disag
             assert [*pool.map(served.ask, [*asked, *asked])] == expected * 2
 
 
+def test_an_encoder_that_dies_takes_its_worker_along_and_no_request(agg: Served, disagg: Served) -> None:
+    """SIGKILL. Dynamo takes a model for not ready where it has lost the endpoint of its only encode worker and not its
+    card: every request was a 503, text too, for as long as that worker took to end. Last of this topology."""
+    encoder, asked = encoder_of(disagg), [{"role": "user", "content": [text("what"), picture((79, 5, 6))]}]
+    worker = Path("/proc") / Path(f"/proc/{encoder}/stat").read_text().rpartition(")")[2].split()[1]
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(encoder, signal.SIGKILL)
+        answer = pool.submit(disagg.ask, asked)
+        statuses = {disagg.post(QUESTIONS["none"][0], max_tokens=1).status_code}
+        while worker.exists():
+            statuses.add(disagg.post(QUESTIONS["none"][0], max_tokens=1).status_code)
+        statuses.update(disagg.post(QUESTIONS["none"][0], max_tokens=1).status_code for _ in range(20))
+        assert statuses == {200}
+        assert answer.result() == agg.ask(asked)
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("options", [("--encode", "2"), ("--mode", "disagg")], ids=" ".join)
 def test_the_other_topologies_answer_the_same(agg: Served, options: tuple[str, ...]) -> None:

@@ -206,6 +206,15 @@ def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_pat
         assert "end unread" not in prefill.log()
 
 
+def test_an_encode_worker_leaves_no_card_behind_for_dynamos_grace(tmp_path: Path) -> None:
+    """All that time every request for its model would be a 503."""
+    with topology(tmp_path, resolve_checkpoint("synthetic:tiny-vl").path) as running:
+        running.extra_environment["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "600"
+        encode = running.start_worker("encode-0", role="encode", engine="torch")
+        until("it is registered", lambda: any((tmp_path / "kv" / "v1" / "mdc").glob("*")), seconds=60)
+        assert encode.end(seconds=60) == 0
+
+
 def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model: Path, tmp_path: Path) -> None:
     poisoned = tmp_path / "poisoned"
     shutil.copytree(model, poisoned)

@@ -29,6 +29,10 @@ def main(argv: list[str]) -> int:
     gc.enable()
     # Dynamo drains a prefill worker before cleanup(), by a budget of its own (25 s in 1.4.2): one bound for all roles.
     os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
+    if options.role == "encode":
+        # Between its endpoint's end and cleanup() Dynamo waits, 5 s by itself, and its frontends refuse every request
+        # (see Leaving). Who still asks this worker meanwhile asks another one.
+        os.environ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
     engine = TrtxEngine(options)
     engine.leaving.on_engine_death = _end_soon
     try:

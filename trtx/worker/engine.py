@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from dynamo._core import Context
@@ -19,6 +20,7 @@ from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.namespace import get_worker_namespace
+from dynamo.llm import unregister_model
 from prometheus_client import CollectorRegistry
 
 from trtx.engine.ranks import descendants
@@ -149,6 +151,10 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             ),
         )
 
+    async def on_endpoint_ready(self, endpoint: Any) -> None:
+        if self.options.role == "encode":  # text is served without one, and pictures where agg or prefill encode
+            self.leaving.withdraw = partial(unregister_model, endpoint)
+
     async def is_quiescent(self) -> bool | None:
         """True when nothing runs and no decode worker is about to read KV from here.
 
@@ -171,6 +177,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     async def cleanup(self) -> None:
         """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
+        await self.leaving.withdrawn()
         self.leaving.drain()
         loaded = self._loaded
         if loaded is None:
