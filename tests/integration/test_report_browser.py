@@ -63,6 +63,36 @@ def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, 
     page.close()
 
 
+# Of each label of the Pareto chart, what can be seen: inside the drawing, and where an ancestor clips, inside the axes.
+CUT = """() => {
+  const chart = document.querySelector("#pareto"), whole = chart.querySelector(".main-svg").getBoundingClientRect();
+  const axes = chart.querySelector(".nsewdrag").getBoundingClientRect();
+  const labels = [...chart.querySelectorAll(".scatterlayer text")].filter((label) => label.textContent.trim());
+  return [labels.length, labels.filter((label) => {
+    const box = label.getBoundingClientRect(), room = label.closest("[clip-path]") ? axes : whole;
+    return box.left < room.left || box.right > room.right || box.top < room.top || box.bottom > room.bottom;
+  }).map((label) => label.textContent.trim())];
+}"""
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_label_of_the_point_that_is_furthest_right_can_be_read(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    for path in run.glob("cells/*-c2/cell.json"):  # which is further up too, so that its label is right of it
+        cell = json.loads(path.read_text())
+        cell["figures"]["output_token_throughput_per_user"] *= 1.5
+        path.write_text(json.dumps(cell))
+    render(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((run / "report.html").as_uri())
+    page.wait_for_selector("#pareto .scatterlayer .points path")
+    shown, cut = page.evaluate(CUT)
+    assert (shown, cut) == (4, [])
+    page.close()
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_shows_what_did_not_pass_and_unfolds_what_did(browser: Browser, tmp_path: Path, width: int) -> None:
     run = a_run(tmp_path / "run", slower=1.3)

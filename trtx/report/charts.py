@@ -113,6 +113,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
                 "customdata": [x.row.load_text + _remark(x.row) for x, _, _ in chosen],
                 "texttemplate": "\u2002%{text}\u2002",
                 "textposition": [at.side for _, _, at in chosen],
+                "cliponaxis": False,  # a label may reach into the margin, which trtx/report/labels.py counts on
                 "textfont": {"color": mark.color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {
                     "size": 10, "symbol": mark.symbol,
