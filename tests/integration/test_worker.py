@@ -21,6 +21,7 @@ from trtx.engine.worker_facts import PATH, of_body
 from trtx.experiment import Attach
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.server_readings import open_attached
+from trtx.worker.refusal_log import MOST_LINES
 
 CONTEXT = 256
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -230,6 +231,24 @@ def test_a_refused_unary_completion_is_an_error_and_harms_nobody(agg: Topology) 
             assert "choices" not in refused.json()
         assert stream.result(60)[-1]["choices"][0]["finish_reason"] == "length"
     assert post(agg, prompt="hello", max_tokens=2).status_code == 200
+
+
+def test_what_is_refused_is_in_the_workers_log_whatever_the_client_sees(model: Path, tmp_path: Path) -> None:
+    """And in the frontend's, but for streams of responses, of which nobody else would know anything."""
+    routes = [("completions", {"prompt": "hello"}), ("chat/completions", CHAT), ("responses", {"input": "hello"})]
+    with topology(tmp_path, model) as running:
+        running.extra_environment["DYN_LOG"] = "warn"  # as trtx serve has it
+        frontend, worker = running.start_frontend(), running.start_worker(max_seq_len=CONTEXT)
+        running.wait_ready(aggregated=1)
+        for count, (path, body) in enumerate(routes * 2):
+            post(running, path, **body, nvext={"max_thinking_tokens": 1000 + count}, stream=count >= len(routes))
+            said = f"max_thinking_tokens is {1000 + count}, expected none"
+            told = (worker,) if (path, count) == ("responses", 5) else (worker, frontend)
+            for child in told:
+                until(f"{child.name} says so of {path}", lambda c=child, s=said: s in c.log(), seconds=10)
+        for _ in range(MOST_LINES):
+            post(running, "chat/completions", **CHAT, n=2)
+        assert worker.log().count(" refused: ") == MOST_LINES, "clients that are refused fill no disk"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
 from trtx.worker.prompt_sight import PromptLooking, PromptSight
 from trtx.worker.questions import is_refusal
+from trtx.worker.refusal_log import RefusalLog
 from trtx.worker.request import InvalidRequest, WorkerRequest, with_media, with_ready
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
@@ -72,6 +73,7 @@ class RequestHandler:
         self._metrics = metrics
         self._open = open_requests
         self._leaving = leaving
+        self._refusals = RefusalLog()
         self._mark = mark_of(os.environ.get("DYN_NAMESPACE", ""))
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
@@ -178,7 +180,10 @@ class RequestHandler:
                 await leaving.until_gone()
             translated = as_dynamo_error(error, fault, self._options.role)
             outcome = "invalid" if fault == "refused" else "error"
-            logger.log(logging.INFO if outcome == "invalid" else logging.ERROR, "request %s: %s", context.id(), error)
+            if outcome == "invalid":
+                self._refusals.tell(context.id(), str(error))
+            else:
+                logger.error("request %s: %s", context.id(), error)
             raise translated from error
         finally:
             metrics.open_requests -= 1
