@@ -15,7 +15,8 @@ from trtx.bench.intervals import Interval
 from trtx.bench.sample import Sample
 from trtx.errors import GateError, NoVerdictError, TrtxError
 
-_TOLD = 3  # judgements in one sentence; the report has all
+_TOLD = 3  # reasons in one sentence; the report has all
+_NAMED = 6  # cells of one of them
 
 
 class Verdict(Enum):
@@ -92,7 +93,27 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
     found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
     if not found:
         return None
-    told = "; ".join(f"{one.cell} {one.criterion} {one.verdict.value}: {one.reason}" for one in found[:_TOLD])
-    more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+    groups: dict[tuple[Verdict, str], list[Judgement]] = {}  # those that did not pass for one reason
+    for one in found:
+        groups.setdefault((one.verdict, one.reason), []).append(one)
+    shown = [*groups.items()][:_TOLD]
+    told = "; ".join(f"{_names(alike)} {verdict.value}: {reason}" for (verdict, reason), alike in shown)
+    left = len(found) - sum(len(alike) for _, alike in shown)
     error = GateError if found[0].verdict in _BAD else NoVerdictError
+    more = f"; and {left} more" if left else ""
     return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")
+
+
+def _names(alike: Sequence[Judgement]) -> str:
+    """``agg-c1, agg-c2 request_latency:p50:le:5``: a criterion once with its cells, those of the same cells as one."""
+    cells: dict[str, list[str]] = {}
+    for one in alike:
+        cells.setdefault(one.criterion, []).append(one.cell)
+    criteria: dict[tuple[str, ...], list[str]] = {}
+    for criterion, of in cells.items():
+        criteria.setdefault(tuple(of), []).append(criterion)
+    return " and ".join(f"{_few(of)} {', '.join(alike_too)}" for of, alike_too in criteria.items())
+
+
+def _few(cells: Sequence[str]) -> str:
+    return ", ".join(cells[:_NAMED]) + (f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else "")

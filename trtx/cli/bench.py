@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
+from trtx.cli.bench_lines import tell, wrapped
 from trtx.cli.command import Verb, typed
 from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import (
@@ -156,7 +157,7 @@ def bench(
 
     spec = asked_of(context)
     for warning in () if spec.attach is None else spec.attach.warnings:
-        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
+        ProgressConsole(stderr=True, soft_wrap=True).print(wrapped(f"trtx: warning: {warning}"))
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         encode = max((one.spec.encoders for one in spec.topologies), default=0)
@@ -212,7 +213,7 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     summary = read_run(outcome.run_dir)
     view.print_table(console_table(summary), to_stderr=as_json)
     if outcome.error is not None:
-        typer.echo(f"trtx: {outcome.error}", err=True)
+        tell(f"trtx: {outcome.error}")
     if outcome.baseline is not None:
         typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
     if as_json:

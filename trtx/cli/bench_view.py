@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import TaskID
 
 from trtx.cli.bars import BarsView
+from trtx.cli.bench_lines import wrapped
 from trtx.cli.score_bars import ScoreBars, tasks_line
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class BenchView(BarsView):
         console.print()
 
     def _say(self, line: str) -> None:
-        self._bars.console.print(line, soft_wrap=True)
+        self._bars.console.print(wrapped(line), soft_wrap=True)
 
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,9 +220,28 @@ def test_bad_news_outweighs_no_news_which_outweighs_good_news(verdicts: list[Ver
 
 
 def test_the_error_tells_the_worst_first_and_not_all() -> None:
+    judged = _judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED)
+    error = outcome([replace(one, reason=f"why {place}") for place, one in enumerate(judged)])
+    assert str(error) == (
+        "6 of 7 judgements did not pass: c6 x failed: why 6; c1 x regressed: why 1; c2 x regressed: why 2; and 3 more"
+    )
+
+
+def test_a_reason_that_several_share_is_told_once() -> None:
     error = outcome(_judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED))
     assert str(error) == (
-        "6 of 7 judgements did not pass: c6 x failed: why; c1 x regressed: why; c2 x regressed: why; and 3 more"
+        "6 of 7 judgements did not pass: c6 x failed: why; c1, c2, c3, c4 x regressed: why; c5 x no verdict: why"
+    )
+    many = outcome(_judged(*[Verdict.NO_VERDICT] * 9))
+    assert str(many) == "9 of 9 judgements did not pass: c0, c1, c2, c3, c4, c5 and 3 more x no verdict: why"
+
+
+def test_criteria_of_the_same_cells_are_told_together() -> None:
+    one, two = _judged(Verdict.NO_VERDICT, Verdict.NO_VERDICT)
+    of_both = [replace(each, criterion=criterion) for criterion in ("x", "y") for each in (one, two)]
+    assert str(outcome(of_both)) == "4 of 4 judgements did not pass: c0, c1 x, y no verdict: why"
+    assert str(outcome([*of_both, replace(one, criterion="z")])) == (
+        "5 of 5 judgements did not pass: c0, c1 x, y and c0 z no verdict: why"
     )
 
 
