@@ -64,7 +64,18 @@ def test_a_limit_of_what_a_model_does_not_take_is_refused(
 def test_no_videos_may_be_said_of_a_model_that_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
     """As locks of runs say it that are older than videos."""
     for model in ("tiny", "tiny-vl"):
-        said = ["serve", "--engine", "torch", "--model", f"synthetic:{model}", "--dry-run", "--max-videos", "0"]
+        said = [
+            "serve",
+            "--engine",
+            "torch",
+            "--model",
+            f"synthetic:{model}",
+            "--dry-run",
+            "--port",
+            "0",
+            "--max-videos",
+            "0",
+        ]
         assert trtx(said) == 0, capsys.readouterr().err
 
 
