@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from cuda_exporter import GEOMETRY, CudaExporter, new_pool, words
+from processes import freeze
 
 from trtx.torch_engine.handoff import (
     ROUTES,
@@ -113,7 +114,7 @@ def test_a_frozen_exporter_is_read_and_the_deadline_holds(spares: list[CudaExpor
     transport = create_transport(pool, GEOMETRY, routes=["direct"], clock=lambda: now[0])
     frozen = spares[0]
     first, second = (frozen.export(lease_id, list(range(64)), 1010.0) for lease_id in (30, 31))
-    os.kill(frozen.pid, signal.SIGSTOP)
+    freeze(frozen.pid)
     transport.begin_read(first, range(64), range(64))
     assert isinstance(ended(transport), FinishedRead)
     transport.begin_read(second, range(64), range(64, 128))

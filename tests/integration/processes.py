@@ -38,6 +38,17 @@ def until(what: str, ask: Callable[[], T | None], *, seconds: float = START_SECO
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
+def freeze(pid: int) -> None:
+    """SIGSTOP, and back once every thread stands still: the signal's sender returns before that."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands() -> bool:
+        states = (stat.read_bytes().rpartition(b")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return all(state == b"T" for state in states)
+
+    until(f"process {pid} stands still", stands, every=0.001)
+
+
 def _shuffled_ports() -> Iterator[int]:
     """This test process's share of the ports 10,000 to 14,999, in random order, over and over."""
     runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

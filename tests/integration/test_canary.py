@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import HTTP, Child, Topology, topology, until
+from processes import HTTP, Child, Topology, freeze, topology, until
 from test_worker import metric, post
 from test_worker_torch import TORCH
 from topology_clients import trtx_serve, wait_until
@@ -60,7 +60,7 @@ def test_an_engine_that_does_not_answer_is_unhealthy_until_it_does_and_nothing_d
     with topology(tmp_path, model) as running:
         (worker,) = start(running, "torch", "agg")
         until("healthy", lambda: health(worker) == 200, seconds=30)
-        os.kill(worker.status()["engine_pid"], signal.SIGSTOP)
+        freeze(worker.status()["engine_pid"])
         until("unhealthy", lambda: health(worker) == 503, seconds=30)
         os.kill(worker.status()["engine_pid"], signal.SIGCONT)
         until("healthy again", lambda: health(worker) == 200, seconds=30)

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 from device_peer import DTYPE, WIDTH, Encoder, embedding
+from processes import freeze
 
 from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingHandle, EmbeddingReader, EmbeddingUnreachable
 from trtx.torch_engine.embeddings.device import DevicePlace
@@ -165,7 +166,7 @@ def test_a_killed_encoder_costs_its_own_embeddings_alone(
 def test_a_frozen_encoder_is_read(encoder: Encoder, loader: EmbeddingLoader) -> None:
     assert arrives(loader, taken(encoder.offer(1, 1)), 1)
     handle = encoder.offer(2, ROWS)
-    encoder.process.send_signal(signal.SIGSTOP)
+    freeze(encoder.process.pid)
     assert arrives(loader, taken(handle), 2)
     encoder.process.send_signal(signal.SIGCONT)
     assert encoder.held() == (0, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from embedding_peer import DTYPE, WIDTH, Exporter, embedding
+from processes import freeze
 
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
@@ -111,7 +112,7 @@ def test_a_frozen_exporter_is_given_up_at_the_deadline(
     over a network it would not answer. Either way nobody waits past the deadline, and the reader goes on."""
     frozen, alive = exporter(3), exporter(60)
     handle = frozen.offer(1, ROWS)
-    frozen.process.send_signal(signal.SIGSTOP)
+    freeze(frozen.process.pid)
     try:
         rows = read(reader, handle)
     except EmbeddingGone as error:

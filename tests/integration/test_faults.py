@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from processes import HTTP
+from processes import HTTP, freeze
 from topology_clients import PACED, Load, ServeCommand, Stream, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.topology import Plan
@@ -119,7 +119,7 @@ def test_a_worker_frozen_past_the_discovery_deadline_is_restarted(two_aggregated
     serve, plan = two_aggregated, two_aggregated.wait_ready()
     pid = serve.pid_of("agg-1")
     with until_whole_again(serve):
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         wait_until(lambda: "its discovery records are gone" in serve.text(), 40, "the frozen worker noticed")
     assert serve.pid_of("agg-1") != pid
     assert all(stream_once(plan.url, plan.model, f"request {n}", 3).is_good for n in range(4))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import HTTP
+from processes import HTTP, freeze
 from topology_clients import PACED, ServeCommand, post, stream_once, trtx_serve, wait_until
 
 WHOLE = "the topology is whole again"
@@ -91,7 +91,7 @@ def test_what_either_router_knows_of_caches_it_knows_without_the_others_broker()
         first, second = plan.urls
         wait_until(lambda: are_found(first, second), 20, "found across")
         wait_until(lambda: are_found(second, first), 20, "found across, the other way")
-        os.kill(serve.pid_of("frontend-0"), signal.SIGSTOP)  # its broker hands on nothing, and holds every connection
+        freeze(serve.pid_of("frontend-0"))  # its broker hands on nothing, and holds every connection
         try:
             wait_until(lambda: are_found(second, second), 8, "found with the other broker gone")
         finally:

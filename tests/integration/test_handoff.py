@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from handoff_peer import GEOMETRY, Exporter, empty_pool, random_pool
+from processes import freeze
 
 from trtx.torch_engine.handoff import (
     ROUTES,
@@ -227,7 +228,7 @@ def test_nixl_reads_fail_when_their_peer_dies_and_other_peers_go_on(monkeypatch:
         transport.begin_read(dying.export(150, [1]), [0], [0])
         wait_for_reads(transport)
         opaque_states = [dying.export(151 + i, [i]) for i in range(3)]
-        os.kill(dying.pid, signal.SIGSTOP)
+        freeze(dying.pid)
         reads = {transport.begin_read(state, [0], [i]) for i, state in enumerate(opaque_states)}
         dying.kill()
         ended = wait_for_reads(transport, 3)
@@ -253,7 +254,7 @@ def test_a_frozen_peer_fails_its_nixl_reads_at_their_deadline_and_never_writes_l
         transport.begin_read(frozen.export(170, [1], 1010.0), [0], [0])
         wait_for_reads(transport)
         opaque_state = frozen.export(171, list(range(64)), 1010.0)
-        os.kill(frozen.pid, signal.SIGSTOP)
+        freeze(frozen.pid)
         read_id = transport.begin_read(opaque_state, range(64), range(64))
         assert not transport.poll()
         now[0] = 1010.0
@@ -277,7 +278,7 @@ def test_a_direct_read_needs_nothing_of_a_frozen_peer_and_fails_if_the_peer_dies
     transport = create_transport(pool, GEOMETRY)
     try:
         whole = spare.export(173, list(range(64)))
-        os.kill(spare.pid, signal.SIGSTOP)
+        freeze(spare.pid)
         transport.begin_read(whole, range(64), range(64))
         [ended] = wait_for_reads(transport)
         assert isinstance(ended, FinishedRead)

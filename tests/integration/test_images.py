@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from processes import freeze
 from prometheus_client.parser import text_string_to_metric_families
 from topology_clients import trtx_serve, wait_until
 
@@ -296,7 +297,7 @@ def test_an_encoder_of_a_workers_own_that_is_killed_costs_no_answer(agg: Served,
     asked = [[{"role": "user", "content": [text("what"), picture((77, shade, 3))]}] for shade in range(6)]
     expected = [disagg.ask(messages) for messages in asked]
     encoder, red = encoder_of(agg), agg.ask(QUESTIONS["red"][0])
-    os.kill(encoder, signal.SIGSTOP)
+    freeze(encoder)
     prepared = agg.metric("agg-0", "trtx_media_pictures", stage="prepare")
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = [pool.submit(agg.ask, messages) for messages in asked]
@@ -318,7 +319,7 @@ def test_an_encode_worker_that_is_at_work_is_waited_for_longer_than_a_silent_one
     """Its encoder stands still: it says nothing of that, and its worker that it is at work."""
     asked = [{"role": "user", "content": [text("what"), picture((78, 3, 200))]}]
     encoder = encoder_of(disagg)
-    os.kill(encoder, signal.SIGSTOP)
+    freeze(encoder)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(disagg.ask, asked)

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from processes import freeze
 from random_models import HIDDEN, ROWS, SIDE, picture, save_llava, write_processor
 from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
@@ -251,7 +252,7 @@ def test_inputs_of_another_form_are_refused(inputs: Any, said: str) -> None:
 async def test_a_killed_encoder_fails_what_is_open_and_says_so(model_dir: Path, scratch: Path) -> None:
     with MultimodalEncoder(model_dir) as encoder:
         assert encoder._check_health()
-        os.kill(encoder.encoder_pid, signal.SIGSTOP)  # so that the items are open when it dies
+        freeze(encoder.encoder_pid)  # so that the items are open when it dies
         items = prepared(*range(5))
         open_ones = asyncio.ensure_future(encoder.encode_each(items))
         await _until(lambda: encoder.num_open == 5)
@@ -272,7 +273,7 @@ async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path
     items = prepared(1)
     with pytest.raises(RequestError, match="makes 16 tokens; expected at most 15"):
         await encoder.encode(items)
-    os.kill(encoder.encoder_pid, signal.SIGSTOP)
+    freeze(encoder.encoder_pid)
     asked = asyncio.ensure_future(encoder.encode(items))
     await _until(lambda: encoder.num_open == 1)
     encoder._client.shutdown(timeout_s=0.1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import HTTP, Child, Topology, topology, until
+from processes import HTTP, Child, Topology, freeze, topology, until
 from safetensors.torch import load_file, save_file
 from test_worker import CHAT, events, metric, post
 
@@ -178,7 +178,7 @@ def one_lease_out(running: Topology) -> Iterator[tuple[Child, Child, Future[http
     )
     running.wait_ready(prefill=1, decode=1)
     post(running, prompt="hello", max_tokens=2)
-    os.kill(decode.status()["engine_pid"], signal.SIGSTOP)
+    freeze(decode.status()["engine_pid"])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, running, prompt=PROMPT, max_tokens=5, temperature=0)
         until("a lease is out", lambda: metric(prefill, "trtx_leases") == 1, seconds=30)

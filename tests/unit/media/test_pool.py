@@ -17,6 +17,7 @@ import picture_files as files
 import psutil
 import pytest
 from PIL import Image
+from processes import freeze
 
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 
@@ -42,7 +43,7 @@ def gone(pid: int) -> bool:
 async def slow_file(pool: PicturePool) -> tuple[int, asyncio.Task[np.ndarray]]:
     """A file that keeps one process busy until that is killed: the process, stopped with the file in it."""
     (pid,) = pool.pids
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     # More than fits into a socket's buffer, so that the file can't be there before the process goes on.
     task = asyncio.create_task(pool.rgb(Blob(PICTURE.data + bytes(8 << 20), "a slow file")))
     await asyncio.sleep(0)
@@ -69,7 +70,7 @@ async def in_decoding(pool: PicturePool) -> tuple[int, asyncio.Task[np.ndarray]]
         async with asyncio.timeout(_WAIT_S):
             while worked_s() < stop_s and not task.done():
                 await asyncio.sleep(0.01)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         if not task.done():
             return pid, task
         os.kill(pid, signal.SIGCONT)
@@ -160,7 +161,7 @@ async def test_a_picture_is_not_judged_by_how_long_its_process_waited_for_a_core
 
 async def test_one_that_hangs_does_not_hold_up_the_others() -> None:
     async with PicturePool(None, PATIENT.model_copy(update={"decode_processes": 2})) as pool:
-        os.kill(pool.pids[0], signal.SIGSTOP)
+        freeze(pool.pids[0])
         answers = [asyncio.create_task(pool.rgb(PICTURE)) for _ in range(6)]
         await until(lambda: sum(one.done() for one in answers) == 5)
         os.kill(pool.pids[0], signal.SIGCONT)
@@ -293,7 +294,7 @@ async def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path, stopp
         assert len(pids) == 2 and not any(map(gone, pids))
         if stopped:
             for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+                freeze(pid)
         parent.kill()
         await until(lambda: all(map(gone, pids)))
     finally:
