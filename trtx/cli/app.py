@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from trtx.cli.sentences import tell
 from trtx.cli.streams import drop_what_is_left, prepare_streams
 from trtx.config.findings import LIST_ITEM
 from trtx.config.wording import printable
@@ -170,7 +171,7 @@ def _complain(message: str, exit_code: int) -> int:
     if is_usage and len(text) > LONGEST_MESSAGE - len("trtx: \n"):
         half = LONGEST_MESSAGE // 2 - 20
         text = f"{text[:half]} ... {text[-half:]}"
-    print(f"trtx: {text}", file=sys.stderr)
+    tell(f"trtx: {text}")
     return exit_code
 
 

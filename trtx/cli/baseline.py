@@ -134,13 +134,13 @@ def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
 
 
 def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
-    from rich.console import Console
+    from trtx.cli.console import ResultConsole
 
     if not found:
         none = "nothing expires" if request.action is Action.EXPIRE else "no baseline"
         typer.echo(f"{none} in {request.directory}")
         return
-    console = Console(highlight=False, markup=False)
+    console = ResultConsole()
     console.print(_table(found))
     if request.action is Action.SHOW:
         console.print(_conditions(found[0]))

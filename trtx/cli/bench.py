@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.bench_lines import tell, wrapped
 from trtx.cli.command import Verb, typed
 from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import (
@@ -27,6 +26,7 @@ from trtx.cli.load_options import (
 )
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.request_options import RequestOptions
+from trtx.cli.sentences import tell
 from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
@@ -152,12 +152,11 @@ def bench(
 
         run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
         return
-    from trtx.cli.console import ProgressConsole
+    from trtx.cli.console import warn
     from trtx.experiment import run as measure
 
     spec = asked_of(context)
-    for warning in () if spec.attach is None else spec.attach.warnings:
-        ProgressConsole(stderr=True, soft_wrap=True).print(wrapped(f"trtx: warning: {warning}"))
+    warn(() if spec.attach is None else spec.attach.warnings)
     if spec.attach is None:
         refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
         encode = max((one.spec.encoders for one in spec.topologies), default=0)
@@ -205,9 +204,9 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
         if view.run_dir is not None and view.run_dir.is_dir():
             if (report := view.run_dir / "report.html").exists():
                 add_step_summary(view.run_dir)
-                typer.echo(f"what was measured until then: {report}", err=True)
+                tell(f"what was measured until then: {report}")
             if (view.run_dir / LOCK.file).exists():
-                typer.echo(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}", err=True)
+                tell(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}")
         raise
     add_step_summary(outcome.run_dir)
     summary = read_run(outcome.run_dir)
@@ -215,9 +214,9 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     if outcome.error is not None:
         tell(f"trtx: {outcome.error}")
     if outcome.baseline is not None:
-        typer.echo(f"candidate for a baseline: {outcome.baseline}", err=True)
+        tell(f"candidate for a baseline: {outcome.baseline}")
     if as_json:
-        typer.echo(f"report: {outcome.report}", err=True)
+        tell(f"report: {outcome.report}")
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
     else:
         typer.echo(str(outcome.report))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
 from rich.progress import TaskID
 
 from trtx.cli.bars import BarsView
-from trtx.cli.bench_lines import wrapped
 from trtx.cli.score_bars import ScoreBars, tasks_line
 
 if TYPE_CHECKING:
@@ -39,13 +37,12 @@ class BenchView(BarsView):
     def __init__(self) -> None:
         super().__init__()
         self.run_dir: Path | None = None  # None until there is one
-        self._is_terminal = self._console.is_terminal
         self._trials_total = 0  # known once there is a run
         self._trials_ended = 0
         self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None
         self._said: tuple[str, int, str] = ("", 0, "")
-        self._scores = ScoreBars(self._bars, self._say)
+        self._scores = ScoreBars(self._bars, self.say)
 
     @property
     def listener(self) -> Listener:
@@ -62,39 +59,30 @@ class BenchView(BarsView):
             self._scores.on_progress,
         )
 
-    def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
-        console = self._console if to_stderr else Console(highlight=False)
-        console.print()
-        console.print(table)
-        console.print()
-
-    def _say(self, line: str) -> None:
-        self._bars.console.print(wrapped(line), soft_wrap=True)
-
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._say(f"run: {run_dir}")
+        self.say(f"run: {run_dir}")
 
     def _on_loading(self, log: Path) -> None:
-        self._say(f"reading tasks and datasets; log: {log}")
+        self.say(f"reading tasks and datasets; log: {log}")
 
     def _on_loaded(self, samples: dict[str, int], topologies: tuple[str, ...]) -> None:
-        self._say(tasks_line(samples, topologies))
+        self.say(tasks_line(samples, topologies))
 
     def _on_cells(self, kept: tuple[str, ...], ahead: tuple[str, ...], trials: int) -> None:
         if kept:
             told = (f"{name} (some of its trials)" if name in ahead else name for name in kept)
-            self._say(f"kept: {', '.join(told)}")
-            self._say(f"to measure: {', '.join(ahead) or 'nothing'}")
+            self.say(f"kept: {', '.join(told)}")
+            self.say(f"to measure: {', '.join(ahead) or 'nothing'}")
         self._trials_total = trials
         self._bars.update(self._run_bar, total=self._trials_total)
 
     def _on_topology(self, label: str) -> None:
-        self._say(f"{label}: measuring" if label == "attached" else f"{label}: starting the topology")
+        self.say(f"{label}: measuring" if label == "attached" else f"{label}: starting the topology")
 
     def _on_event(self, label: str, event: Event) -> None:
         if event.kind in _SHOWN:
-            self._say(f"{label}: {event.message}")
+            self.say(f"{label}: {event.message}")
 
     def _on_progress(self, now: Measured) -> None:
         name = now.cell if now.trials == 1 else f"{now.cell} trial {now.trial}/{now.trials}"
@@ -103,9 +91,9 @@ class BenchView(BarsView):
         if now.phase == "ended":
             self._trials_ended += 1
             self._bars.update(self._run_bar, completed=self._trials_ended)
-            self._say(f"{name}: measured ({self._trials_ended} of {self._trials_total})")
-        elif is_new and not self._is_terminal and now.phase == "running":
-            self._say(f"{name}: {now.requests_total} requests, warm-up included")
+            self.say(f"{name}: measured ({self._trials_ended} of {self._trials_total})")
+        elif is_new and self._bars.disable and now.phase == "running":
+            self.say(f"{name}: {now.requests_total} requests, warm-up included")
         if self._cell_bar is None:
             self._cell_bar = self._bars.add_task(name)
         label = f"{name}: aiperf starts" if now.phase == "starting" else name

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
-from rich.console import Console
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
@@ -242,11 +241,12 @@ def _request(
 def _run(request: BuildRequest) -> None:
     from trtx.build import build as make
     from trtx.cli.build_view import BuildView, proof_table
+    from trtx.cli.console import ResultConsole
 
     with _sigterm_raises(), BuildView() as view:
         made = make(request, on_progress=view)
     manifest = made.manifest
-    console = Console(highlight=False, markup=False)  # a result: who can't be given it must know
+    console = ResultConsole()
     console.print(proof_table(manifest))
     took = f"built in {sum(manifest.seconds.values()):.0f} s" if made.is_new else f"found, built {manifest.created}"
     console.print(f"\n{made.directory} ({took})\n", soft_wrap=True)

@@ -34,7 +34,7 @@ class BuildView(BarsView):
     def __call__(self, now: Built) -> None:
         if now.phase != self._phase:
             self._phase = now.phase
-            self._bars.console.print(_SAYS[now.phase])
+            self.say(_SAYS[now.phase])
         self._bars.update(self._bar, description=_SAYS[now.phase], completed=now.done, total=now.total or None)
 
 

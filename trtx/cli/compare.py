@@ -142,11 +142,10 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
 
 
 def _show(found: tuple[Comparison, ...]) -> None:
-    from rich.console import Console
-
+    from trtx.cli.console import ResultConsole
     from trtx.report.comparison import comparison_table
 
-    console = Console(highlight=False, markup=False)
+    console = ResultConsole()
     for one in found:
         console.print(comparison_table(one))
         console.print()

@@ -7,14 +7,24 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterable
 from typing import IO, cast
 
 from rich.console import Console
 
+from trtx.cli.sentences import wrapped
 from trtx.cli.streams import redirect_to_nowhere
 
 _PATIENCE_S = 1.0
 _AT_ONCE = select.PIPE_BUF  # a pipe that is writable takes this much without blocking
+
+
+class ResultConsole(Console):
+    """For results, on standard output: whoever can't be given one must know. Names are shown as they are, whatever
+    they mean in Rich's markup (``[red]``, ``:100:``)."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
 
 
 class ProgressConsole(Console):
@@ -27,7 +37,19 @@ class ProgressConsole(Console):
         stream = sys.stderr if stderr else sys.stdout
         # None: the descriptor was closed before Python began (`trtx serve >&-`).
         file = None if stream is None else cast(IO[str], LastingStream(stream))
-        super().__init__(file=file, stderr=stderr, highlight=False, markup=False, soft_wrap=soft_wrap)
+        super().__init__(file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+
+    @property
+    def can_redraw(self) -> bool:
+        """Whether it is a terminal that moves its cursor. Rich 14.1 prints empty lines where one can't (TERM=dumb)."""
+        return self.is_terminal and not self.is_dumb_terminal
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """On standard error, a sentence each: what is started goes on, whoever reads them."""
+    console = ProgressConsole(stderr=True, soft_wrap=True)
+    for warning in warnings:
+        console.print(wrapped(f"trtx: warning: {warning}"))
 
 
 class LastingStream(io.TextIOBase):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.sentences import fill
 from trtx.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -115,14 +115,9 @@ def table(checks: Sequence[Check], width: int) -> Iterator[str]:
         mark, color = _MARKS[check.status]
         needs_fix = check.status in ("warning", "failed")
         seen = check.seen + (f" (expected: {check.expected})" if needs_fix and check.expected else "")
-        first, *rest = _wrapped(seen, left) or [""]
+        first, *rest = fill(seen, left, indent="")
         yield f"{typer.style(mark.ljust(_STATUS_WIDTH), fg=color)}{check.name:<{_NAME_WIDTH}}{first}"
         yield from (indent + line for line in rest)
         if needs_fix:
-            for number, line in enumerate(_wrapped(check.fix, left - 2)):
+            for number, line in enumerate(fill(check.fix, left - 2, indent="")):
                 yield indent + ("  " if number else "→ ") + line
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Commands stay in one piece where they can: no word is broken, and no hyphen is a place to break."""
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

@@ -14,6 +14,7 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb, typed
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.sentences import tell
 from trtx.config.wording import quoted
 from trtx.errors import TrtxError, UsageError
 
@@ -242,15 +243,15 @@ def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> No
         if view.run_dir is not None and (view.run_dir / LOCK.file).exists():
             if (view.run_dir / "summary.md").exists():
                 add_step_summary(view.run_dir)
-            typer.echo(f"go on with it: trtx eval --resume {shlex.quote(str(view.run_dir))}", err=True)
+            tell(f"go on with it: trtx eval --resume {shlex.quote(str(view.run_dir))}")
         raise
     add_step_summary(outcome.run_dir)
     shown = read_evaluation_view(outcome.run_dir)
     view.print_table(evaluation_table(shown), to_stderr=as_json)
     if outcome.error is not None:
-        typer.echo(f"trtx: {outcome.error}", err=True)
+        tell(f"trtx: {outcome.error}")
     if as_json:
-        typer.echo(f"report: {outcome.report}", err=True)
+        tell(f"report: {outcome.report}")
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **evaluation_fields(shown)}))
     else:
         typer.echo(str(outcome.report))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-
 from trtx.cli.bars import BarsView
 from trtx.cli.score_bars import ScoreBars, tasks_line
 
@@ -36,7 +34,7 @@ class EvalView(BarsView):
     def __init__(self) -> None:
         super().__init__()
         self.run_dir: Path | None = None  # None until there is one
-        self._scores = ScoreBars(self._bars, self._say)
+        self._scores = ScoreBars(self._bars, self.say)
 
     @property
     def listener(self) -> EvaluationListener:
@@ -51,28 +49,19 @@ class EvalView(BarsView):
             self._scores.on_progress,
         )
 
-    def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
-        console = self._console if to_stderr else Console(highlight=False)
-        console.print()
-        console.print(table)
-        console.print()
-
-    def _say(self, line: str) -> None:
-        self._bars.console.print(line, soft_wrap=True)
-
     def _on_loading(self, log: Path) -> None:
-        self._say(f"reading tasks and datasets; log: {log}")
+        self.say(f"reading tasks and datasets; log: {log}")
 
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._say(f"run: {run_dir}")
+        self.say(f"run: {run_dir}")
 
     def _on_loaded(self, samples: dict[str, int], topologies: tuple[str, ...]) -> None:
-        self._say(tasks_line(samples, topologies))
+        self.say(tasks_line(samples, topologies))
 
     def _on_topology(self, label: str) -> None:
-        self._say(f"{label}: asking" if label == "attached" else f"{label}: starting the topology")
+        self.say(f"{label}: asking" if label == "attached" else f"{label}: starting the topology")
 
     def _on_event(self, label: str, event: Event) -> None:
         if event.kind in _SHOWN:
-            self._say(f"{label}: {event.message}")
+            self.say(f"{label}: {event.message}")

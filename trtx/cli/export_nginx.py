@@ -77,7 +77,7 @@ def nginx(
         --listen-cert cert.pem --listen-key key.pem --api-keys keys.map
     """
     refuse_ignored(context, ["hosts"] if hosts is not None else [])
-    from trtx.cli.console import ProgressConsole
+    from trtx.cli.console import warn
     from trtx.export import nginx as gateways
     from trtx.launch import check_certificate
     from trtx.topology import body_mib
@@ -97,8 +97,7 @@ def nginx(
     )
     file = gateways.export(gateway, started_by=_started_by(context))
     told = dict.fromkeys(warning for one in (shared, own) if one is not None for warning in one.warnings)
-    for warning in (*told, *gateways.warnings_of(gateway)):
-        ProgressConsole(stderr=True, soft_wrap=True).print(f"trtx: warning: {warning}")
+    warn((*told, *gateways.warnings_of(gateway)))
     hand_over((file,), output, "Put it into /etc/nginx/conf.d, then: nginx -t && nginx -s reload")
 
 

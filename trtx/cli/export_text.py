@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from trtx.cli.sentences import fill
 from trtx.cli.topology_text import describe_command, describe_environment
 from trtx.export.outcome import Export
 
@@ -21,7 +22,7 @@ def describe_export(made: Export) -> str:
 def _lines(made: Export) -> Iterator[str]:
     yield "Dry run: nothing was written."
     yield ""
-    yield from textwrap.wrap(made.about, _WIDTH, break_on_hyphens=False)
+    yield from fill(made.about, _WIDTH)
     yield ""
     shared = dict(set.intersection(*(set(part.environment.items()) for part in made.parts)))
     yield "Environment of every process:"
@@ -39,7 +40,7 @@ def _lines(made: Export) -> Iterator[str]:
     yield ""
     yield "Decided:"
     for reason in made.reasons:
-        yield from textwrap.wrap(reason, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        yield from fill(f"  - {reason}", _WIDTH)
     yield ""
     yield f"Files: {', '.join(file.name for file in made.files)}"
-    yield from textwrap.wrap(made.how, _WIDTH, break_on_hyphens=False, break_long_words=False)
+    yield from fill(made.how, _WIDTH)

@@ -10,6 +10,6 @@ class FidelityView(EvalView):
 
     def _on_topology(self, label: str) -> None:
         if label == "reference":
-            self._say("reference: the embedded engine loads the checkpoint")
+            self.say("reference: the embedded engine loads the checkpoint")
         else:
             super()._on_topology(label)

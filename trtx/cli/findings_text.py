@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 
+from trtx.cli.sentences import fill
 from trtx.config import Finding
 
 _WIDTH = 80
@@ -27,11 +27,4 @@ def describe_findings(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def _beneath(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        label + text,
-        _WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return fill(f"  {label}{text}", _WIDTH, indent="    ")

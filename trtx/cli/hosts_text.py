@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Iterator
 
+from trtx.cli.sentences import fill
 from trtx.topology import Plan, ProcessSpec
 
 _WIDTH = 80
@@ -26,7 +26,7 @@ def describe_hosts(plan: Plan) -> Iterator[str]:
     yield ""
     yield "What can be read by whoever is on the network:"
     for told in _paths(plan):
-        yield from textwrap.wrap(told, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        yield from fill(f"  - {told}", _WIDTH)
     yield ""
 
 

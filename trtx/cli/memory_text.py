@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
+from trtx.cli.sentences import fill
 from trtx.memory import MemoryPlan, size_text
 
 _WIDTH = 80
@@ -17,7 +17,7 @@ def describe_memory(plans: Sequence[MemoryPlan]) -> Iterator[str]:
         for label, size, remark in _rows(plan):
             yield f"  {label:<16}{size:>12}  {remark}".rstrip()
         for note in plan.notes:
-            yield from textwrap.wrap(note, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+            yield from fill(f"  - {note}", _WIDTH)
 
 
 def _place(plan: MemoryPlan) -> str:

@@ -16,6 +16,7 @@ from trtx.cli import topology_options as options
 from trtx.cli.bars import BarsView
 from trtx.cli.command import Verb, typed
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.sentences import tell
 from trtx.config import Mode
 from trtx.errors import TrtxError
 
@@ -251,8 +252,6 @@ def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
 
 def _run_and_show(start: Any, as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
-    from rich.console import Console
-
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.forms import LOCK
     from trtx.report.parity import parity_fields, parity_table, read_parity_view
@@ -266,20 +265,19 @@ def _run_and_show(start: Any, as_json: bool) -> None:
             if (view.run_dir / "summary.md").exists():
                 add_step_summary(view.run_dir)
             if (report := view.run_dir / "report.html").exists():
-                typer.echo(f"what was compared until then: {report}", err=True)
-            typer.echo(f"go on with it: trtx eval parity --resume {shlex.quote(str(view.run_dir))}", err=True)
+                tell(f"what was compared until then: {report}")
+            tell(f"go on with it: trtx eval parity --resume {shlex.quote(str(view.run_dir))}")
         raise
     add_step_summary(outcome.run_dir)
     shown = read_parity_view(outcome.run_dir)
-    console = Console(highlight=False, stderr=as_json)
-    console.print()
-    console.print(parity_table(shown))
-    console.print()
+    view.print_table(parity_table(shown), to_stderr=as_json)
     if outcome.error is not None:
-        typer.echo(f"trtx: {outcome.error}", err=True)
-    typer.echo(str(outcome.report) if not as_json else f"report: {outcome.report}", err=as_json)
+        tell(f"trtx: {outcome.error}")
     if as_json:
+        tell(f"report: {outcome.report}")
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **parity_fields(shown)}))
+    else:
+        typer.echo(str(outcome.report))
     if outcome.error is not None:
         raise typer.Exit(outcome.error.exit_code)
 
@@ -299,19 +297,16 @@ class _ParityView(BarsView):
 
         return ParityListener(self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill)
 
-    def _say(self, line: str) -> None:
-        self._bars.console.print(line, soft_wrap=True)
-
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._say(f"run: {run_dir}")
+        self.say(f"run: {run_dir}")
 
     def _on_route(self, route: str, is_served: bool) -> None:
-        self._say(f"{route}: starting the topology" if is_served else f"{route}: asking")
+        self.say(f"{route}: starting the topology" if is_served else f"{route}: asking")
 
     def _on_event(self, route: str, event: Event) -> None:
         if event.kind in _SHOWN:
-            self._say(f"{route}: {event.message}")
+            self.say(f"{route}: {event.message}")
 
     def _on_progress(self, label: str, ended: int, total: int) -> None:
         if label not in self._passes:
@@ -319,7 +314,7 @@ class _ParityView(BarsView):
         self._bars.update(self._passes[label], completed=ended)
         if ended == total and label not in self._said:
             self._said.add(label)
-            self._say(f"{label}: {total} requests")
+            self.say(f"{label}: {total} requests")
 
     def _on_kill(self, route: str, name: str, open_streams: int) -> None:
-        self._say(f"{route}: killed {name} while {open_streams} streams were open there")
+        self.say(f"{route}: killed {name} while {open_streams} streams were open there")

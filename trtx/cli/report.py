@@ -38,8 +38,7 @@ def report(
     Example:
       trtx report runs/20261121T050132Z-bench-9a1c6852
     """
-    from rich.console import Console
-
+    from trtx.cli.console import ResultConsole
     from trtx.report import REPORT_FILE, RunView, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
     from trtx.report.fidelity import FidelityView, fidelity_fields, fidelity_table
@@ -60,7 +59,7 @@ def report(
     if as_json:
         typer.echo(json.dumps({"run_dir": str(run.absolute()), **fields}))
     else:
-        Console(highlight=False).print(table)
+        ResultConsole().print(table)
         typer.echo(str(run / REPORT_FILE))
     if isinstance(view, RunView) and view.changed_rows:
         first = view.changed_rows[0]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from trtx.cli.console import ProgressConsole
+from trtx.cli.console import warn
 from trtx.cli.topology_text import describe_plan
 from trtx.cli.topology_view import View, open_view
 from trtx.config import TopologySpec
@@ -31,6 +31,10 @@ from trtx.launch import (
 from trtx.topology import Plan
 
 _REFRESH_S = 0.5
+_IN_THE_CLEAR = (
+    "requests, answers, metrics and KV between the hosts are neither encrypted nor authenticated, and events are not "
+    "encrypted; keep the hosts on a network of their own"
+)
 
 
 def run_plan(plan: Plan, whole: Plan | None = None, presence: Presence | None = None) -> None:
@@ -61,13 +65,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
 
 def warn_of_planes(plan: Plan) -> None:
     """Tells what etcd and NATS lack. Raises LaunchError where one can't be used."""
-    console = ProgressConsole(stderr=True, soft_wrap=True)
-    for warning in (*check_planes(plan), *plan.warnings):
-        console.print(f"trtx: warning: {warning}")
-    console.print(
-        "trtx: warning: requests, answers, metrics and KV between the hosts are neither encrypted nor authenticated, "
-        "and events are not encrypted; keep the hosts on a network of their own"
-    )
+    warn((*check_planes(plan), *plan.warnings, _IN_THE_CLEAR))
 
 
 def _join_command(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import typer
+from trtx.cli.sentences import tell
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 
@@ -20,4 +20,4 @@ def add_step_summary(run_dir: Path) -> None:
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        typer.echo(f"{VARIABLE} {path!r} can't be written ({error.strerror}); the summary is in {run_dir}", err=True)
+        tell(f"{VARIABLE} {path!r} can't be written ({error.strerror}); the summary is in {run_dir}")

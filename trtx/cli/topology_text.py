@@ -11,6 +11,7 @@ import yaml
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.hosts_text import describe_hosts, describe_ports
 from trtx.cli.memory_text import describe_memory
+from trtx.cli.sentences import fill
 from trtx.topology import Plan, ProcessSpec
 
 _WIDTH = 80
@@ -58,11 +59,11 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "Warnings:"
         for warning in plan.warnings:
-            yield from textwrap.wrap(warning, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+            yield from fill(f"  - {warning}", _WIDTH)
     yield ""
     yield "Decided:"
     for reason in plan.reasons:
-        yield from textwrap.wrap(reason, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        yield from fill(f"  - {reason}", _WIDTH)
 
 
 def _gpus(plan: Plan) -> str:

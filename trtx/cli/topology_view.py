@@ -1,8 +1,9 @@
-"""Shows a topology while it lives: a table on a terminal, plain lines anywhere else."""
+"""Shows a topology while it lives: a table on a terminal that redraws, plain lines anywhere else."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.cli.console import ProgressConsole
+from trtx.cli.sentences import wrapped
 from trtx.launch import Event, Slot
 from trtx.topology import Plan
 
@@ -30,9 +32,9 @@ class View(Protocol):
 
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
-    """The table where standard output is a terminal, else lines."""
+    """The table where standard output is a terminal that moves its cursor, else lines."""
     console = ProgressConsole(soft_wrap=True)
-    if not console.is_terminal:
+    if not console.can_redraw:
         yield LineView(console)
         return
     view = TableView(plan, console)
@@ -67,7 +69,7 @@ class TableView:
 
     def on_event(self, event: Event) -> None:
         if event.kind not in ("starting", "up"):  # the table says these
-            self._console.print(_event_line(event))
+            self._console.print(wrapped(_event_line(event), sys.stdout))
 
     def on_slots(self, slots: tuple[Slot, ...]) -> None:
         self._slots = slots
