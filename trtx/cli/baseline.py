@@ -134,6 +134,7 @@ def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
 
 
 def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
+    from trtx.experiment.baseline import records_unchecked
     from trtx.cli.console import ResultConsole
 
     if not found:
@@ -142,6 +143,9 @@ def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
         return
     console = ResultConsole()
     console.print(_table(found))
+    if request.action in (Action.SAVE, Action.SHOW):
+        for sentence in records_unchecked(found[0]):
+            console.print(f"\n{sentence}")
     if request.action is Action.SHOW:
         console.print(_conditions(found[0]))
     if request.action is Action.EXPIRE:
@@ -193,6 +197,7 @@ def _described(one: Baseline) -> dict[str, object]:
         "run": one.run,
         "saved_at": one.saved_at.isoformat(),
         "verdict": None if one.verdict is None else one.verdict.value,
+        "records_unchecked": one.records_unchecked,
         "cells": [cell.name for cell in one.cells],
         "scores": {scored.topology: {task.task: task.value for task in scored.tasks} for scored in one.scores},
         "conditions": asdict(one.conditions),

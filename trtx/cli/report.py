@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +37,7 @@ def report(
     Example:
       trtx report runs/20261121T050132Z-bench-9a1c6852
     """
+    from trtx.bench.intact import refuse_changed
     from trtx.cli.console import ResultConsole
     from trtx.report import REPORT_FILE, RunView, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
@@ -61,14 +61,8 @@ def report(
     else:
         ResultConsole().print(table)
         typer.echo(str(run / REPORT_FILE))
-    if isinstance(view, RunView) and view.changed_rows:
-        first = view.changed_rows[0]
-        names = ", ".join(row.name for row in view.changed_rows)
-        raise UsageError(
-            f"records of {names} were changed since they were measured, so their figures are of others than lie there "
-            f"({first.name}/{first.kept.changed[0]}); put the files back from a copy, or measure those trials again: "
-            f"trtx bench --resume {shlex.quote(str(run))}"
-        )
+    if isinstance(view, RunView):
+        refuse_changed(run, {row.name: row.kept for row in view.rows})
 
 
 def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:

@@ -10,9 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trtx.bench import Load, cell_name, read_cells, read_journal
+from trtx.bench import Load, cell_name, read_journal
 from trtx.bench.cells import CELL
 from trtx.bench.gate import measured_ratio
+from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.intervals import CONFIDENCE, per_interval
 from trtx.bench.journal import TrialEnded
 from trtx.bench.sample import Metric
@@ -138,7 +139,8 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
     models = LOCK.read(run_dir, AskedRun).provenance.measured
     arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
     others = [label for label in spec.labels if label != arm]
-    cells, conditions = {cell.name: cell for cell in read_cells(run_dir)}, CONDITIONS.read(run_dir, Conditions)
+    cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
+    conditions = CONDITIONS.read(run_dir, Conditions)
     confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
     found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
 

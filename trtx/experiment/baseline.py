@@ -12,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtx.bench import Cell, Load, read_cells
+from trtx.bench import Cell, Load
 from trtx.bench.cells import CELL
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import write_text
+from trtx.bench.intact import as_kept, read_kept, refuse_changed, why_unchecked
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
@@ -43,6 +44,7 @@ class Baseline:
     superseded_by: str | None  # the name of a later one of the same conditions
     cells: tuple[Cell, ...]
     scores: tuple[TopologyValues, ...] = ()  # none of a run that asked for none
+    records_unchecked: str | None = None  # of which cells nobody can tell whether figures are of their records, and why
 
     def samples(self, window: Window) -> tuple[Sample, ...]:
         """It has the figures of both windows, whichever its run was judged by."""
@@ -78,10 +80,12 @@ class Stored:
     superseded_by: str | None
     cells: tuple[dict[str, Any], ...]
     scores: tuple[TopologyValues, ...] = ()
+    records_unchecked: str | None = "it was saved before records were checked"
 
 
 def of_run(run_dir: Path) -> Baseline:
-    """A run as it lies there. Raises UsageError where it has no cell, or its conditions were not written down."""
+    """A run as it lies there. Raises UsageError where it has no cell, its conditions were not written down, or its
+    records are others by now than its figures are of."""
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     if is_evaluation(run_dir):
@@ -94,13 +98,18 @@ def of_run(run_dir: Path) -> Baseline:
             )
     conditions = CONDITIONS.read(run_dir, Conditions)
     judged = VERDICT.find(run_dir, RunVerdict)
-    cells = read_cells(run_dir)
+    cells = read_kept(run_dir)
+    kept = {name: became for name, (_, became) in cells.items()}
+    refuse_changed(run_dir, kept)
     if not cells:
         raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
     name = run_dir.resolve().name
     saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
-    return Baseline(name, name, saved_at, verdict, conditions, None, None, cells, scores_of_run(run_dir))
+    return Baseline(
+        name, name, saved_at, verdict, conditions, None, None, tuple(as_kept(*one) for one in cells.values()),
+        scores_of_run(run_dir), why_unchecked(kept),
+    )  # fmt: skip
 
 
 def of_scored_run(run_dir: Path) -> Baseline:
@@ -124,6 +133,15 @@ def conditions_of_run(run_dir: Path) -> Conditions:
     return conditions_of_scores(read_evaluation(run_dir), {} if planned is None else planned.topologies, told)
 
 
+def records_unchecked(*compared: Baseline) -> tuple[str, ...]:
+    """A sentence for each of which nobody checked that its figures are of its records."""
+    return tuple(
+        f"nobody checked that the figures of {one.name} are of its records ({one.records_unchecked})"
+        for one in compared
+        if one.records_unchecked is not None
+    )
+
+
 def check_window(baseline: Baseline, window: Window) -> None:
     """Raises UsageError where a baseline has no figures of what is to be compared."""
     if window == "steady" and (
@@ -144,7 +162,7 @@ def read_baseline(path: Path) -> Baseline:
         cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
-        stored.superseded_by, tuple(cells), stored.scores,
+        stored.superseded_by, tuple(cells), stored.scores, stored.records_unchecked,
     )  # fmt: skip
 
 
@@ -154,7 +172,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     stored = Stored(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
-        baseline.scores,
+        baseline.scores, baseline.records_unchecked,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
     listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}

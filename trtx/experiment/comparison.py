@@ -10,7 +10,7 @@ from trtx.bench.judgement import Judgement, Refusal, Verdict
 from trtx.bench.sample import Metric, Sample, Window
 from trtx.errors import UsageError
 from trtx.evals.gate import check_max_drop
-from trtx.experiment.baseline import Baseline
+from trtx.experiment.baseline import Baseline, records_unchecked
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
 from trtx.experiment.scores import compare_scores, partners
 from trtx.report.forms import ComparedMetric, Comparison, Difference
@@ -47,6 +47,7 @@ def compare_measured(
     return Comparison(
         baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window,
         compare_scores(candidate.scores, others, max_drop), tuple(_one_sided(baseline, candidate)),
+        records_unchecked(baseline, candidate),
     )  # fmt: skip
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trtx.bench import Cell, Load, cell_name, read_cells
+from trtx.bench import Cell, Load, cell_name
 from trtx.bench.gate import Limit
 from trtx.bench.goodput import goodput, request_bounds
+from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.judgement import Judgement
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.windows import Phases, phases_of
-from trtx.experiment.baseline import Baseline, check_window, read_baseline, write_baseline
+from trtx.experiment.baseline import Baseline, check_window, read_baseline, records_unchecked, write_baseline
 from trtx.experiment.baselines import Baselines, is_picked, open_baseline, open_measured
 from trtx.experiment.conditions import (
     Conditions,
@@ -103,7 +104,7 @@ def _check_samples(spec: ExperimentSpec, limit: Limit, baseline: Baseline) -> No
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     """Judges every cell that was to be measured, and every score, writes ``verdict.json``, and returns it."""
     loads = planned_loads(spec)
-    cells = {cell.name: cell for cell in read_cells(run_dir)}
+    cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
     pairs = _pairs(spec)
     baseline = read_baseline(run_dir / BASELINE.file) if takes_baseline(spec) else None
     judgements = judge_cells(
@@ -157,6 +158,7 @@ def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> 
         saved_at=baseline.saved_at,
         differences=(*map(str, found), *_other_questions(spec, baseline)),
         unchecked=unchecked(baseline.conditions, now),
+        records_unchecked=records_unchecked(baseline),
     )
 
 

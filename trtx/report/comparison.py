@@ -331,7 +331,8 @@ def _sides(shown: ArmsShown) -> list[str]:
 
 
 def _unchecked(comparison: Comparison) -> list[str]:
-    return [f"{name} is not known of either, so nobody checked that it is the same" for name in comparison.unchecked]
+    unknown = (f"{name} is not known of either, so nobody checked that it is the same" for name in comparison.unchecked)
+    return [*unknown, *comparison.records_unchecked]
 
 
 def _has(value: Any) -> str:

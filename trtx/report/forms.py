@@ -262,6 +262,7 @@ class ComparedWith:
     saved_at: datetime
     differences: tuple[str, ...]  # in which conditions the run differs from it, as sentences
     unchecked: tuple[str, ...]  # conditions that neither side knows
+    records_unchecked: tuple[str, ...] = ()  # whose figures nobody checked to be of their records, as sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ class Comparison:
     window: Window  # of each trial, on both sides
     scores: tuple[ComparedScore, ...] = ()  # by topology; none where a side has none
     notes: tuple[str, ...] = ()  # what only one side has
+    records_unchecked: tuple[str, ...] = ()  # whose figures nobody checked to be of their records, as sentences
 
 
 @dataclass(frozen=True, slots=True)

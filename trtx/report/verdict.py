@@ -80,7 +80,7 @@ def compared_with(baseline: ComparedWith) -> str:
 def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
     """A sentence for each condition that is another, or that nobody checked."""
     unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
-    return (*baseline.differences, *unchecked)
+    return (*baseline.differences, *unchecked, *baseline.records_unchecked)
 
 
 def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:

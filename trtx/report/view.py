@@ -18,12 +18,11 @@ from trtx.bench import (
     Trial,
     cell_name,
     describe,
-    read_cells,
     read_journal,
 )
 from trtx.bench.cells import CellStatus, in_order
 from trtx.bench.checks import Level
-from trtx.bench.intact import Kept, beside_records, digests_in, kept_of
+from trtx.bench.intact import Kept, beside_records, read_kept
 from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.metrics import (
     error_request_count,
@@ -288,7 +287,8 @@ def read_run(run_dir: Path) -> RunView:
     planned = PLAN.find(run_dir, Planned)
     environment = asked.provenance.environment if asked else None
     journal = read_journal(run_dir)
-    cells, digests = read_cells(run_dir), digests_in(journal)
+    found = read_kept(run_dir)
+    cells = tuple(cell for cell, _ in found.values())
     plans = planned.topologies if planned else {}
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
@@ -297,7 +297,7 @@ def read_run(run_dir: Path) -> RunView:
     return RunView(
         name=run_dir.resolve().name,
         model=model or NOT_KNOWN,
-        rows=_rows(asked, cells, {cell.name: kept_of(run_dir, cell, digests) for cell in cells}),
+        rows=_rows(asked, cells, {name: kept for name, (_, kept) in found.items()}),
         device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
         conditions=conditions_of(asked, plans, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
