@@ -15,8 +15,11 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -280,21 +283,55 @@ def run(section: Section, peer_path: Path | None) -> dict[str, Any]:
         script, *arguments = [_directory(word) if word.startswith(IN) else word for word in words]
         command = [sys.executable, str(HERE / script), *arguments]
         environment = os.environ | ({"PYTHONPATH": str(peer_path)} if is_peer else {})
-        try:
-            ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False,
-                                   timeout=LIMIT_S - (time.monotonic() - began))  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{script} did not end within the section's {LIMIT_S:g} s") from None
-        sys.stdout.write(ended.stdout)
-        if ended.returncode != 0:
-            raise RuntimeError(f"{script} ended with {ended.returncode}:\n{(ended.stdout + ended.stderr)[-2000:]}")
-        documents[name] = json.loads(ended.stdout.splitlines()[-1])
+        last = called(command, environment, LIMIT_S - (time.monotonic() - began))
+        documents[name] = json.loads(last)
     return {
         "section": section.name, "device": device(), "sources": sources(), "commit": _commit(), "started": started,
         "versions": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
         "seconds": time.monotonic() - began, "documents": documents,
         "commands": {name: ["python", f"benchmarks/{words[0]}", *words[1:]] for name, words in commands.items()},
     }  # fmt: skip
+
+
+def called(command: list[str], environment: dict[str, str], limit_s: float) -> str:
+    """The last line of what it prints, which is shown as it comes. Raises RuntimeError where it fails, or does not end
+    by then: it is told to, so that what it started ends too."""
+    script = Path(command[1]).name
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, env=environment | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
+                                   stderr=said, text=True)  # fmt: skip
+        late = threading.Event()
+        timer = threading.Timer(limit_s, lambda: (late.set(), process.terminate()))
+        killer = threading.Timer(limit_s + ENDING_S, process.kill)
+        timer.start()
+        killer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                print(line, end="", flush=True)
+            process.wait()
+        finally:
+            timer.cancel()
+            killer.cancel()
+            end(process)
+        said.seek(0)
+        if late.is_set():
+            raise RuntimeError(f"{script} did not end within the section's {LIMIT_S:g} s")
+        if process.returncode != 0 or not lines:
+            told = "".join(lines) + said.read()
+            raise RuntimeError(f"{script} ended with {process.returncode}:\n{told[-2000:]}")
+    return lines[-1]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _directory(word: str) -> str:
@@ -332,6 +369,29 @@ def kept(out: Path, name: str) -> dict[str, Any] | None:
     return found
 
 
+def measure(known: list[Section], names: list[str], options: argparse.Namespace, failed: list[str]) -> None:
+    """Leaves a file for each section of these names that this machine has the GPUs for, and adds to ``failed``."""
+    gpus = torch.cuda.device_count()
+    for section in known:
+        before = kept(options.out, section.name)
+        done = before is not None and (before["device"], before["sources"]) == (device(), sources())
+        if section.name not in names or (done and not options.again):
+            continue
+        if section.gpus > max(gpus, 1):
+            print(f"{section.name}: not run, it takes {section.gpus} GPUs and {gpus} are here", flush=True)
+            continue
+        print(f"{section.name}:", flush=True)
+        try:
+            result = run(section, options.peer_path)
+        except RuntimeError as error:
+            failed.append(section.name)
+            print(f"{section.name}: {error}", flush=True)
+            continue
+        path = options.out / f"{section.name}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(result))
+        path.with_suffix(".tmp").replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", help="some of them, by name with commas; default: all")
@@ -358,30 +418,22 @@ def main() -> None:
     if unknown := [name for name in names if name not in {section.name for section in known}]:
         parser.error(f"no section {unknown[0]!r}; there are {', '.join(section.name for section in known)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    gpus, failed = torch.cuda.device_count(), []
-    for section in known:
-        before = kept(options.out, section.name)
-        done = before is not None and (before["device"], before["sources"]) == (device(), sources())
-        if section.name not in names or (done and not options.again):
-            continue
-        if section.gpus > max(gpus, 1):
-            print(f"{section.name}: not run, it takes {section.gpus} GPUs and {gpus} are here", flush=True)
-            continue
-        print(f"{section.name}:", flush=True)
-        try:
-            result = run(section, options.peer_path)
-        except RuntimeError as error:
-            failed.append(section.name)
-            print(f"{section.name}: {error}", flush=True)
-            continue
-        path = options.out / f"{section.name}.json"
-        path.with_suffix(".tmp").write_text(json.dumps(result))
-        path.with_suffix(".tmp").replace(path)
-    results = [result for section in known if (result := kept(options.out, section.name)) is not None]
-    page = ["# GPU figures", "", "Written by `make bench-gpu`; an empty cell was not measured.", *table(results), ""]
-    print("\n".join(page))
-    if options.docs is not None:
-        options.docs.write_text("\n".join(page))
+    failed: list[str] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # with the table of what is finished
+    try:
+        measure(known, names, options, failed)
+    finally:
+        results = [result for section in known if (result := kept(options.out, section.name)) is not None]
+        page = [
+            "# GPU figures",
+            "",
+            "Written by `make bench-gpu`; an empty cell was not measured.",
+            *table(results),
+            "",
+        ]
+        print("\n".join(page))
+        if options.docs is not None:
+            options.docs.write_text("\n".join(page))
     if failed:
         raise SystemExit(f"not measured, see above: {', '.join(failed)}")
 

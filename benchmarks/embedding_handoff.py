@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -60,10 +61,10 @@ def encode(options: argparse.Namespace) -> None:
         connection.send(((shared.path, shared.dtype, shared.shape), took))
 
 
-def measure(options: argparse.Namespace, encoder: Connection) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace, encoder: Connection) -> Iterator[dict[str, Any]]:
+    """Rows of the table, as they come."""
     device = torch.device(options.device)
     loader = EmbeddingLoader(device, options.width, torch.bfloat16)
-    rows_of_table = []
     for way in options.ways:
         first = None
         for rows in options.rows:
@@ -84,13 +85,12 @@ def measure(options: argparse.Namespace, encoder: Connection) -> list[dict[str, 
             keep_s, take_s = statistics.median(keeps[WARM_UP:]), statistics.median(takes[WARM_UP:])
             size = rows * options.width * 2
             copy_s = _peer_copy_s(size, options)
-            rows_of_table.append(
-                {"way": way, "rows": rows, "bytes": size, "keep_ms": keep_s * 1e3, "take_ms": take_s * 1e3,
-                 "first_ms": first * 1e3, "gbps": size / (keep_s + take_s) / 1e9, "take_gbps": size / take_s / 1e9,
-                 "copy_gbps": size / copy_s / 1e9}
-            )  # fmt: skip
+            yield {
+                "way": way, "rows": rows, "bytes": size, "keep_ms": keep_s * 1e3, "take_ms": take_s * 1e3,
+                "first_ms": first * 1e3, "gbps": size / (keep_s + take_s) / 1e9, "take_gbps": size / take_s / 1e9,
+                "copy_gbps": size / copy_s / 1e9,
+            }  # fmt: skip
     loader.close()
-    return rows_of_table
 
 
 def _peer_copy_s(size: int, options: argparse.Namespace) -> float:
@@ -139,8 +139,16 @@ def main() -> None:
             pass_fds=[far.fileno()], env=environment,
         )  # fmt: skip
         far.close()
+        where = f"{torch.cuda.get_device_name(0)}, {len(gpus)} of them" if options.device == "cuda" else "CPU"
+        print(f"{where}, {options.width} columns of bfloat16")
+        print("way      rows        MB  keep ms  take ms  first ms    GB/s  peer copy GB/s", flush=True)
+        rows = []
         try:
-            rows = measure(options, near)
+            for row in measure(options, near):
+                rows.append(row)
+                print(f"{row['way']:6} {row['rows']:6} {row['bytes'] / 1e6:9.2f} {row['keep_ms']:8.3f} "
+                      f"{row['take_ms']:8.3f} {row['first_ms']:9.2f} {row['gbps']:7.2f} "
+                      f"{row['copy_gbps']:15.2f}", flush=True)  # fmt: skip
         finally:
             near.close()
             try:
@@ -149,12 +157,6 @@ def main() -> None:
                 child.kill()
                 child.wait()
             tempfile.tempdir = None
-    where = f"{torch.cuda.get_device_name(0)}, {len(gpus)} of them" if options.device == "cuda" else "CPU"
-    print(f"{where}, {options.width} columns of bfloat16")
-    print("way      rows        MB  keep ms  take ms  first ms    GB/s  peer copy GB/s")
-    for row in rows:
-        print(f"{row['way']:6} {row['rows']:6} {row['bytes'] / 1e6:9.2f} {row['keep_ms']:8.3f} {row['take_ms']:8.3f} "
-              f"{row['first_ms']:9.2f} {row['gbps']:7.2f} {row['copy_gbps']:15.2f}")  # fmt: skip
     if options.json:
         print(json.dumps({"device": where, "rows": rows}))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import torch
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--grid", default="1,24,24", help="time, height, width in patches, of models with grids")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # what is measured is seen, whatever ends the rest
     directory = resolve_checkpoint(asked.model).path
     tower = load_tower(EncoderArgs(model=str(directory), dtype=asked.dtype))
     time_, height, width = (int(one) for one in asked.grid.split(","))

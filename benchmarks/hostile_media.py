@@ -219,6 +219,9 @@ def table(stretches: dict[str, Stretch]) -> None:
     print("| | answers | tokens | of a round, median | ITL p50 ms | p90 | p99 | of a round, median | longest |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name, seen in stretches.items():
+        if not seen.itl_ms:
+            print(f"| {name} | {seen.answers} | 0 | | | | | | |")
+            continue
         p50, p90, p99 = np.percentile(seen.itl_ms, (50, 90, 99))
         print(
             f"| {name} | {seen.answers} | {len(seen.itl_ms)} | {np.median(np.diff([0, *seen.rounds])):.0f} | "

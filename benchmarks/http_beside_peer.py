@@ -329,17 +329,22 @@ def main() -> int:
     options.tokenizer = resolve_checkpoint(options.model, on_gpu=True).path
     load = {"model": options.model, "isl": options.isl, "osl": options.osl}
     measured = earlier(options.results, load, options.servers)
-    for name in options.servers:
-        if clock.left_s <= 0:
-            measured.problems.append(f"{name} was not measured: the budget was used up")
-            continue
-        server = trtx_server(options) if name == "trtx" else peer_server(options, options.tokenizer)
-        measure(server, options, measured, clock)
-    measured.keep()
-    show(measured.rows)
-    for problem in measured.problems:
-        print(f"not as asked: {problem.splitlines()[0]}")
-    print(json.dumps(measured.document()))
+    try:
+        for name in options.servers:
+            if clock.left_s <= 0:
+                measured.problems.append(f"{name} was not measured: the budget was used up")
+                continue
+            server = trtx_server(options) if name == "trtx" else peer_server(options, options.tokenizer)
+            measure(server, options, measured, clock)
+    except SystemExit:
+        measured.problems.append("told to end: what was not finished by then is not here")
+        raise
+    finally:
+        measured.keep()
+        show(measured.rows)
+        for problem in measured.problems:
+            print(f"not as asked: {problem.splitlines()[0]}")
+        print(json.dumps(measured.document()), flush=True)
     return 1 if measured.problems else 0
 
 

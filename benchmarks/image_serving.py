@@ -10,7 +10,8 @@ prefill, which encodes, and decode; ``e-p-d``: an encode worker that shares pref
 Each request has a text of its own before one picture, so that no KV of it is found again. Two loads: ``repeats``, of
 which ``--repeats`` of the requests show a picture that came before; and ``none twice``, the same pictures in the same
 order, each in a file of its own bytes (a comment in the JPEG), of which no cache knows any. Stages are the workers' own
-counters. The last line of stdout is one JSON document. Exit 1 when a request failed.
+counters. Lines are printed as they are measured; a topology that does not start costs its own. The last line of stdout
+is one JSON document. Exit 1 when a request failed, or a topology.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from PIL import Image
 from raw_client import Answer, connect
 
 from trtx.config import TopologySpec
+from trtx.errors import Interrupted, TrtxError
 from trtx.launch import ServedTopology, prepare, serve
 from trtx.launch.interruption import Interruption
 
@@ -135,20 +138,30 @@ def row_of(label: str, load: str, options: argparse.Namespace, topology: ServedT
     }  # fmt: skip
 
 
-def serve_one(label: str, options: argparse.Namespace, output: Path) -> list[dict[str, Any]]:
+def serve_one(label: str, options: argparse.Namespace, output: Path) -> Iterator[dict[str, Any]]:
+    """Its rows as they come. Raises TrtxError where it does not start."""
     spec = TopologySpec(model=options.model, engine="torch", port=0, overrides=tuple(options.set or ()),
                         **TOPOLOGIES[label])  # fmt: skip
     plan = prepare(spec, run_dir=output / label)
-    rows = []
     with contextlib.ExitStack() as stack:
         say = lambda event: print(f"- {label}: {event.message}", file=sys.stderr, flush=True)  # noqa: E731
         topology = stack.enter_context(serve(plan, on_event=say, interruption=Interruption()))
         warm = argparse.Namespace(**{**vars(options), "requests": 2 * options.concurrency, "repeats": 0.0})
         row_of(label, "warm-up", warm, topology, 10_000_000)
         for number, load in enumerate(LOADS):
-            rows.append(row_of(label, load, options, topology, 1_000_000 * number))
-            print(f"- {label}: {rows[-1]}", file=sys.stderr, flush=True)
-    return rows
+            row = row_of(label, load, options, topology, 1_000_000 * number)
+            print(f"- {label}: {row}", file=sys.stderr, flush=True)
+            yield row
+
+
+def show(row: dict[str, Any]) -> None:
+    numbers = (row["ttft_p50_ms"], row["ttft_p90_ms"], row["images_per_s"], row["tokens_per_s"], row["encoded"],
+               row["prepare_ms"], row["encode_ms"])  # fmt: skip
+    shown = "{:>9} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9}".format(
+        *("–" if one is None else f"{one:,.1f}" for one in numbers)
+    )
+    failed = f"  {row['failed']} failed: {row['faults']}" if row["failed"] else ""
+    print(f"{row['topology']:>6} {row['load']:>11} {row['gpus']:>4} {shown}{failed}", flush=True)
 
 
 def main() -> int:
@@ -168,19 +181,22 @@ def main() -> int:
     if unknown := [label for label in labels if label not in TOPOLOGIES]:
         parser.error(f"no topology {unknown[0]!r}; there are {', '.join(TOPOLOGIES)}")
     output = options.output or Path(tempfile.mkdtemp(prefix="trtx-images-"))
-    rows = [row for label in labels for row in serve_one(label, options, output)]
+    rows: list[dict[str, Any]] = []
+    problems: dict[str, str] = {}
     print(f"{'':>6} {'load':>11} {'GPUs':>4} {'TTFT p50':>9} {'p90 ms':>8} {'images/s':>9} {'tokens/s':>9} "
-          f"{'encoded':>8} {'prepare':>8} {'encode ms':>9}")  # fmt: skip
-    for row in rows:
-        numbers = (row["ttft_p50_ms"], row["ttft_p90_ms"], row["images_per_s"], row["tokens_per_s"], row["encoded"],
-                   row["prepare_ms"], row["encode_ms"])  # fmt: skip
-        shown = "{:>9} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9}".format(
-            *("–" if one is None else f"{one:,.1f}" for one in numbers)
-        )
-        failed = f"  {row['failed']} failed: {row['faults']}" if row["failed"] else ""
-        print(f"{row['topology']:>6} {row['load']:>11} {row['gpus']:>4} {shown}{failed}")
-    print(json.dumps({"model": options.model, "side": options.side, "rows": rows}))
-    return 1 if any(row["failed"] for row in rows) else 0
+          f"{'encoded':>8} {'prepare':>8} {'encode ms':>9}", flush=True)  # fmt: skip
+    for label in labels:
+        try:
+            for row in serve_one(label, options, output):
+                rows.append(row)
+                show(row)
+        except Interrupted:
+            raise
+        except (TrtxError, OSError) as error:
+            problems[label] = str(error)
+            print(f"{label:>6} was not measured: {error}", flush=True)
+    print(json.dumps({"model": options.model, "side": options.side, "rows": rows, "problems": problems}))
+    return 1 if problems or any(row["failed"] for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -112,11 +112,20 @@ def load_engine_once(model: str, arguments: dict[str, Any]) -> dict[str, float]:
 def called(limit_s: float, *words: str) -> dict[str, Any]:
     """The last line of this script's own output, called with ``words``. SystemExit where it failed."""
     command = [sys.executable, str(Path(__file__).resolve()), *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{' '.join(words[:2])} did not end within {limit_s:g} s") from None
     if ended.returncode:
         raise SystemExit(f"{' '.join(words[:2])} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
     document: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return document
+
+
+def told(what: str, number: int, steps: dict[str, float]) -> None:
+    """As soon as it is known: the table needs all starts."""
+    shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in steps.items())
+    print(f"- {what}, start {number + 1}: {shown}", file=sys.stderr, flush=True)
 
 
 def show(title: str, starts: list[dict[str, float]]) -> None:
@@ -145,10 +154,12 @@ def main() -> None:
         for number in range(options.starts):
             place = str(Path(output, str(number)))
             served.append(called(SERVE_S, "--serve-once", place, "--model", options.model, *settings))
+            told("trtx serve", number, served[-1]["steps"])
     engine = served[0]["engine"]
-    for _ in range(options.starts):
+    for number in range(options.starts):
         arguments = json.dumps(engine["arguments"])
         loaded.append(called(ENGINE_S, "--engine-once", arguments, "--model", engine["model"]))
+        told("the engine alone", number, loaded[-1])
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
