@@ -2,10 +2,10 @@
 
 A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
 its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
-over with it. What a worker that was killed left behind goes when the next one starts (:func:`remove_left`), all else
-with the directory, which the launcher and its guardian remove. Nothing is pickled: a file has a header, which names
-dtype and shape, and the bytes of the tensor in C order, or, of a tensor in the memory of a process, such as a GPU's,
-how it is reached there: such a file is what keeps it.
+over with it. What a worker that was killed left behind goes when the next one starts, or as soon after as all of it has
+ended (:func:`remove_left`), all else with the directory, which the launcher and its guardian remove. Nothing is
+pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order, or, of a tensor in
+the memory of a process, such as a GPU's, how it is reached there: such a file is what keeps it.
 """
 
 from __future__ import annotations
@@ -169,21 +169,42 @@ def lend(shared: SharedTensor) -> SharedTensor:
     return msgspec.structs.replace(shared, path=str(name))
 
 
-def remove_left(directory: Path | None = None) -> None:
+def remove_left(directory: Path | None = None) -> tuple[int, ...]:
     """Removes the files of sessions in which no process lives. ``directory``: the scratch directory, of which all
-    processes see one another; None is this process's."""
+    processes see one another; None is this process's.
+
+    The processes that keep files here though the leader of their session is dead: those of a worker that was killed
+    end soon after it, and then this is to be called again.
+    """
     # Files first: of a session that begins in between, none is seen.
     there = list((Path(tempfile.gettempdir()) if directory is None else directory).iterdir())
-    living = set()
+    living = _living()
+    lingering: set[int] = set()
+    for path in there:
+        owned = _OWNED.fullmatch(path.name)
+        if owned is None:
+            continue
+        members = living.get(int(owned[1]), ())
+        if not members:
+            with suppress(OSError):
+                path.unlink()
+        elif int(owned[1]) not in members:
+            lingering.update(members)
+    return tuple(lingering)
+
+
+def _living() -> dict[int, list[int]]:
+    """Processes by their session. One that has ended is none, also where nobody has asked for its exit code yet: the
+    first process of a container may take seconds to do so for orphans."""
+    found: dict[int, list[int]] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):  # it has ended meanwhile
-                living.add(os.getsid(int(process.name)))
-    for path in there:
-        owned = _OWNED.fullmatch(path.name)
-        if owned is not None and int(owned[1]) not in living:
-            with suppress(OSError):
-                path.unlink()
+                fields = (process / "stat").read_bytes().rpartition(b")")[2].split()  # proc(5), from the state on
+                has_ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1  # its first thread may end before others
+                if not has_ended:
+                    found.setdefault(int(fields[3]), []).append(int(process.name))
+    return found
 
 
 def _unknown_name() -> str:

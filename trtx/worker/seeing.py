@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -19,6 +18,7 @@ from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, Start
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
 from trtx.worker.encoding import ImageEncoder
+from trtx.worker.left_files import LeftFiles
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.options import WorkerOptions
 from trtx.worker.picture_encoder import PictureEncoder, discard
@@ -53,7 +53,9 @@ class Seeing:
         """Starts this worker's own encoder where its requests will need it: on a GPU it takes its memory first, since
         the engine's KV pool takes what it finds. Raises UsageError."""
         if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":  # one machine
-            await asyncio.to_thread(remove_left)
+            left = LeftFiles(remove_left)
+            self._exit.push_async_callback(left.close)
+            await left.begin()
         if self._config is None or self._options.role == "encode":
             return
         self.metrics = metrics = MediaMetrics()
