@@ -190,7 +190,11 @@ class PicturePool:
         waiting = _Waiting(job, data, asyncio.get_running_loop().create_future())
         self._open += 1
         self._queue.put_nowait(waiting)
-        answer, more = await waiting.answer
+        try:
+            answer, more = await waiting.answer
+        except asyncio.CancelledError:
+            _discard(waiting)
+            raise
         if isinstance(answer, Refused):
             raise MediaError(answer.status, answer.text)
         if isinstance(answer, Failed):
@@ -276,7 +280,19 @@ class PicturePool:
 def _give(waiting: _Waiting, answer: Answer, more: bytes | bytearray) -> None:
     if not waiting.answer.done():
         waiting.answer.set_result((answer, more))
-    elif isinstance(answer, Tensor):  # nobody waits any more
+    else:
+        _remove_tensor(answer)
+
+
+def _discard(waiting: _Waiting) -> None:
+    """Of a caller that leaves: it may have been given an answer and not have run since."""
+    answer = waiting.answer
+    if answer.done() and not answer.cancelled() and answer.exception() is None:
+        _remove_tensor(answer.result()[0])
+
+
+def _remove_tensor(answer: Answer) -> None:
+    if isinstance(answer, Tensor):
         remove_shared(answer.tensor)
 
 

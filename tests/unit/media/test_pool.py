@@ -18,6 +18,7 @@ import psutil
 import pytest
 from PIL import Image
 from processes import freeze
+from safetensors.numpy import save
 
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 
@@ -202,6 +203,32 @@ async def test_a_caller_that_leaves_takes_its_place_with_it_once_its_file_is_don
         await until(lambda: pool.waiting == 0)
         await asyncio.gather(*(works(pool) for _ in range(3)))
         assert pool.pids == (pid,), "nobody's leaving is a fault of the process"
+
+
+async def test_a_caller_that_leaves_when_its_answer_is_there_already_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled between the answer and its own next step, of which it hears by the future that it made first."""
+    loop, answers = asyncio.get_running_loop(), list[asyncio.Future[object]]()
+    future = loop.create_future
+
+    def watched() -> asyncio.Future[object]:
+        monkeypatch.undo()
+        answers.append(future())
+        answers[0].add_done_callback(lambda _: asked.cancel())
+        return answers[0]
+
+    blob = Blob(save({"rows": np.ones((3, 4), np.float32)}), "an embedding", "embedding")
+    async with PicturePool(None, PATIENT, directory=tmp_path) as pool:
+        await asyncio.sleep(0)  # its own tasks wait, each for a future
+        monkeypatch.setattr(loop, "create_future", watched)
+        asked = asyncio.create_task(pool.embedding(blob, hidden=4))
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert not answers[0].cancelled(), "it was answered"
+        assert not [*tmp_path.iterdir()]
+        given = await pool.embedding(blob, hidden=4)
+        assert [Path(given.rows.path)] == [*tmp_path.iterdir()]
 
 
 async def test_pictures_are_not_mixed_up() -> None:
