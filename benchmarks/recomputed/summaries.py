@@ -121,6 +121,8 @@ def _shown(cell: Cell | None, name: str, statistic: str | None) -> str:
 
 
 def _three_digits(value: float) -> str:
+    if 0 < value < 0.1:
+        return f"{value:.3g}"
     decimals = 0 if value == 0 or value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{decimals}f}"
 

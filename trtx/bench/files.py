@@ -1,10 +1,15 @@
-"""Writing a whole file or none."""
+"""Names of directories as text, and writing a whole file or none."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+
+
+def name_of(directory: Path) -> str:
+    """The name that it has wherever it is called from, as text: bytes of it that are no UTF-8 are replaced."""
+    return os.fsencode(directory.resolve().name).decode("utf-8", errors="replace")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -26,7 +31,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         beside.write_bytes(content)
         beside.replace(path)
-    except OSError:
+    except BaseException:  # an interrupt too
         with contextlib.suppress(OSError):
             beside.unlink()
         raise

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trtx.bench.figures import PerDevice
 from trtx.bench.intervals import CONFIDENCE, Interval, paired_ratio_interval, per_interval, ratio_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
 from trtx.bench.metrics import (
@@ -21,7 +22,7 @@ from trtx.bench.metrics import (
     request_error_rate,
     time_to_first_token,
 )
-from trtx.bench.sample import Metric, Sample, parse_metric, parse_percent
+from trtx.bench.sample import DEVICES, Metric, Sample, parse_metric, parse_percent
 from trtx.errors import UsageError
 
 # What a server does for all and for one: work a second, the wait for the first token, the pace of the others. E2E
@@ -133,6 +134,8 @@ def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.
         # Its figures are those of the requests that succeeded: the easy ones, under less load.
         told = "–" if error_rate is None else f"{error_rate:.3g}"
         return Refusal(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
+    if why := sample.lacks_device(metric):
+        return Refusal(Verdict.FAILED, why)
     values = sample.values(metric)
     known = tuple(value for value in values if value is not None)
     if len(known) < len(values):
@@ -166,6 +169,11 @@ def measured_ratio(
     of_baseline = comparable_values(baseline, metric, max_error_rate)
     if isinstance(of_baseline, Refusal):  # no fault of the candidate's, whatever it is
         return Refusal(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
+    if isinstance(metric.figure, PerDevice) and baseline.device != candidate.device:
+        over = " and ".join(
+            "devices" if kind is None else f"{DEVICES[kind]}s" for kind in (baseline.device, candidate.device)
+        )
+        return Refusal(Verdict.NO_VERDICT, f"the two are over {over}, which are no measure of each other")
     if design == "paired" and len(of_candidate) != len(of_baseline):
         told = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
         return Refusal(Verdict.NO_VERDICT, f"{told} are no pairs; expected as many of each")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +70,9 @@ def read_trial(path: Path) -> TrialRecords:
 
 def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, Any] | None) -> RequestRecord:
     def value(tag: str) -> float | None:
-        return float(metrics[tag]["value"]) if tag in metrics else None
+        """What is no number, as JSON has null for, nobody measured."""
+        found = metrics.get(tag, {}).get("value")
+        return float(found) if found is not None and math.isfinite(found) else None
 
     if error is None and metadata.get("was_cancelled"):
         error = {"type": "cancelled", "message": "cancelled before it ended"}

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from trtx.bench.cells import Cell
+from trtx.bench.cells import Cell, DeviceKind
 from trtx.bench.checks import Level
 from trtx.bench.figures import Distribution, Figure, Figures, all_figures
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.bench.statistics import samples_needed
 from trtx.errors import UsageError
 
+DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # as people call them
 Window = Literal["whole", "steady"]  # of each trial: all of it, or its steady part
 
 
@@ -22,11 +23,21 @@ class Metric:
 
     figure: Figure[Any]
     column: int | None  # as in the figure's own columns
+    device: DeviceKind | None = None  # that it was asked over, of a figure per device; None: over what a cell has
 
     @property
     def name(self) -> str:
         """``time_to_first_token:p99``, as it is typed."""
-        return f"{self.figure.name}:{self.statistic}"
+        figure = self.figure
+        return f"{figure.name if self.device is None else figure.key(DEVICES[self.device])}:{self.statistic}"
+
+    @property
+    def unit(self) -> str:
+        return self.unit_over(self.device)
+
+    def unit_over(self, device: DeviceKind | None) -> str:
+        """Of a value over these devices; None: whatever they are."""
+        return self.figure.unit.format(device="device" if device is None else DEVICES[device])
 
     @property
     def statistic(self) -> str:
@@ -66,6 +77,7 @@ class Sample:
     window: Window = "whole"  # that its values are of
     steady: Figures | None = None  # over all trials' steady parts; None: one of them has none
     steady_trials: tuple[Figures | None, ...] = ()
+    device: DeviceKind | None = None  # what device_count counts; None: not known
 
     @classmethod
     def of(cls, cell: Cell, window: Window = "whole") -> Sample:
@@ -82,6 +94,7 @@ class Sample:
             window=window,
             steady=cell.steady,
             steady_trials=(*(trial.steady for trial in cell.trials), *absent),
+            device=cell.device,
         )
 
     @property
@@ -96,11 +109,18 @@ class Sample:
 
     def value(self, metric: Metric) -> float | None:
         """Over all trials."""
-        return metric.of(self._judged, self.device_count)
+        return metric.of(self._judged, self._devices(metric))
 
     def values(self, metric: Metric) -> tuple[float | None, ...]:
         """Of each trial."""
-        return tuple(metric.of(trial, self.device_count) for trial in self._judged_trials)
+        return tuple(metric.of(trial, self._devices(metric)) for trial in self._judged_trials)
+
+    def lacks_device(self, metric: Metric) -> str | None:
+        """Why it has no value over the devices that were asked for; None where it has those, or none were."""
+        if metric.device is None or self.device in (None, metric.device):
+            return None
+        asked, there = DEVICES[metric.device], DEVICES[self.device]
+        return f"it is over {asked}s, and of this topology none is known; expected {metric.figure.key(there)}"
 
     def missing_trials(self) -> list[int]:
         """Numbers, from 1, of those without a result: the others alone would be the better half."""
@@ -108,7 +128,7 @@ class Sample:
 
     def count(self, metric: Metric) -> int:
         """Requests behind its value over all trials."""
-        return metric.count(self._judged, self.device_count)
+        return metric.count(self._judged, self._devices(metric))
 
     def trials_without_steady(self) -> list[int]:
         """Numbers, from 1, of those with a result and no steady part."""
@@ -121,7 +141,10 @@ class Sample:
 
     def fewest_samples(self, metric: Metric) -> int:
         """Requests behind its value in the trial that has the fewest."""
-        return min((metric.count(trial, self.device_count) for trial in self._judged_trials), default=0)
+        return min((metric.count(trial, self._devices(metric)) for trial in self._judged_trials), default=0)
+
+    def _devices(self, metric: Metric) -> int | None:
+        return None if self.lacks_device(metric) else self.device_count
 
     @property
     def _judged(self) -> Figures | None:
@@ -147,20 +170,23 @@ def parse_metric(text: str, typed: str) -> Metric:
     the summaries too, ``output_token_throughput_per_gpu``.
     """
     name, colon, statistic = text.partition(":")
-    figure = _figure(name, typed)
+    figure, device = _figure(name, typed)
     columns = {_statistic(figure, column): column for column in figure.columns}
     if not colon and len(columns) == 1:
-        return Metric(figure, None)
+        return Metric(figure, None, device)
     if not colon:
         raise UsageError(f"{typed}: {name} is a distribution; expected which number of it, as {name}:p50")
     if statistic not in columns:
         raise UsageError(f"{typed}: {name} has no statistic {statistic!r}; expected one of {', '.join(columns)}")
-    return Metric(figure, columns[statistic])
+    return Metric(figure, columns[statistic], device)
 
 
-def _figure(name: str, typed: str) -> Figure[Any]:
+def _figure(name: str, typed: str) -> tuple[Figure[Any], DeviceKind | None]:
     judged = [figure for figure in all_figures() if figure.columns]
-    known = {key: figure for figure in judged for key in (figure.name, figure.key("gpu"), figure.key("worker"))}
+    known: dict[str, tuple[Figure[Any], DeviceKind | None]] = {
+        figure.key(spoken): (figure, kind) for figure in judged for kind, spoken in DEVICES.items()
+    }
+    known |= {figure.name: (figure, None) for figure in judged}
     if name in known:
         return known[name]
     titles = {figure.title.lower(): figure.name for figure in judged}

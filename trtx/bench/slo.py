@@ -69,8 +69,8 @@ def parse_objective(text: str) -> Objective:
     metric = parse_metric(f"{name}:{statistic}", f"--slo {text}")
     threshold = _number(value)
     if threshold is None:
-        raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.figure.unit}, as 500")
-    return Objective(metric, Bound(_operator(operator, metric, text), threshold, metric.figure.unit))
+        raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.unit}, as 500")
+    return Objective(metric, Bound(_operator(operator, metric, text), threshold, metric.unit))
 
 
 def _operator(typed: str, metric: Metric, text: str) -> Operator:
@@ -139,7 +139,7 @@ def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
     if value is None:
         if failed and not succeeded:
             return Refusal(Verdict.FAILED, f"all {failed} requests failed; expected answers")
-        return Refusal(Verdict.NO_VERDICT, _why_none(sample))
+        return Refusal(Verdict.NO_VERDICT, sample.lacks_device(metric) or _why_none(sample))
     if sample.supports(metric):
         return None
     if missed := _missed_already(sample, objective):
@@ -156,7 +156,7 @@ def _missed_already(sample: Sample, objective: Objective) -> str | None:
     asked, bound = objective.metric, objective.bound
     if _ASKS_FOR[bound.operator] != "lower":
         return None
-    for smaller in (Metric(asked.figure, column) for column in asked.figure.columns if column is not None):
+    for smaller in (replace(asked, column=column) for column in asked.figure.columns if column is not None):
         value = sample.value(smaller)  # a larger percentile takes more requests still
         if sample.supports(smaller) and value is not None and not bound.holds(value):
             return f"{smaller.statistic} is {value:.6g} {bound.unit}{sample.where} already; expected {bound}"

@@ -134,8 +134,8 @@ def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
 
 
 def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
-    from trtx.experiment.baseline import records_unchecked
     from trtx.cli.console import ResultConsole
+    from trtx.experiment.baseline import records_unchecked
 
     if not found:
         none = "nothing expires" if request.action is Action.EXPIRE else "no baseline"
@@ -153,9 +153,9 @@ def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
 
 
 def _table(found: tuple[Baseline, ...]) -> Table:
-    from rich.table import Table
+    from trtx.report.whole_table import WholeTable
 
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     for title in ("name", "state", "saved", "model", "machine", "cells", "trials"):
         table.add_column(title, overflow="fold")
     for one in found:

@@ -23,6 +23,7 @@ from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
+    from trtx.experiment.baseline import Baseline
     from trtx.report.forms import Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -112,13 +113,13 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     max_error_rate = parse_percent("--max-error-rate", request.max_error_rate)
     baselines = Baselines(request.baseline_dir)
     opened = [open_compared(text, baselines) for text in request.measured]
-    names = [(one.name, one.run, one.saved_at) for one in opened]
-    for place, (text, name) in enumerate(zip(request.measured, names, strict=True)):
-        if (at := names.index(name)) < place:
-            twice = quoted(request.measured[at])
-            raise UsageError(
-                f"{quoted(text)} is {twice} once more, and a run differs in nothing from itself; name each once"
-            )
+    for place, (text, one) in enumerate(zip(request.measured, opened, strict=True)):
+        for before, other in zip(request.measured[:place], opened, strict=False):
+            if _is_same(one, other):
+                raise UsageError(
+                    f"{quoted(text)} is {quoted(before)} once more, and a run differs in nothing from itself; name "
+                    "each once"
+                )
     first, *others = opened
     if not all(one.cells for one in opened) and (request.metrics or request.window != "whole"):
         raise UsageError(
@@ -138,6 +139,15 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
             max_drop=request.max_drop,
         )
         for other in others
+    )
+
+
+def _is_same(one: Baseline, other: Baseline) -> bool:
+    """A run, a copy of it and what was saved of it have one name of a run and the same figures to the last digit."""
+    return (
+        one.run == other.run
+        and [cell.figures for cell in one.cells] == [cell.figures for cell in other.cells]
+        and (one.scores == other.scores)
     )
 
 

@@ -8,7 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Iterable
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 
@@ -19,15 +19,21 @@ _PATIENCE_S = 1.0
 _AT_ONCE = select.PIPE_BUF  # a pipe that is writable takes this much without blocking
 
 
-class ResultConsole(Console):
-    """For results, on standard output: whoever can't be given one must know. Names are shown as they are, whatever
-    they mean in Rich's markup (``[red]``, ``:100:``)."""
+class _PlainConsole(Console):
+    """Shows names as they are, whatever they mean in Rich's markup (``[red]``, ``:100:``), and whole tables."""
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False)
+    def __init__(self, **said: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **said)
+
+    def print(self, *objects: Any, crop: bool = False, **said: Any) -> None:
+        super().print(*objects, crop=crop, **said)
 
 
-class ProgressConsole(Console):
+class ResultConsole(_PlainConsole):
+    """For results, on standard output: whoever can't be given one must know."""
+
+
+class ProgressConsole(_PlainConsole):
     """Never raises and never blocks for long: a topology that is watched must not end, or wait, over a line about it.
 
     A line that can't be written is left out. Once writing works again, the stream says how many were, and why.
@@ -37,7 +43,7 @@ class ProgressConsole(Console):
         stream = sys.stderr if stderr else sys.stdout
         # None: the descriptor was closed before Python began (`trtx serve >&-`).
         file = None if stream is None else cast(IO[str], LastingStream(stream))
-        super().__init__(file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+        super().__init__(file=file, stderr=stderr, soft_wrap=soft_wrap)
 
     @property
     def can_redraw(self) -> bool:

@@ -48,6 +48,8 @@ def prepare_streams() -> None:
     os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _over(sys.stdout, _Output)
+        # A locale without a letter must not lose a result either (LC_ALL=C): it is shown by its number.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = _over(sys.stderr, _Complaints)
 

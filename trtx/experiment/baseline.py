@@ -15,7 +15,7 @@ from typing import Any
 from trtx.bench import Cell, Load
 from trtx.bench.cells import CELL
 from trtx.bench.documents import Document, plain
-from trtx.bench.files import write_text
+from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import as_kept, read_kept, refuse_changed, why_unchecked
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
@@ -103,7 +103,7 @@ def of_run(run_dir: Path) -> Baseline:
     refuse_changed(run_dir, kept)
     if not cells:
         raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
-    name = run_dir.resolve().name
+    name = name_of(run_dir)
     saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
     verdict = None if judged is None else judged.verdict
     return Baseline(
@@ -120,7 +120,7 @@ def of_scored_run(run_dir: Path) -> Baseline:
         )
     told = LOCK.read(run_dir, AskedOf).provenance
     judged = VERDICT.find(run_dir, RunVerdict)
-    name, verdict = run_dir.resolve().name, None if judged is None else judged.verdict
+    name, verdict = name_of(run_dir), None if judged is None else judged.verdict
     started_at = told.environment.started_at
     return Baseline(name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores)
 

@@ -130,7 +130,7 @@ def measured(
     """A metric that nothing was judged by: its ratio, or why there is none."""
     found, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
     return ComparedMetric(
-        cell, metric.name, *_values(sides, metric), metric.figure.unit, found, None, None, reason,
+        cell, metric.name, *_values(sides, metric), _unit(sides, metric), found, None, None, reason,
         doubts_of_both(*sides), tuple(rounds),
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def judged(
 ) -> ComparedMetric:
     """A metric as a gate judged it."""
     return ComparedMetric(
-        cell, metric.name, *_values(sides, metric), metric.figure.unit, judgement.interval, limit.ratio(metric),
+        cell, metric.name, *_values(sides, metric), _unit(sides, metric), judgement.interval, limit.ratio(metric),
         judgement.verdict, judgement.reason, judgement.doubts, tuple(rounds),
     )  # fmt: skip
 
@@ -148,6 +148,12 @@ def judged(
 def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
     baseline, candidate = (None if side is None else side.value(metric) for side in sides)
     return baseline, candidate
+
+
+def _unit(sides: Sides, metric: Metric) -> str:
+    """Of both values: over devices of one kind, where both have such."""
+    kinds = {side.device for side in sides if side is not None}
+    return metric.unit if metric.device or len(kinds) != 1 else metric.unit_over(kinds.pop())
 
 
 def _by_cell(measured: Baseline, window: Window) -> dict[str, Sample]:

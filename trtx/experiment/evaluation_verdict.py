@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from trtx.bench.files import name_of
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
 from trtx.experiment.baseline import conditions_of_run
@@ -37,7 +38,7 @@ def judge_evaluation(run_dir: Path, spec: EvaluationSpec) -> RunVerdict:
 
 def _compared(run_dir: Path, spec: EvaluationSpec, baseline: Path, values: Sequence[TopologyValues]) -> ComparedWith:
     started = LOCK.read(baseline, AskedOf).provenance.environment.started_at
-    name = baseline.resolve().name
+    name = name_of(baseline)
     before, now = conditions_of_run(baseline), conditions_of_run(run_dir)
     found = map(str, differences(before, now))
     asked = () if before.eval else score_differences(spec, values)  # a run of trtx bench from before they were kept

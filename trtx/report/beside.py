@@ -52,7 +52,7 @@ def _beside(view: RunView, scores: Scores) -> Iterator[Beside]:
 
 
 def _load(view: RunView, row: Row) -> str:
-    lengths = f" {row.load.isl}/{row.load.osl}" if view.has_several_lengths else ""
+    lengths = f" {row.lengths_text}" if view.has_several_lengths else ""
     return f"{row.load_text}{lengths}"
 
 

@@ -76,10 +76,12 @@ class Column:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart: 0.123, 1.23, 12.3, 123, 12,346."""
+    """Three significant digits, thousands apart: 0.0123, 0.123, 1.23, 12.3, 123, 12,346. Nothing but 0 is 0."""
     size = abs(value)
     if size >= 100 or value == 0:
         return f"{value:,.0f}"
+    if size < 0.1:
+        return f"{value:.3g}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 

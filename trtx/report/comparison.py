@@ -21,8 +21,9 @@ from trtx.bench.sample import parse_metric
 from trtx.report.columns import MISSING, number
 from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
 from trtx.report.validity import MARKS
-from trtx.report.verdict import ratio_text, table_cell, verdict_style
+from trtx.report.verdict import ratio, ratio_text, table_cell, verdict_style
 from trtx.report.view import RunView
+from trtx.report.whole_table import WholeTable
 
 _DIFFER, _NONE_DIFFERS = "They differ in:", "No condition is known to differ."
 _NO_LIMIT = "Nothing was judged: no limit was given (--max-regression)."
@@ -41,7 +42,8 @@ class ComparedLine:
         """``c8 TTFT p50``, where there is no room for the metric's name."""
         found = parse_metric(self.metric.metric, f"{COMPARISON.file}: metric {self.metric.metric}")
         statistic = f" {found.statistic}" if len(found.figure.columns) > 1 else ""
-        return f"{self.metric.cell} {found.figure.title}{statistic}"
+        device = self.metric.unit.rpartition("/")[2]  # of a figure over devices, which names them last
+        return f"{self.metric.cell} {found.figure.title.format(device=device)}{statistic}"
 
     @property
     def baseline(self) -> str:
@@ -91,7 +93,7 @@ class Round:
 
     @property
     def ratio_text(self) -> str:
-        return MISSING if self.ratio is None else f"{self.ratio:.3f}" if self.ratio < 1000 else ">999"
+        return MISSING if self.ratio is None else ratio(self.ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ def _with_verdicts(rows: Sequence[ComparedLine]) -> Table:
 
 
 def _table() -> Table:
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     table.add_column("cell", overflow="fold")
     table.add_column("metric", overflow="fold")
     return table
@@ -284,7 +286,7 @@ def _scores(comparison: Comparison, titles: tuple[str, str, str]) -> list[Render
     if not comparison.scores:
         return []
     is_judged = any(one.verdict is not None for one in comparison.scores)
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     for title in ("topology", "task", "metric"):
         table.add_column(title, overflow="fold")
     for title in (*titles[is_judged * 2 :], *(["verdict"] if is_judged else [])):

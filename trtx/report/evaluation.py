@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.files import write_text
+from trtx.bench.files import name_of, write_text
 from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
@@ -24,6 +24,7 @@ from trtx.report.page import in_script, plotly_source
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
+from trtx.report.whole_table import WholeTable
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 
@@ -85,7 +86,7 @@ def is_evaluation(run_dir: Path) -> bool:
 def read_evaluation_view(run_dir: Path) -> EvaluationView:
     asked = LOCK.read(run_dir, AskedEvaluation)
     return EvaluationView(
-        name=run_dir.resolve().name,
+        name=name_of(run_dir),
         asked=asked,
         scores=read_scores(run_dir, asked.topologies),
         verdict=VERDICT.find(run_dir, RunVerdict),
@@ -149,7 +150,7 @@ def evaluation_markdown(view: EvaluationView) -> str:
 
 
 def _retrieval_table(grid: RetrievalGrid) -> Table:
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     table.add_column("tokens", justify="right", no_wrap=True)
     for depth in grid.depths:
         table.add_column(f"depth {depth} %", justify="right", overflow="fold")

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 from jinja2 import Environment, StrictUndefined, Template
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.files import write_text
+from trtx.bench.files import name_of, write_text
 from trtx.bench.intervals import Interval
 from trtx.bench.journal import read_journal
 from trtx.evals.fidelity.forms import (
@@ -35,6 +34,7 @@ from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, P
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown, verdict_style
+from trtx.report.whole_table import WholeTable
 
 _OVER = {"text": "text", "prompt": "prompts"}
 _FARTHEST = 10  # sequences that the page lists
@@ -195,7 +195,7 @@ def read_fidelity_view(run_dir: Path) -> FidelityView:
     found = {label: read_fidelity(run_dir, label) for label in asked.topologies}
     compared = {label: read_compared(fidelity_directory(run_dir, label)) for label in asked.topologies}
     return FidelityView(
-        name=run_dir.resolve().name,
+        name=name_of(run_dir),
         asked=asked,
         reference=REFERENCE.find(reference_directory(run_dir), ReferenceFacts),
         found=tuple(one for one in found.values() if one is not None),
@@ -246,7 +246,7 @@ def fidelity_fields(view: FidelityView) -> dict[str, Any]:
 
 def fidelity_table(view: FidelityView) -> RenderableType:
     """For a terminal, at 80 columns."""
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold", caption_justify="left")
+    table = WholeTable()
     table.add_column("topology", overflow="fold")
     table.add_column("over", no_wrap=True)
     for heading in ("KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%"):

@@ -22,7 +22,7 @@ def junit_xml(view: RunView) -> str:
     What makes a cell SUSPECT, and what nobody checked, is told beside it and fails nothing. Judgements of scores follow
     those of cells.
     """
-    suite = ElementTree.Element("testsuite", name=f"trtx bench {view.name}")
+    suite = ElementTree.Element("testsuite", name=_xml_safe(f"trtx bench {view.name}"))
     judgements = view.verdict.judgements if view.verdict is not None else ()
     for row in view.rows:
         _cell_case(suite, row, is_judged=view.verdict is not None)
@@ -40,7 +40,7 @@ def junit_xml(view: RunView) -> str:
 
 def scores_junit_xml(name: str, verdict: RunVerdict | None) -> str:
     """Of a run of trtx eval: a case for each judgement of its scores. ``verdict`` None: it ended early, an error."""
-    suite = ElementTree.Element("testsuite", name=f"trtx eval {name}")
+    suite = ElementTree.Element("testsuite", name=_xml_safe(f"trtx eval {name}"))
     for judgement in verdict.judgements if verdict is not None else ():
         _judgement_case(suite, judgement, room="eval")
     if verdict is None:

@@ -12,11 +12,10 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.documents import Document, plain
-from trtx.bench.files import write_text
+from trtx.bench.files import name_of, write_text
 from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
@@ -24,6 +23,7 @@ from trtx.report.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, Ru
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, table_cell, verdict_json, verdict_markdown
+from trtx.report.whole_table import WholeTable
 
 SERVERS = Document("servers.json", version=1, oldest=1, since="")
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -220,7 +220,7 @@ def read_parity_view(run_dir: Path) -> ParityView:
     )
     servers = SERVERS.find(parity_directory(run_dir), KnownServers)
     return ParityView(
-        name=run_dir.resolve().name,
+        name=name_of(run_dir),
         asked=LOCK.read(run_dir, AskedParity),
         parity=read_parity(run_dir),
         verdict=VERDICT.find(run_dir, RunVerdict),
@@ -267,7 +267,7 @@ def parity_fields(view: ParityView) -> dict[str, Any]:
 
 def parity_table(view: ParityView) -> RenderableType:
     """For a terminal, at 80 columns."""
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     table.add_column("route", no_wrap=True)
     for name in ("answered", "identical", "diverges at", "largest", "mean"):
         table.add_column(name, justify="right", no_wrap=True)

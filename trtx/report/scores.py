@@ -11,6 +11,7 @@ from rich.table import Table
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
+from trtx.report.whole_table import WholeTable
 
 MISSING = "–"
 
@@ -107,7 +108,7 @@ def _kept(run_dir: Path, label: str) -> int:
 
 def scores_table(lines: Sequence[ScoreLine]) -> Table:
     """For a terminal, at 80 columns."""
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable()
     table.add_column("topology", no_wrap=True)
     table.add_column("task", overflow="fold")
     table.add_column("metric", overflow="fold")

@@ -25,7 +25,7 @@ from trtx.report.validity import (
     reasons_text,
     validity_json,
 )
-from trtx.report.verdict import verdict_json, verdict_markdown
+from trtx.report.verdict import markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
 
 _PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
@@ -75,7 +75,7 @@ def summary_csv(view: RunView) -> str:
 
 def summary_markdown(view: RunView) -> str:
     lines = [
-        f"# {view.model}: {view.labels_text}",
+        f"# {markdown_line(view.model)}: {view.labels_text}",
         "",
         f"{view.subtitle}. Latencies in ms; {UNSURE} marks a percentile with fewer samples than it needs. "
         f"{intervals_text(view)}",
@@ -88,10 +88,10 @@ def summary_markdown(view: RunView) -> str:
     ]
     problems = [*view.notes, *(f"{row.name}: {row.problem}" for row in view.rows if row.problem)]
     if problems:
-        lines += ["", "## What went wrong", "", *(f"- {_one_line(problem)}" for problem in problems)]
+        lines += ["", "## What went wrong", "", *(f"- {markdown_line(problem)}" for problem in problems)]
     lines += [*verdict_markdown(view.verdict), *arms_markdown(view)]
     lines += ["", "## Conditions", "", "| | |", "|---|---|"]
-    lines += [f"| {c.name} | {_one_line(c.value).replace('|', chr(92) + '|')} |" for c in view.conditions]
+    lines += [f"| {c.name} | {table_cell(c.value)} |" for c in view.conditions]
     lines += [f"| {label} | {served} |" for label, served in view.topologies]
     return "\n".join(lines) + "\n"
 
@@ -112,11 +112,11 @@ def _markdown_table(view: RunView) -> list[str]:
 def _markdown_validity(view: RunView) -> list[str]:
     """What speaks against which cell, and what nobody checked; nothing where there is neither."""
     told = [
-        f"- {reason.level.value} {row.name}: {_one_line(reason_text(reason))}"
+        f"- {reason.level.value} {row.name}: {markdown_line(reason_text(reason))}"
         for row in doubtful(view)
         for reason in reasons(row)
     ]
-    told += [f"- not checked: {_one_line(str(one))}" for one in not_checked(view)]
+    told += [f"- not checked: {markdown_line(str(one))}" for one in not_checked(view)]
     return ["", "## Validity", "", *told] if told else []
 
 
@@ -141,7 +141,3 @@ def _flat(view: RunView, row: Row) -> dict[str, Any]:
             }
     trials = {"trials": len(row.cell.trials), "trials_asked": row.cell.trials_asked} if row.cell else {}
     return {**flat, "trials": 0, "trials_asked": None, **trials, "problem": row.problem}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.checks import Level
@@ -15,6 +14,7 @@ from trtx.report.scores import scores_table
 from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
+from trtx.report.whole_table import WholeTable
 
 _STYLE = {
     "ok": "",
@@ -30,14 +30,7 @@ _NAMED = 6  # cells of a list that is no bad news; of more, their number is told
 def console_table(view: RunView) -> RenderableType:
     """One line a cell: requests with failures, throughput, TTFT and ITL in ms; under it what went wrong in which."""
     shown = table_columns(view)
-    table = Table(
-        caption=_caption(view),
-        caption_justify="left",
-        pad_edge=False,
-        box=None,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = WholeTable(caption=_caption(view))
     table.add_column("topology", max_width=13, overflow="fold")
     table.add_column("load", justify="right", overflow="fold")
     table.add_column("ok", justify="right", no_wrap=True)
@@ -65,7 +58,7 @@ def _problems(view: RunView) -> list[RenderableType]:
             lines.append(Text(f"{row.name}: {row.failed_text}"))
             lines += [Padding(Text(f"{count} × {reason}"), (0, 0, 0, 2)) for reason, count in row.failures]
     for text, rows in view.other_problems:
-        if names := [row.name for row in rows if row.figures is not None]:
+        if names := [row.name for row in rows if row.cell is not None]:
             lines.append(Text(f"{', '.join(names)}: {text}"))
     return [Text(), *lines] if lines else []
 
@@ -104,7 +97,7 @@ def _in_cells(view: RunView, name: str, count: int) -> str:
 def _load(view: RunView, row: Row) -> str:
     """With its lengths where there are several, and the mark of a cell that is not VALID, below which others are
     indented."""
-    text = f"{row.load_text} {row.load.isl}/{row.load.osl}" if view.has_several_lengths else row.load_text
+    text = f"{row.load_text} {row.lengths_text}" if view.has_several_lengths else row.load_text
     if not any(one.level in MARKS for one in view.rows):
         return text
     return text + (MARKS.get(row.level, " ") if row.level else " ")

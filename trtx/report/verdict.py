@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.documents import plain
@@ -16,6 +15,7 @@ from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
 from trtx.evals.gate import UNANSWERED
 from trtx.report.forms import ComparedWith, RunVerdict
+from trtx.report.whole_table import WholeTable
 
 MISSING = "–"
 _STYLES = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -33,7 +33,7 @@ class JudgedLine:
         if self.judgement.value is None:
             return MISSING
         if self.is_ratio:
-            return ratio_text(self.judgement.interval) if self.judgement.interval else f"{self.judgement.value:.3f}"
+            return ratio_text(self.judgement.interval) if self.judgement.interval else ratio(self.judgement.value)
         return f"{self.judgement.value:.4g} {self.judgement.unit}".strip()
 
     @property
@@ -60,8 +60,8 @@ def verdict_style(verdict: Verdict) -> str:
 
 
 def ratio_text(interval: Interval) -> str:
-    """``0.998 (0.985–1.011)``; an end that has no meaning any more as ``>999``."""
-    return f"{_ratio(interval.estimate)} ({_ratio(interval.low)}–{_ratio(interval.high)})"
+    """``0.998 (0.985–1.011)``."""
+    return f"{ratio(interval.estimate)} ({ratio(interval.low)}–{ratio(interval.high)})"
 
 
 def headline(verdict: RunVerdict) -> str:
@@ -89,7 +89,7 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     shown = [] if verdict is None else [line for line in lines(verdict) if _is_told(line.judgement)]
     if verdict is None or not shown:
         return None
-    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold", caption_justify="left")
+    table = WholeTable()
     table.add_column("cell", overflow="fold")
     table.add_column("criterion", overflow="fold")
     table.add_column("measured", justify="right", no_wrap=True)
@@ -132,7 +132,12 @@ def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:
 
 def table_cell(text: str) -> str:
     """Of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return markdown_line(text).replace("|", "\\|")
+
+
+def markdown_line(text: str) -> str:
+    """In which no tag begins: what a server wrote would be taken for HTML, and not be seen."""
+    return " ".join(text.split()).replace("<", "\\<")
 
 
 def _is_told(judgement: Judgement) -> bool:
@@ -151,5 +156,6 @@ def _differing(baseline: ComparedWith | None) -> list[str]:
     return ["", "Against the baseline:", "", *(f"- {table_cell(one)}" for one in found)] if found else []
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.3f}" if value < 1000 else ">999"
+def ratio(value: float) -> str:
+    """An end that has no meaning any more is ``<0.001`` or ``>999``: no ratio of what was measured is 0."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 1000 else ">999"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +20,9 @@ from trtx.bench import (
     describe,
     read_journal,
 )
-from trtx.bench.cells import CellStatus, in_order
+from trtx.bench.cells import CellStatus, DeviceKind, in_order
 from trtx.bench.checks import Level
+from trtx.bench.files import name_of
 from trtx.bench.intact import Kept, beside_records, read_kept
 from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.metrics import (
@@ -30,6 +31,7 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
+from trtx.bench.sample import DEVICES
 from trtx.bench.validity import Validity
 from trtx.report.conditions import (
     NOT_KNOWN,
@@ -74,6 +76,7 @@ class Row:
     cell: Cell | None
     isl_is_fixed: bool = False  # every prompt was asked to be as long
     kept: Kept = field(default_factory=Kept)  # what became of the files that the cell follows from
+    device: DeviceKind = "worker"  # what the run's figures per device are over; a cell over others has none of them
 
     @property
     def name(self) -> str:
@@ -83,6 +86,11 @@ class Row:
     def load_text(self) -> str:
         """Its label without lengths, where those stand beside it."""
         return self.load.label.partition("-")[0]
+
+    @property
+    def lengths_text(self) -> str:
+        """``64/16``, input and output as they were asked."""
+        return "/".join("–" if one is None else str(one) for one in (self.load.isl, self.load.osl))
 
     @property
     def status(self) -> RowStatus:
@@ -111,7 +119,7 @@ class Row:
         """A figure, by its record."""
         if self.cell is None or (figures := _part_of(self.cell, part)) is None:
             return None
-        return figure.read(figures, self.cell.device_count)
+        return figure.read(figures, self._device_count)
 
     def interval(self, figure: Figure[T], column: int | None, part: Part = "whole") -> Interval | None:
         """Student's, of one number of a figure over the trials; None for a single trial, or where one lacks the number.
@@ -120,9 +128,13 @@ class Row:
         """
         if self.cell is None:
             return None
-        values = [_trial_number(trial, figure, column, part, self.cell.device_count) for trial in self.cell.trials]
+        values = [_trial_number(trial, figure, column, part, self._device_count) for trial in self.cell.trials]
         known = [value for value in values if value is not None]
         return mean_interval(known) if len(known) == len(values) else None
+
+    @property
+    def _device_count(self) -> int | None:
+        return self.cell.device_count if self.cell is not None and self.cell.device == self.device else None
 
     @property
     def problem(self) -> str | None:
@@ -188,7 +200,7 @@ class RunView:
     name: str  # of the directory
     model: str
     rows: tuple[Row, ...]
-    device: Literal["GPU", "worker"]  # what tokens/s is divided by
+    device: str  # what tokens/s is divided by
     conditions: tuple[Condition, ...]
     topologies: tuple[tuple[str, str], ...]  # label, what served it
     notes: tuple[str, ...]  # restarts, an early end: whatever a reader must know beside the figures
@@ -219,9 +231,7 @@ class RunView:
 
     def series(self, row: Row) -> str:
         """What a row is a point of: its topology, and its lengths where there are several."""
-        return (
-            f"{row.topology} {row.load.isl or '–'}/{row.load.osl or '–'}" if self.has_several_lengths else row.topology
-        )
+        return f"{row.topology} {row.lengths_text}" if self.has_several_lengths else row.topology
 
     @property
     def length_pairs(self) -> tuple[tuple[int | None, int | None], ...]:
@@ -295,10 +305,10 @@ def read_run(run_dir: Path) -> RunView:
     scores = read_scores(run_dir, asked.topologies) if asked and asked.eval else None
     model = plan.model if plan else (attach.model if attach else None) or swept_model(journal)
     return RunView(
-        name=run_dir.resolve().name,
+        name=name_of(run_dir),
         model=model or NOT_KNOWN,
         rows=_rows(asked, cells, {name: kept for name, (_, kept) in found.items()}),
-        device="GPU" if any(cell.device == "gpu" for cell in cells) else "worker",
+        device=DEVICES[_device_of(cells)],
         conditions=conditions_of(asked, plans, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
         notes=(*notes_of(journal), *(scores.notes if scores else ())),
@@ -334,7 +344,13 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...], kept: Mapping[str, Ke
         is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
         is_fixed = is_fixed and not asked.load.image_batch_size  # whose tokens nobody asked for
     rows = (Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
-    return tuple(replace(row, kept=kept.get(row.name, row.kept)) for row in rows)
+    device = _device_of(cells)
+    return tuple(replace(row, kept=kept.get(row.name, row.kept), device=device) for row in rows)
+
+
+def _device_of(cells: Iterable[Cell]) -> DeviceKind:
+    """What figures per device are over in a run: GPUs, where one of its cells knows some."""
+    return "gpu" if any(cell.device == "gpu" for cell in cells) else "worker"
 
 
 def _machine(environment: Environment | None, asked: AskedRun | None) -> str:

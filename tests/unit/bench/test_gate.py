@@ -20,6 +20,7 @@ from trtx.bench.intervals import Interval, per_interval, trials_needed
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.sample import Metric, Sample
+from trtx.bench.slo import judge_objective, parse_objective
 from trtx.bench.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
 
@@ -375,3 +376,29 @@ def test_more_cells_and_metrics_ask_for_more() -> None:
         check_resolvable(cells, [sample.cell for sample in cells], 5, FIVE, [TTFT_P50])
     with pytest.raises(UsageError, match="can't be resolved.* below 1.09 .* take 5 trials"):
         check_resolvable(cells, ["c0"], 2, FIVE, [TTFT_P50])
+
+
+def test_a_figure_per_device_is_of_the_devices_that_were_asked_for() -> None:
+    per_gpu, per_device = parse_metrics(["output_token_throughput_per_gpu", "output_token_throughput_per_device"])
+    of_gpus, of_workers = (
+        replace(of_trials("output_token_throughput", [100.0] * 5), device=device) for device in ("gpu", "worker")
+    )
+    assert (per_gpu.name, per_gpu.unit) == ("output_token_throughput_per_gpu:avg", "tokens/s/GPU")
+    assert parse_metrics([per_gpu.name]) == (per_gpu,)
+    assert [found.verdict for found in compare([of_gpus], [of_gpus], FIVE, [per_gpu, per_device])] == [Verdict.PASS] * 2
+    (over_workers,) = compare([of_gpus], [of_workers], FIVE, [per_gpu])
+    assert over_workers.verdict is Verdict.FAILED
+    assert over_workers.reason == (
+        "it is over GPUs, and of this topology none is known; expected output_token_throughput_per_worker"
+    )
+    (no_measure,) = compare([of_gpus], [of_workers], FIVE, [per_device])
+    assert no_measure.verdict is Verdict.NO_VERDICT and "over GPUs and workers" in no_measure.reason
+
+
+def test_an_objective_per_gpu_is_no_verdict_where_no_gpu_is_known() -> None:
+    sample = replace(of_trials("output_token_throughput", [100.0]), device="worker")
+    asked = "output_token_throughput_per_gpu:avg:ge:10"
+    judged = judge_objective(sample, parse_objective(asked))
+    assert (judged.criterion, judged.verdict) == (asked, Verdict.NO_VERDICT)
+    on_gpus = judge_objective(replace(sample, device="gpu"), parse_objective(asked))
+    assert (on_gpus.verdict, on_gpus.unit) == (Verdict.PASS, "tokens/s/GPU")

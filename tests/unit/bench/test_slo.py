@@ -101,7 +101,7 @@ def test_what_aiperf_takes_means_the_same_here() -> None:
 def test_a_figure_is_held_against_its_bound(typed: str, verdict: Verdict) -> None:
     sample = of_requests([request(number, 500) for number in range(700)])  # 100 tokens/s on two GPUs, all of 500 ms
     judged = judge_objective(sample, parse_objective(typed))
-    assert (judged.verdict, judged.criterion) == (verdict, typed.replace("_per_gpu", "_per_device"))
+    assert (judged.verdict, judged.criterion) == (verdict, typed)
     assert (judged.value, judged.limit) != (None, None)
     assert ("expected" in judged.reason) == (verdict is Verdict.MISSED)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,11 @@ Said = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``base``, ``slow`` and ``noisy``, and ``base`` as the baseline ``main``."""
+    """``base``, ``again``, ``slow`` and ``noisy``, and ``base`` as the baseline ``main``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     judged(a_run(Path("base")))
+    a_run(Path("again"), slower=1.0005)
     a_run(Path("slow"), slower=1.3)
     a_run(Path("noisy"), trials=NOISY)
     assert trtx(["baseline", "save", "base", "main"]) == 0
@@ -36,7 +40,7 @@ def test_runs_and_baselines_are_shown_side_by_side(capsys: Said) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "code", "word"), [("base", 0, ""), ("slow", 1, "regressed"), ("noisy", 3, "no verdict")]
+    ("run", "code", "word"), [("again", 0, ""), ("slow", 1, "regressed"), ("noisy", 3, "no verdict")]
 )
 def test_with_a_limit_it_is_a_gate(run: str, code: int, word: str, capsys: Said) -> None:
     assert trtx(["compare", "main", run, "--max-regression", "5%"]) == code
@@ -78,6 +82,7 @@ def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
         (["base", "slow", "./base"], ["'./base' is 'base' once more, and a run differs in nothing from itself"]),
         (["main", "baselines/main.json"], ["'baselines/main.json' is 'main' once more"]),
         (["base", "base"], ["'base' is 'base' once more"]),
+        (["main", "base"], ["'base' is 'main' once more"]),  # which was saved of it
         (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
         (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
         (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
@@ -96,3 +101,29 @@ def test_a_mistake_is_one_sentence(argv: list[str], words: list[str], capsys: Sa
     assert said.startswith("trtx: ") and said.count("\n") == 1
     for word in words:
         assert word in said
+
+
+def test_values_over_devices_have_the_devices_as_their_unit(capsys: Said) -> None:
+    capsys.readouterr()
+    for name in ("output_token_throughput_per_worker", "output_token_throughput_per_device"):
+        assert trtx(["compare", "base", "slow", "--metrics", name, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["comparisons"]
+        assert {(one["metric"], one["unit"]) for one in found["metrics"]} == {(f"{name}:avg", "tokens/s/worker")}
+
+
+def test_an_end_of_an_interval_is_never_zero(capsys: Said) -> None:
+    a_run(Path("apart"), trials=(1.0, 9.0))
+    capsys.readouterr()
+    assert trtx(["compare", "base", "apart"]) == 0
+    shown = capsys.readouterr().out
+    assert "(<0.001–>999)" in shown and "0.000" not in shown
+
+
+@pytest.mark.parametrize("argv", [["compare", "base", "apart"], ["report", "apart"], ["baseline", "list"]])
+def test_a_locale_without_a_letter_shows_it_by_its_number(argv: list[str]) -> None:
+    a_run(Path("apart"), trials=(1.0, 9.0))
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "trtx", *argv]
+    done = subprocess.run(command, env=ascii_only, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii() and (argv[0] != "compare" or b"(<0.001\\u2013>999)" in done.stdout)

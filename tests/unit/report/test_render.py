@@ -441,3 +441,22 @@ def test_the_table_in_the_readme_has_the_columns_and_the_caption_of_the_real_one
         "demo, and put a value under each heading"
     )
     assert caption in readme, f"README.md lacks the caption of the table: {caption}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_interrupt_leaves_the_old_file_or_the_new_one(
+    golden_run: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(golden_run)
+    before = {path: path.read_bytes() for path in golden_run.iterdir() if path.is_file()}
+    rename = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target.name == name:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        render(golden_run)
+    assert {path: path.read_bytes() for path in golden_run.iterdir() if path.is_file()} == before
