@@ -25,5 +25,9 @@ class MediaError(Exception):
         return MediaError(self.status, str(self).replace(THIS_PICTURE, label))
 
 
+class Stopping(MediaError):
+    """No fault of the medium: whoever was to decode it ends, and another may do it."""
+
+
 def too_large(label: str, max_bytes: int) -> MediaError:
     return MediaError(413, f"{label} is larger than {max_bytes} bytes, the most that one medium may have")

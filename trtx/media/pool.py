@@ -18,7 +18,7 @@ from trtx.config.media import MediaLimits
 from trtx.errors import LaunchError, UsageError
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
-from trtx.media.errors import MediaError
+from trtx.media.errors import MediaError, Stopping
 from trtx.media.messages import Answer, Failed, Job, Patches, Refused, Rgb, Setup, Tensor, VideoRule, Work
 from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
@@ -34,6 +34,11 @@ _LOOK_S = 0.05  # between two looks at what a process has computed, at least
 PATIENCE = 6.0
 """How many times ``decode_timeout_s`` a file may take by the clock. That limit itself is of what its process computed:
 how many others want the cores is no fault of a picture."""
+
+
+def decode_seconds(limits: MediaLimits) -> float:
+    """By the clock, from when a process begins with a file until it is answered or refused, at the latest."""
+    return PATIENCE * limits.decode_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,9 @@ class PicturePool:
                 raise
             except MediaError as error:
                 _fail(waiting, error)
+            except LaunchError as error:
+                logger.error("%s", error)
+                _fail(waiting, _no_process(waiting.job.label))
             except Exception as error:
                 logger.exception("decoding %s failed", waiting.job.label)
                 _fail(waiting, error)
@@ -301,5 +309,12 @@ def _fail(waiting: _Waiting, error: Exception) -> None:
         waiting.answer.set_exception(error)
 
 
+def _no_process(label: str) -> MediaError:
+    return MediaError(
+        429,
+        f"{label} was not decoded: no process for it came up, as the machine is too busy or has no room; try again",
+    )
+
+
 def _stopping() -> MediaError:
-    return MediaError(429, "the worker that was to decode the picture is stopping; try again")
+    return Stopping(429, "the worker that was to decode the picture is stopping; try again")

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import (
-    EmbeddingReader,
-    SharedTensor,
     Start,
     TowerOutput,
     remove_shared,
-    share,
 )
+from trtx.errors import LaunchError
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule
-from trtx.worker import questions
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)
-
-ENCODE_SECONDS = 30.0
-"""How long one encode worker may take with one picture, waiting for others included, before another is asked."""
-DISTRUST_SECONDS = 15.0
-"""How long one that did not answer is asked last: by then discovery has dropped what is dead or stopped."""
 
 
 class NoEncoder(Exception):
@@ -214,14 +201,14 @@ class StartedEmbedder:
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         """What was with an encoder that died is encoded once more, by the next one and one at a time: a picture that
         ends encoders takes others with it once, and never again. Raises NoEncoder where that one died too."""
-        begun = await self.start()
+        begun = await self._for_a_picture()
         try:
             return await begun.embed(blob, key, most_rows)
         except Exception as error:
             if not self._died(begun, error):
                 raise
         async with self._again:
-            begun = await self.start()
+            begun = await self._for_a_picture()
             try:
                 return await begun.embed(blob, key, most_rows)
             except Exception as error:
@@ -232,13 +219,21 @@ class StartedEmbedder:
                 ) from error
 
     async def count(self, blob: Blob, key: bytes) -> int | None:
-        begun = await self.start()
+        begun = await self._for_a_picture()
         try:
             return await begun.count(blob, key)
         except Exception as error:
             if not self._died(begun, error):
                 raise
             return None  # the next encoder tells, once it has it
+
+    async def _for_a_picture(self) -> LocalEmbedder:
+        """Raises NoEncoder where no process comes up: no fault of the picture's, nor of the engine beside it."""
+        try:
+            return await self.start()
+        except LaunchError as error:
+            logger.error("no vision encoder can be started: %s", error)
+            raise NoEncoder("no vision encoder could be started for the picture; try again") from error
 
     def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
         """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
@@ -259,134 +254,3 @@ class StartedEmbedder:
         begun, self._begun = self._begun, None
         if begun is not None:
             await begun.close()
-
-
-class EncodeWorkers(Protocol):
-    """The encode workers of a topology, as Dynamo's request plane knows them."""
-
-    def ids(self) -> Sequence[int]:
-        """Of those that are registered now."""
-        ...
-
-    def ask(self, worker_id: int, question: Mapping[str, Any]) -> Awaitable[Mapping[str, Any]]:
-        """Its ``encoder_result``. Raises anything where it did not answer."""
-        ...
-
-
-class RemoteEmbedder:
-    """Asks the encode worker that :func:`preferred` says, the next one where it does not answer, then ``fallback``.
-    One that did not answer is asked last for :data:`DISTRUST_SECONDS`, and not at all where there is a fallback.
-
-    The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
-    passes the event loop.
-    """
-
-    def __init__(
-        self,
-        workers: EncodeWorkers,
-        metrics: MediaMetrics,
-        *,
-        fallback: Embedder | None,
-        seconds: float = ENCODE_SECONDS,
-        share_bytes: Callable[[Any], SharedTensor] = share,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._workers, self._metrics, self._fallback = workers, metrics, fallback
-        self._seconds = seconds
-        self._share = share_bytes
-        self._clock = clock
-        self._reader = EmbeddingReader()
-        self._has_files = False
-        self._distrusted: dict[int, float] = {}  # until when, by id
-
-    def use_files(self) -> None:
-        self._has_files = True
-        if self._fallback is not None:
-            self._fallback.use_files()
-
-    async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
-        async with self._in_file(blob) as picture:
-            asked: set[int] = set()
-            while found := self._worth_asking(asked):
-                self._metrics.retries += bool(asked)
-                worker = preferred(found, key)
-                asked.add(worker)
-                try:
-                    with self._metrics.timed("remote"):
-                        asked_for = questions.question(picture, key, blob.kind, most_rows, in_file=self._has_files)
-                        made = await self._ask(worker, asked_for)
-                except MediaError as error:
-                    self._distrusted.pop(worker, None)
-                    raise error.about(blob.label) from error
-                except Exception as error:
-                    self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
-                    logger.warning("encode worker %x did not encode picture %s: %r", worker, key.hex(), error)
-                else:
-                    self._distrusted.pop(worker, None)
-                    return made
-        if self._fallback is None:
-            raise NoEncoder("no encode worker answered; try again once one is back")
-        self._metrics.fallbacks += 1
-        return await self._fallback.embed(blob, key, most_rows)
-
-    async def count(self, blob: Blob, key: bytes) -> int | None:
-        """Of whoever would encode it, who is asked once: what comes of it is no answer anybody waits for."""
-        found = self._worth_asking(())
-        if not found:
-            return None if self._fallback is None else await self._fallback.count(blob, key)
-        worker = preferred(found, key)
-        async with self._in_file(blob) as picture:
-            try:
-                async with asyncio.timeout(self._seconds):
-                    asked = questions.count_question(picture, key, blob.kind)
-                    return questions.read_count(await self._workers.ask(worker, asked))
-            except MediaError as error:
-                raise error.about(blob.label) from error
-            except Exception as error:
-                self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
-                logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
-                return None
-
-    @asynccontextmanager
-    async def _in_file(self, blob: Blob) -> AsyncIterator[SharedTensor]:
-        """For as long as the block takes. A thread that writes goes on where its caller was cancelled: what it wrote
-        is removed then too."""
-        data = np.frombuffer(blob.data, np.uint8)
-        writing = asyncio.get_running_loop().run_in_executor(None, self._share, data)
-        try:
-            yield await asyncio.shield(writing)
-        finally:
-            if writing.done():
-                _remove_written(writing)
-            else:
-                writing.add_done_callback(_remove_written)
-
-    def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
-        """Who may be asked next; those of whom nothing is known against them first."""
-        ids = self._workers.ids()
-        now = self._clock()
-        self._distrusted = {one: until for one, until in self._distrusted.items() if until > now and one in ids}
-        left = [one for one in ids if one not in asked]
-        trusted = [one for one in left if one not in self._distrusted]
-        return trusted if trusted or self._fallback is not None else left
-
-    async def _ask(self, worker: int, asked: Mapping[str, Any]) -> TowerOutput:
-        async with asyncio.timeout(self._seconds):
-            handle = questions.read_answer(await self._workers.ask(worker, asked), bytes.fromhex(asked["key"]))
-            return TowerOutput(self._reader.read(handle), handle.grid, handle.clip)
-
-    async def close(self) -> None:
-        if self._fallback is not None:
-            await self._fallback.close()
-
-
-def _remove_written(writing: asyncio.Future[SharedTensor]) -> None:
-    if not writing.cancelled() and writing.exception() is None:
-        remove_shared(writing.result())
-
-
-def preferred(workers: Iterable[int], key: bytes) -> int:
-    """By rendezvous hashing: all who ask take the same worker for a picture, so that it is encoded once and found in
-    that worker's cache, and each worker gets as many pictures as another. Where one goes or comes, only its own move.
-    """
-    return max(workers, key=lambda one: (hashlib.blake2b(b"%d" % one, key=key, digest_size=8).digest(), one))

@@ -17,11 +17,15 @@ from trtx.engine import Engine
 from trtx.engine.api import PicturePrompt, SharedTensor, read_shared
 from trtx.media import THIS_PICTURE, Blob, MediaError
 from trtx.worker.chunks import Chunk
+from trtx.worker.contract import Contract, OtherRelease
 from trtx.worker.decoding import Decoding
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.faults import EngineError
 from trtx.worker.questions import refusal
 from trtx.worker.request import InvalidRequest
+
+CONTRACT = Contract("trtx-prompts", 2)
+"""1 had no name."""
 
 
 class RefusedPicture(Exception):
@@ -44,7 +48,7 @@ class ImageEncoder:
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             text, files, most_rows = _read_question(asked)
-        except ValueError as error:
+        except (ValueError, OtherRelease) as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         pictures = []
         try:
@@ -82,7 +86,7 @@ class ImageEncoder:
 
 
 def _chunk(answered: Mapping[str, Any]) -> Chunk:
-    chunk: Chunk = dict(encoder_terminal_chunk(dict(answered)))
+    chunk: Chunk = dict(encoder_terminal_chunk(CONTRACT.marked(answered)))
     return chunk
 
 
@@ -92,13 +96,15 @@ def _chunk(answered: Mapping[str, Any]) -> Chunk:
 def question(text: str, files: Sequence[SharedTensor], most_rows: int) -> dict[str, Any]:
     """``text``: of the prompt, with one placeholder for each of ``files``, which hold the bytes of a picture each.
     ``most_rows``: that the context of whoever asks holds."""
-    return {"text": text, "pictures": msgspec.to_builtins(list(files)), "most_rows": most_rows}
+    asked = {"text": text, "pictures": msgspec.to_builtins(list(files)), "most_rows": most_rows}
+    return CONTRACT.marked(asked)
 
 
 def _read_question(asked: Any) -> tuple[str, list[SharedTensor], int]:
-    """Raises ValueError for what is no question."""
+    """Raises ValueError for what is no question, OtherRelease for one of another contract."""
     if not isinstance(asked, Mapping) or not asked.get("pictures"):
         raise ValueError("expected text, pictures and most_rows")
+    CONTRACT.unmarked(asked)
     return (
         msgspec.convert(asked.get("text"), str),
         msgspec.convert(asked["pictures"], list[SharedTensor]),
@@ -107,7 +113,8 @@ def _read_question(asked: Any) -> tuple[str, list[SharedTensor], int]:
 
 
 def read_answer(answered: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Handles. Raises RefusedPicture."""
-    if "error" in answered:
-        raise RefusedPicture(answered["picture"], MediaError(answered["status"], answered["error"]))
-    return answered
+    """Handles. Raises RefusedPicture, OtherRelease."""
+    found = CONTRACT.unmarked(answered)
+    if "error" in found:
+        raise RefusedPicture(found["picture"], MediaError(found["status"], found["error"]))
+    return found

@@ -18,12 +18,13 @@ from trtx.engine.api import (
     read_shared,
     remove_shared,
 )
-from trtx.media import THIS_PICTURE, Blob, Kind, MediaError
+from trtx.media import THIS_PICTURE, Blob, Kind, MediaError, Stopping
 from trtx.worker.chunks import Chunk
+from trtx.worker.contract import OtherRelease
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
-from trtx.worker.questions import count, read_question, refusal, wants_count, wants_file
+from trtx.worker.questions import answer, count, read_question, refusal, wants_count, wants_file
 from trtx.worker.request import InvalidRequest
 
 
@@ -52,7 +53,7 @@ class PictureEncoder:
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             picture, key, kind, most_rows = read_question(asked)
-        except ValueError as error:
+        except (ValueError, OtherRelease) as error:
             raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
         try:
             if wants_count(asked):
@@ -61,11 +62,13 @@ class PictureEncoder:
             handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
             if not is_wanted() and handle.path is not None:
                 Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
-            answered = handle.to_dict()
+            answered = answer(handle)
+        except Stopping:
+            raise  # another worker takes the picture
         except MediaError as error:
             answered = refusal(error)
         except NotMade as failed:
-            if not isinstance(failed.error, MediaError):
+            if isinstance(failed.error, Stopping) or not isinstance(failed.error, MediaError):
                 raise
             answered = refusal(failed.error)
         return _chunk(answered)

@@ -20,9 +20,10 @@ from trtx.media import Blob, HeldMedia, MediaLimits, fetch
 from trtx.text import Tokenizer
 from trtx.worker import encoding
 from trtx.worker.decoding import Decoding
-from trtx.worker.embedders import ENCODE_SECONDS, EncodeWorkers, NoEncoder
+from trtx.worker.embedders import NoEncoder
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Placeholders, Sent, check_counts, check_placeholders, sent_media
+from trtx.worker.remote_embedder import EncodeWorkers, encode_seconds
 from trtx.worker.request import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -63,12 +64,11 @@ class PromptSight:
         workers: EncodeWorkers | None,
         limits: MediaLimits,
         metrics: MediaMetrics,
-        seconds: float = ENCODE_SECONDS,
     ) -> None:
         assert engine.facts.image_token_id is not None, "asked of engines that take pictures alone"
         self.placeholders = Placeholders(engine.facts.image_token_id)
         self._engine, self._decoding, self._tokenizer = engine, decoding, tokenizer
-        self._workers, self._limits, self._metrics, self._seconds = workers, limits, metrics, seconds
+        self._workers, self._limits, self._metrics = workers, limits, metrics
         self._has_tower = os.environ.get(_NO_TOWER) != "1"
         self._held = HeldMedia(limits.media_memory_bytes)
         self._turn = 0
@@ -144,7 +144,7 @@ class PromptSight:
                 self._metrics.retries += index > 0
                 try:
                     with self._decoding.timed("remote", len(blobs)):
-                        async with asyncio.timeout(self._seconds):
+                        async with asyncio.timeout(encode_seconds(self._limits, len(blobs))):
                             return encoding.read_answer(await workers.ask(worker, question))
                 except encoding.RefusedPicture as refused:
                     raise refused.error.about(blobs[refused.index].label) from refused

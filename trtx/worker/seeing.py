@@ -14,7 +14,12 @@ from trtx.errors import UsageError
 from trtx.media import Kind, PicturePool, embedding_options, processor_options, video_options
 from trtx.text import Tokenizer
 from trtx.worker.decoding import Decoding
-from trtx.worker.embedders import Embedder, LocalEmbedder, RemoteEmbedder, StartedEmbedder, video_rule
+from trtx.worker.embedders import (
+    Embedder,
+    LocalEmbedder,
+    StartedEmbedder,
+    video_rule,
+)
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import EncodeEndpoint
 from trtx.worker.encoding import ImageEncoder
@@ -24,6 +29,7 @@ from trtx.worker.options import WorkerOptions
 from trtx.worker.picture_encoder import PictureEncoder, discard
 from trtx.worker.pictures import Picture
 from trtx.worker.prompt_sight import PromptSight
+from trtx.worker.remote_embedder import RemoteEmbedder, encode_seconds
 from trtx.worker.sight import Sight
 
 _ROWS_OF_A_PICTURE = 16384  # at most, where they depend on its size: what an encoder takes of one
@@ -87,7 +93,9 @@ class Seeing:
             if options.encoders == "remote":
                 workers = await EncodeEndpoint.open(options.served_model_name)
                 self._exit.callback(workers.close)
-                embedder = RemoteEmbedder(workers, self.metrics, fallback=self._local)
+                embedder = RemoteEmbedder(
+                    workers, self.metrics, fallback=self._local, seconds=encode_seconds(options.media)
+                )
             cache: EmbeddingCache[Picture] = EmbeddingCache(
                 options.embedding_cache_bytes, lambda key, _: loaded.drop_embeddings([key])
             )

@@ -160,6 +160,19 @@ async def test_a_picture_is_not_judged_by_how_long_its_process_waited_for_a_core
         assert pool.pids == (pid,)
 
 
+async def test_where_no_process_comes_up_a_picture_is_refused_and_the_next_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with PicturePool(None, PATIENT) as pool:
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGKILL)
+        error = await refusal(pool.rgb(PICTURE))
+        assert (error.status, "a picture was not decoded: no process" in str(error)) == (429, True), str(error)
+        monkeypatch.undo()
+        await works(pool)
+
+
 async def test_one_that_hangs_does_not_hold_up_the_others() -> None:
     async with PicturePool(None, PATIENT.model_copy(update={"decode_processes": 2})) as pool:
         freeze(pool.pids[0])

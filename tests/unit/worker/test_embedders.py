@@ -25,19 +25,17 @@ from trtx.engine.api import Engine, EngineFacts, SharedTensor, TowerOutput, read
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
 from trtx.worker.embedders import (
-    DISTRUST_SECONDS,
     Embedder,
     LocalEmbedder,
     NoEncoder,
-    RemoteEmbedder,
     StartedEmbedder,
-    preferred,
 )
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.picture_encoder import PictureEncoder, discard
 from trtx.worker.questions import is_refusal, question, read_answer
+from trtx.worker.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
 from trtx.worker.request import InvalidRequest
 
 
@@ -442,7 +440,9 @@ def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_none(tmp_
             finally:
                 ended.set()
 
-        embedder = RemoteEmbedder(Workers(silent=_silent), MediaMetrics(), fallback=None, share_bytes=written)
+        embedder = RemoteEmbedder(
+            Workers(silent=_silent), MediaMetrics(), fallback=None, seconds=60, share_bytes=written
+        )
         what = embedder.embed(PICTURE, KEY, ROOM) if asks == "embed" else embedder.count(PICTURE, KEY)
         asking: asyncio.Task[Any] = asyncio.create_task(what)
         await asyncio.to_thread(begun.wait, 60)

@@ -18,6 +18,7 @@ from trtx.media import MediaError, PicturePool
 from trtx.text import load_tokenizer
 from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import NoEncoder
+from trtx.worker.encoding import CONTRACT
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Sent
 from trtx.worker.prompt_sight import PromptLooking, PromptSight
@@ -84,7 +85,7 @@ class Encoders:
         answer = self._answers[worker_id]
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return CONTRACT.marked(answer)
 
 
 Make = Callable[..., PromptSight]
@@ -99,9 +100,7 @@ async def make() -> AsyncIterator[Make]:
             metrics = MediaMetrics()
             started = Decoding(pool, metrics)
             started._starting = asyncio.ensure_future(asyncio.sleep(0))
-            return PromptSight(
-                engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics, seconds=5.0
-            )
+            return PromptSight(engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics)
 
         yield sight_of
 
