@@ -271,7 +271,7 @@ def _ratio(value: float | None, other: float | None) -> str:
     return "" if value is None or not other else f"{value / other:.3f}"
 
 
-def run(section: Section, peer_path: Path | None) -> dict[str, Any]:
+def run(section: Section, peer_path: Path | None, commit: str) -> dict[str, Any]:
     """Raises RuntimeError with the end of what a command said, where one fails or the section takes too long."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     commands = dict(section.commands)
@@ -286,7 +286,7 @@ def run(section: Section, peer_path: Path | None) -> dict[str, Any]:
         last = called(command, environment, LIMIT_S - (time.monotonic() - began))
         documents[name] = json.loads(last)
     return {
-        "section": section.name, "device": device(), "sources": sources(), "commit": _commit(), "started": started,
+        "section": section.name, "device": device(), "sources": sources(), "commit": commit, "started": started,
         "versions": f"torch {torch.__version__}, Python {sys.version.split()[0]}",
         "seconds": time.monotonic() - began, "documents": documents,
         "commands": {name: ["python", f"benchmarks/{words[0]}", *words[1:]] for name, words in commands.items()},
@@ -382,7 +382,7 @@ def measure(known: list[Section], names: list[str], options: argparse.Namespace,
             continue
         print(f"{section.name}:", flush=True)
         try:
-            result = run(section, options.peer_path)
+            result = run(section, options.peer_path, options.commit or _commit())
         except RuntimeError as error:
             failed.append(section.name)
             print(f"{section.name}: {error}", flush=True)
@@ -409,6 +409,7 @@ def main() -> None:
     parser.add_argument("--peer-path", type=Path, help="folder that holds vLLM; without it the peer's cells are empty")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"), help="default: %(default)s")
     parser.add_argument("--docs", type=Path, help="write the table there too, as a page")
+    parser.add_argument("--commit", help="what is measured, where there is no git to say it")
     parser.add_argument("--again", action="store_true", help="run what has its file too")
     options = parser.parse_args()
     models = dict(pair.split("=", 1) for pair in options.models.split(","))

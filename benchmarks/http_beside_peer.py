@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import TrtxError
 
 READY_S = 420.0  # vLLM compiles and captures for minutes
 END_S = 60.0  # a server that is told to end, and the memory that it held
@@ -326,7 +327,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended
     clock = Clock(options.budget_s)
     options.out.mkdir(parents=True, exist_ok=True)
-    options.tokenizer = resolve_checkpoint(options.model, on_gpu=True).path
+    try:
+        options.tokenizer = resolve_checkpoint(options.model, on_gpu=True).path
+    except TrtxError as error:
+        raise SystemExit(f"http_beside_peer.py: {error}") from None
     load = {"model": options.model, "isl": options.isl, "osl": options.osl}
     measured = earlier(options.results, load, options.servers)
     try:
