@@ -33,6 +33,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     max_frames: int  # that are taken of a video
     max_video_s: float
     memory_bytes: int  # beyond what it has when it is ready
+    is_replacement: bool = False  # of a process that a file may have ended
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trtx.config.media import MediaLimits
 from trtx.errors import LaunchError, UsageError
 from trtx.media.blob import Blob
@@ -101,6 +103,7 @@ class PicturePool:
             max_video_s=limits.max_video_s,
             memory_bytes=limits.decode_memory_bytes,
         )
+        self._again = msgspec.structs.replace(self._setup, is_replacement=True)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[int, DecodingProcess] = {}  # by place; absent while one is replaced
@@ -130,7 +133,7 @@ class PicturePool:
         try:
             async with asyncio.TaskGroup() as starting:
                 for slot in slots:
-                    starting.create_task(self._start_process(slot))
+                    starting.create_task(self._start_process(slot, self._setup))
         except BaseExceptionGroup as errors:
             await self.close()
             raise errors.exceptions[0] from None
@@ -228,13 +231,13 @@ class PicturePool:
                 self._open -= 1
             if slot not in self._processes:
                 with suppress(LaunchError, UsageError):  # the next file tries again, and says so
-                    await self._start_process(slot)
+                    await self._start_process(slot, self._again)
 
     async def _hand_over(self, slot: int, waiting: _Waiting) -> None:
         """Raises MediaError where the file, or the process that had it, came to nothing."""
         label = waiting.job.label
         for _ in range(_DELIVERIES):
-            process = self._processes.get(slot) or await self._start_process(slot)
+            process = self._processes.get(slot) or await self._start_process(slot, self._again)
             try:
                 answer, more = await self._answer(process, waiting)
             except ProcessEnded as ended:
@@ -274,8 +277,8 @@ class PicturePool:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)  # it lets go of the socket before that is closed
 
-    async def _start_process(self, slot: int) -> DecodingProcess:
-        process = await DecodingProcess.start(self._setup)
+    async def _start_process(self, slot: int, setup: Setup) -> DecodingProcess:
+        process = await DecodingProcess.start(setup)
         self._processes[slot] = process
         return process
 

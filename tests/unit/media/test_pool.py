@@ -20,6 +20,7 @@ from PIL import Image
 from processes import freeze
 from safetensors.numpy import save
 
+from trtx.checkpoint import resolve_checkpoint
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 
 pytestmark = pytest.mark.slow
@@ -108,6 +109,31 @@ async def test_processes_that_decode_let_the_worker_go_first() -> None:
         await until(lambda: pool.pids != (pid,) or gone(pid))
         await works(pool)
         assert [os.getpriority(os.PRIO_PROCESS, one) for one in pool.pids] == [10]
+
+
+NOTES_PRIORITY = """
+import importlib.abc, os, sys
+class Noting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "transformers.models.auto.image_processing_auto":
+            with open(os.environ["NOTED"], "a") as file:
+                print(os.getpriority(os.PRIO_PROCESS, 0), file=file)
+sys.meta_path.insert(0, Noting())
+"""
+
+
+async def test_first_pictures_do_not_wait_for_imports_at_a_low_priority_but_where_a_file_ended_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "noted"
+    (tmp_path / "sitecustomize.py").write_text(NOTES_PRIORITY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NOTED", str(noted))
+    async with PicturePool(resolve_checkpoint("synthetic:tiny-vl").path, PATIENT) as pool:
+        assert noted.read_text().split() == ["0"]
+        os.kill(*pool.pids, signal.SIGKILL)
+        await works(pool)
+    assert noted.read_text().split() == ["0", "10"]
 
 
 async def test_a_process_that_is_killed_while_idle_costs_nothing() -> None:

@@ -54,10 +54,13 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    os.nice(_NICENESS)
     parent = socket.socket(fileno=int(sys.argv[1]))
     setup = _message(parent)
     assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
+    # To import transformers is a second of computing, two minutes of a busy machine at this niceness, for which a
+    # pool's first pictures would wait. How often a process is replaced is up to clients.
+    if setup.is_replacement:
+        os.nice(_NICENESS)
     gc.disable()  # what importing transformers makes stays: looking at it again took a third of the import
     try:
         processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir), setup.videos)
@@ -66,6 +69,8 @@ def main() -> None:
         return
     gc.freeze()
     gc.enable()
+    if not setup.is_replacement:
+        os.nice(_NICENESS)
     _limit_memory(setup.memory_bytes)
     parent.sendall(frame(Ready()))
     while True:
