@@ -7,12 +7,13 @@ Its cells stand in it as in ``cell.json``, each with the version of that, so tha
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtx.bench import Cell, Load
+from trtx.bench import Cell, Load, cell_name
 from trtx.bench.cells import CELL
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import name_of, write_text
@@ -27,7 +28,7 @@ from trtx.experiment.resumption import PlanDocument
 from trtx.experiment.scores import scores_of_run
 from trtx.report.evaluation import is_evaluation
 from trtx.report.fidelity import is_fidelity
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, RunVerdict
+from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 from trtx.report.parity import is_parity
 
 
@@ -45,6 +46,8 @@ class Baseline:
     cells: tuple[Cell, ...]
     scores: tuple[TopologyValues, ...] = ()  # none of a run that asked for none
     records_unchecked: str | None = None  # of which cells nobody can tell whether figures are of their records, and why
+    unmeasured: tuple[str, ...] = ()  # cells that its run was asked for and ended before; a saved one says none
+    unscored: tuple[str, ...] = ()  # the same of topologies that it was asked to score
 
     def samples(self, window: Window) -> tuple[Sample, ...]:
         """It has the figures of both windows, whichever its run was judged by."""
@@ -104,11 +107,15 @@ def of_run(run_dir: Path) -> Baseline:
     if not cells:
         raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
     name = name_of(run_dir)
-    saved_at = LOCK.read(run_dir, AskedRun).provenance.environment.started_at
+    asked = LOCK.read(run_dir, AskedRun)
+    saved_at = asked.provenance.environment.started_at
+    names = (cell_name(label, load) for label in asked.topologies for load in asked.load.cells)
     verdict = None if judged is None else judged.verdict
+    scores = scores_of_run(run_dir)
     return Baseline(
         name, name, saved_at, verdict, conditions, None, None, tuple(as_kept(*one) for one in cells.values()),
-        scores_of_run(run_dir), why_unchecked(kept),
+        scores, why_unchecked(kept), tuple(one for one in names if one not in cells),
+        () if asked.eval is None else _unscored(asked.topologies, scores),
     )  # fmt: skip
 
 
@@ -122,7 +129,15 @@ def of_scored_run(run_dir: Path) -> Baseline:
     judged = VERDICT.find(run_dir, RunVerdict)
     name, verdict = name_of(run_dir), None if judged is None else judged.verdict
     started_at = told.environment.started_at
-    return Baseline(name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores)
+    return Baseline(
+        name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores,
+        unscored=_unscored(LOCK.read(run_dir, AskedScores).topologies, scores),
+    )  # fmt: skip
+
+
+def _unscored(asked: Sequence[str], scores: Sequence[TopologyValues]) -> tuple[str, ...]:
+    scored = {one.topology for one in scores}
+    return tuple(label for label in asked if label not in scored)
 
 
 def conditions_of_run(run_dir: Path) -> Conditions:

@@ -12,7 +12,8 @@ from trtx.errors import UsageError
 from trtx.evals.gate import check_max_drop
 from trtx.experiment.baseline import Baseline, records_unchecked
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
-from trtx.experiment.scores import compare_scores, partners
+from trtx.experiment.scores import compare_scores, partners, unjudged
+from trtx.experiment.verdict import unmeasured
 from trtx.report.forms import ComparedMetric, Comparison, Difference
 
 Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
@@ -33,7 +34,8 @@ def compare_measured(
     """Every cell that either has, and every task that ``candidate`` has. All intervals of a kind hold at once with 95 %
     (Bonferroni), of scores those of a topology.
 
-    With a ``limit`` the cells of ``candidate`` are judged as by a gate, and UsageError is raised where the two are of
+    With a ``limit`` the cells of ``candidate`` are judged as by a gate, those too that it was asked for and lacks, and
+    UsageError is raised where the two are of
     another model, load or machine and that is not ``allowed``. With ``max_drop`` its scores are. Without them nothing
     is refused but what has nothing in common: it is told.
     """
@@ -46,7 +48,8 @@ def compare_measured(
     others = partners([one.topology for one in candidate.scores], baseline.scores)
     return Comparison(
         baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window,
-        compare_scores(candidate.scores, others, max_drop), tuple(_one_sided(baseline, candidate)),
+        compare_scores(candidate.scores, others, max_drop),
+        (*_one_sided(baseline, candidate), *_unjudged(baseline, candidate, limit, max_drop)),
         records_unchecked(baseline, candidate),
     )  # fmt: skip
 
@@ -66,6 +69,11 @@ def _refuse_nothing_in_common(
         raise UsageError(
             f"{without_scores[0]} has no scores, and --max-drop judges them; leave it out, or expect runs with scores"
         )
+    if max_drop is not None and candidate.unscored:
+        raise UsageError(
+            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, as it ended before them, and "
+            "--max-drop judges them; leave it out, or go on with that run first"
+        )
     if without_speed and without_scores:
         raise UsageError(
             f"{without_speed[0]} has scores and no speed, {without_scores[0]} has speed and no scores: nothing of them "
@@ -79,6 +87,15 @@ def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
             yield f"Speed is not compared: {other.name} measured none."
         if one.scores and not other.scores:
             yield f"Scores are not compared: {other.name} has none."
+
+
+def _unjudged(baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None) -> Iterator[str]:
+    """What the baseline alone has, where something is judged. Without a limit such cells have their rows."""
+    asked = {*candidate.loads, *candidate.unmeasured}
+    if limit is not None and (alone := [cell.name for cell in baseline.cells if cell.name not in asked]):
+        yield f"Not judged: {', '.join(alone)}, which {candidate.name} was not asked to measure."
+    if max_drop is not None:
+        yield from (f"Not judged: {sentence}." for sentence in unjudged(candidate.scores, baseline.scores))
 
 
 def _differences(baseline: Baseline, candidate: Baseline) -> tuple[Difference, ...]:
@@ -100,14 +117,17 @@ def _speed(
     if limit is not None:
         refuse_others(baseline.name, found, allowed)
         by_name = {metric.name: metric for metric in metrics}
-        of_baseline, of_candidate = (tuple(side.values()) for side in sides)
+        of_baseline, of_candidate = (
+            tuple(sides[0].values()),
+            [*sides[1].values(), *map(unmeasured, candidate.unmeasured)],
+        )
         judgements = compare(of_baseline, of_candidate, limit, metrics, max_error_rate=max_error_rate)
         rows = [
             judged(one.cell, by_name[one.criterion], (sides[0].get(one.cell), sides[1].get(one.cell)), one, limit)
             for one in judgements
         ]
     else:
-        cells = tuple(dict.fromkeys((*sides[0], *sides[1])))
+        cells = tuple(dict.fromkeys((*sides[0], *sides[1], *baseline.unmeasured, *candidate.unmeasured)))
         confidence = per_interval(CONFIDENCE, max(1, len(cells) * len(metrics)))
         rows = []
         for cell in cells:

@@ -56,7 +56,7 @@ def judge_cells(
 
 def sample_of(cells: Mapping[str, Cell], name: str, window: Window) -> Sample:
     """As it is judged: one that is not there was not measured."""
-    return Sample.of(cells[name], window) if name in cells else _unmeasured(name)
+    return Sample.of(cells[name], window) if name in cells else unmeasured(name)
 
 
 def run_verdict(
@@ -148,7 +148,8 @@ def _judge_usage(sample: Sample) -> Judgement | None:
     )
 
 
-def _unmeasured(name: str) -> Sample:
+def unmeasured(name: str) -> Sample:
+    """A cell that was asked for and is not there."""
     return Sample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
 
 

@@ -23,7 +23,7 @@ from trtx.report.notes import notes_of
 from trtx.report.page import in_script, plotly_source
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
-from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown
+from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.whole_table import WholeTable
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
@@ -130,8 +130,8 @@ def evaluation_table(view: EvaluationView) -> RenderableType:
 
 def evaluation_markdown(view: EvaluationView) -> str:
     rows = [
-        f"| {line.topology} | {line.task.task} | {line.metric} | {line.value} | {line.interval} | {line.chance} | "
-        f"{line.answered} |"
+        f"| {line.topology} | {table_cell(line.task.task)} | {line.metric} | {line.value} | {line.interval} | "
+        f"{line.chance} | {line.answered} |"
         for line in view.lines
     ]
     text = [
@@ -143,7 +143,7 @@ def evaluation_markdown(view: EvaluationView) -> str:
         "|---|---|---|--:|--:|--:|--:|",
         *rows,
         *(line for grid in view.grids for line in _retrieval_markdown(grid)),
-        *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
+        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
         *verdict_markdown(view.verdict),
     ]
     return "\n".join(text) + "\n"

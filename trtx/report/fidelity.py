@@ -33,7 +33,7 @@ from trtx.evals.fidelity.gate import why_no_interval
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
-from trtx.report.verdict import MISSING, headline, lines, verdict_json, verdict_markdown, verdict_style
+from trtx.report.verdict import MISSING, headline, lines, markdown_line, verdict_json, verdict_markdown, verdict_style
 from trtx.report.whole_table import WholeTable
 
 _OVER = {"text": "text", "prompt": "prompts"}
@@ -285,7 +285,7 @@ def fidelity_markdown(view: FidelityView) -> str:
         "perplexity | increase % | 95 % |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
         *rows,
-        *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
+        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
         *verdict_markdown(view.verdict),
     ]
     return "\n".join(text) + "\n"

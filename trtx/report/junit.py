@@ -61,10 +61,9 @@ def _document(suite: ElementTree.Element) -> str:
 
 
 def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None:
-    seconds = row.value(benchmark_duration) or 0.0
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name, time=f"{seconds:.3f}"
-    )
+    case = ElementTree.SubElement(suite, "testcase", classname=f"trtx.bench.{row.topology}", name=row.name)
+    if (seconds := row.value(benchmark_duration)) is not None:
+        case.set("time", f"{seconds:.3f}")
     if row.level is not None:
         properties = ElementTree.SubElement(case, "properties")
         ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)

@@ -22,7 +22,7 @@ from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_pari
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.notes import notes_of
-from trtx.report.verdict import MISSING, headline, lines, table_cell, verdict_json, verdict_markdown
+from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.whole_table import WholeTable
 
 SERVERS = Document("servers.json", version=1, oldest=1, since="")
@@ -304,7 +304,7 @@ def parity_markdown(view: ParityView) -> str:
         *rows,
         "",
         view.yardstick,
-        *(["", *(f"- {' '.join(note.split())}" for note in view.notes)] if view.notes else []),
+        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
         *verdict_markdown(view.verdict),
     ]
     return "\n".join(text) + "\n"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from judged_runs import NOISY, a_run, judged
 
 from trtx.cli.app import run as trtx
@@ -127,3 +129,25 @@ def test_a_locale_without_a_letter_shows_it_by_its_number(argv: list[str]) -> No
     done = subprocess.run(command, env=ascii_only, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii() and (argv[0] != "compare" or b"(<0.001\\u2013>999)" in done.stdout)
+
+
+def test_a_run_that_ended_before_a_cell_passes_no_gate(capsys: Said) -> None:
+    shutil.rmtree("again/cells/disagg-c2")
+    assert trtx(["compare", "base", "again"]) == 0
+    assert "again has no such cell" in capsys.readouterr().out
+    assert trtx(["compare", "again", "base"]) == 0
+    assert "the baseline has no such cell" in capsys.readouterr().out
+    assert trtx(["compare", "base", "again", "--max-regression", "5%"]) == 1
+    said = capsys.readouterr()
+    assert "disagg-c2" in said.err and "the cell has no result (it was not measured)" in said.err
+
+
+def test_a_cell_that_a_run_was_not_asked_for_is_told_and_not_judged(capsys: Said) -> None:
+    lock = Path("again/run.lock.yaml")
+    asked = yaml.safe_load(lock.read_text())
+    asked["load"] |= {"concurrency": [1], "cells": asked["load"]["cells"][:1]}
+    lock.write_text(yaml.safe_dump(asked))
+    for cell in Path("again/cells").glob("*-c2"):
+        shutil.rmtree(cell)
+    assert trtx(["compare", "base", "again", "--max-regression", "5%"]) == 0
+    assert "Not judged: agg-c2, disagg-c2, which again was not asked to measure." in capsys.readouterr().out

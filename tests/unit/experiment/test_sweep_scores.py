@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
@@ -242,6 +243,12 @@ def test_runs_are_compared_by_their_scores_too(
     assert "agg sums acc 1 0.5 -0.5 (" in alone and "latency" not in alone and "No condition is known" in alone
     assert "regressed" in shown("before", "after", "--max-drop", "0.1", code=1)
     assert "pass" in shown("after", "before", "--max-drop", "0.1")
+    scored(Path("more"), {"sums": RIGHT, "words": RIGHT})
+    dropped = "Not judged: words was scored and is not, so nothing is said of it."
+    assert dropped in shown("more", "before", "--max-drop", "0.1")
+    shutil.rmtree("worse/eval/disagg")
+    ended_early = shown("base", "worse", "--max-drop", "0.9", code=2)
+    assert "worse has no scores of disagg, as it ended before them" in ended_early
     assert "Speed is not compared: after measured none." in shown("base", "after")
     assert "Scores are not compared: silent has none." in shown("base", "silent")
     assert "after has scores and no speed, silent has speed and no scores" in shown("silent", "after", code=2)

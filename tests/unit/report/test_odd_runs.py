@@ -129,6 +129,13 @@ def test_a_figure_over_a_duration_of_zero_is_not_known(golden_run: Path) -> None
     assert row["output_token_throughput"] is None and row["request_throughput"] is None
 
 
+def test_a_cell_without_a_result_took_no_known_time(golden_run: Path) -> None:
+    recorded(golden_run, few)
+    render(golden_run)
+    cases = ElementTree.parse(golden_run / "junit.xml").iter("testcase")
+    assert [case.get("name") for case in cases if case.get("time") is None] == [CELL]
+
+
 def test_why_a_cell_has_no_result_stands_under_the_table_of_the_terminal(golden_run: Path) -> None:
     assert recorded(golden_run, few).status == "failed"
     assert f"{CELL}: aiperf left records of 1 of 12 measured requests" in console_text(golden_run)
