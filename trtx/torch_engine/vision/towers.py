@@ -153,5 +153,9 @@ class QwenTower(Tower):
         values = torch.cat([one.values for one in batch]).to(self.device, self.dtype)
         grids = torch.tensor([one.grid for one in batch], device=self.device)  # [items, 3]
         found = self._model.get_image_features(values, grids)
-        levels = getattr(found, "deepstack_features", None) or ()  # of each, rows by item
+        rows = [one.rows for one in batch]
+        levels = [  # of each, rows by item; transformers 5.17 has those of all items in one tensor, 5.23 has them apart
+            level.split(rows) if isinstance(level, Tensor) else level
+            for level in getattr(found, "deepstack_features", None) or ()
+        ]
         return [torch.cat(vectors, dim=1) for vectors in zip(found.pooler_output, *levels, strict=True)]
