@@ -155,7 +155,7 @@ class QwenTower(Tower):
         found = self._model.get_image_features(values, grids)
         rows = [one.rows for one in batch]
         levels = [  # of each, rows by item; transformers 5.17 has those of all items in one tensor, 5.23 has them apart
-            level.split(rows) if isinstance(level, Tensor) else level
+            torch.split(level, rows) if isinstance(level, Tensor) else level
             for level in getattr(found, "deepstack_features", None) or ()
         ]
         return [torch.cat(vectors, dim=1) for vectors in zip(found.pooler_output, *levels, strict=True)]
