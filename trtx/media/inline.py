@@ -42,7 +42,10 @@ def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
                 raise too_large(label, limits.max_media_bytes)
             found.append(piece)
     except ValueError:  # binascii.Error is one
-        raise MediaError(400, f"{label} is not what it says: its data are broken or cut short") from None
+        wanted = "base64 with + and /, filled up with =" if is_base64 else "ASCII, two hexadecimal digits behind each %"
+        raise MediaError(
+            400, f"{label} has data that are broken or cut short; expected {wanted}: send all of it"
+        ) from None
     return b"".join(found)
 
 

@@ -113,6 +113,18 @@ async def test_a_broken_or_large_one_is_refused(url: str, status: int) -> None:
     assert len(str(refused.value)) < 250 and "AAAA" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("data:image/png;base64,AA-_", "expected base64 with + and /, filled up with =: send all of it"),
+        ("data:image/png,%zz", "expected ASCII, two hexadecimal digits behind each %: send all of it"),
+    ],
+)
+async def test_a_broken_one_is_told_what_was_expected(url: str, expected: str) -> None:
+    with pytest.raises(MediaError, match=re.escape(expected)):
+        await fetch(url, LIMITS)
+
+
 async def test_the_loop_goes_on_while_one_is_decoded() -> None:
     """Its longest wait for a turn is a small part of the whole, as it is not where one call decodes it all.
 

@@ -19,6 +19,7 @@ from trtx.torch_engine.encoder_messages import Clip, Grid
 logger = logging.getLogger(__name__)
 
 _KNOWN = {"pixel_values", "image_grid_thw"}
+_NO_SHAPE = "which this model can't take; send it cut to a shape that is less narrow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ImageProcessor:
         except Exception:
             logger.exception("the image processor failed on %s of %dx%d pixels", label, *picture.size)
             width, height = picture.size
-            raise MediaError(422, f"{label} has {width}x{height} pixels, which this model can't take") from None
+            raise MediaError(422, f"{label} has {width}x{height} pixels, {_NO_SHAPE}") from None
         if unknown := set(found) - _KNOWN:
             raise UsageError(
                 f"the image processor {type(self._processor).__name__} gives {', '.join(sorted(unknown))}, which no "
@@ -156,5 +157,5 @@ def _size(options: VideoOptions, count: int, frame: Image.Image, label: str) -> 
     try:
         high, wide = frame_size(options, count, height, width)
     except ValueError:
-        raise MediaError(422, f"{label} has frames of {width}x{height} pixels, which this model can't take") from None
+        raise MediaError(422, f"{label} has frames of {width}x{height} pixels, {_NO_SHAPE}") from None
     return wide, high
