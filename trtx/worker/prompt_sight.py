@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from trtx.engine import Engine
-from trtx.engine.api import PicturePrompt, ReadyPrompt, remove_shared, share
+from trtx.engine.api import PicturePrompt, ReadyPrompt, SharedTensor, share
 from trtx.media import Blob, HeldMedia, MediaLimits, fetch
 from trtx.text import Tokenizer
 from trtx.worker import encoding
 from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import NoEncoder
+from trtx.worker.file_of import file_of
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Placeholders, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.remote_embedder import EncodeWorkers, encode_seconds
@@ -64,11 +64,13 @@ class PromptSight:
         workers: EncodeWorkers | None,
         limits: MediaLimits,
         metrics: MediaMetrics,
+        share_bytes: Callable[[Any], SharedTensor] = share,
     ) -> None:
         assert engine.facts.image_token_id is not None, "asked of engines that take pictures alone"
         self.placeholders = Placeholders(engine.facts.image_token_id)
         self._engine, self._decoding, self._tokenizer = engine, decoding, tokenizer
         self._workers, self._limits, self._metrics = workers, limits, metrics
+        self._share = share_bytes
         self._has_tower = os.environ.get(_NO_TOWER) != "1"
         self._held = HeldMedia(limits.media_memory_bytes)
         self._turn = 0
@@ -134,9 +136,9 @@ class PromptSight:
 
     async def _ask(self, workers: EncodeWorkers, text: str, blobs: Sequence[Blob]) -> Mapping[str, Any] | None:
         """What one of ``workers`` made; None where none answered. Raises MediaError, under the client's own label."""
-        files = await _all([asyncio.to_thread(share, np.frombuffer(blob.data, np.uint8)) for blob in blobs])
-        question = encoding.question(text, files, self._engine.facts.context_length)
-        try:
+        async with AsyncExitStack() as held:
+            files = [await held.enter_async_context(file_of(blob, self._share)) for blob in blobs]
+            question = encoding.question(text, files, self._engine.facts.context_length)
             ids = sorted(workers.ids())
             self._turn += 1
             for index in range(len(ids)):
@@ -150,9 +152,6 @@ class PromptSight:
                     raise refused.error.about(blobs[refused.index].label) from refused
                 except Exception as error:
                     logger.warning("encode worker %x did not encode %d pictures: %r", worker, len(blobs), error)
-        finally:
-            for file in files:
-                remove_shared(file)
         return None
 
     def _text_of(self, token_ids: Sequence[int]) -> str:

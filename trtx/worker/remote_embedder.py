@@ -6,17 +6,15 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from trtx.engine.api import EmbeddingReader, SharedTensor, TowerOutput, remove_shared, share
+from trtx.engine.api import EmbeddingReader, SharedTensor, TowerOutput, share
 from trtx.media import Blob, MediaError, MediaLimits, decode_seconds
 from trtx.worker import questions
 from trtx.worker.contract import OtherRelease
 from trtx.worker.embedders import Embedder, NoEncoder
+from trtx.worker.file_of import file_of
 from trtx.worker.media_metrics import MediaMetrics
 
 logger = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class RemoteEmbedder:
             self._fallback.use_files()
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
-        async with self._in_file(blob) as picture:
+        async with file_of(blob, self._share) as picture:
             asked: set[int] = set()
             because = ""
             while found := self._worth_asking(asked):
@@ -109,7 +107,7 @@ class RemoteEmbedder:
         if not found:
             return None if self._fallback is None else await self._fallback.count(blob, key)
         worker = preferred(found, key)
-        async with self._in_file(blob) as picture:
+        async with file_of(blob, self._share) as picture:
             try:
                 async with asyncio.timeout(self._seconds):
                     asked = questions.count_question(picture, key, blob.kind)
@@ -120,20 +118,6 @@ class RemoteEmbedder:
                 self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
                 logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
                 return None
-
-    @asynccontextmanager
-    async def _in_file(self, blob: Blob) -> AsyncIterator[SharedTensor]:
-        """For as long as the block takes. A thread that writes goes on where its caller was cancelled: what it wrote
-        is removed then too."""
-        data = np.frombuffer(blob.data, np.uint8)
-        writing = asyncio.get_running_loop().run_in_executor(None, self._share, data)
-        try:
-            yield await asyncio.shield(writing)
-        finally:
-            if writing.done():
-                _remove_written(writing)
-            else:
-                writing.add_done_callback(_remove_written)
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
         """Who may be asked next; those of whom nothing is known against them first."""
@@ -152,11 +136,6 @@ class RemoteEmbedder:
     async def close(self) -> None:
         if self._fallback is not None:
             await self._fallback.close()
-
-
-def _remove_written(writing: asyncio.Future[SharedTensor]) -> None:
-    if not writing.cancelled() and writing.exception() is None:
-        remove_shared(writing.result())
 
 
 def preferred(workers: Iterable[int], key: bytes) -> int:

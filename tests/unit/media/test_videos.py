@@ -194,7 +194,11 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
         r"plays longer than 20 s, the most that a video may \(--max-video-s\)",
     ),
     "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
-    "a thin one": (files.saved(files.drawn(3, 1202, 4)), 422, "1202x4 pixels, which this model can't take; send it cut to a shape"),
+    "a thin one": (
+        files.saved(files.drawn(3, 1202, 4)),
+        422,
+        "1202x4 pixels, which this model can't take; send it cut to a shape",
+    ),
     "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "no multiple of 90 degrees"),
     "one shown as a point": (files.shown_by(VIDEO, 0, 0, 0, 0), 422, "no multiple of 90 degrees"),
     "another codec": (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.config.media import MediaLimits
-from trtx.engine.api import EngineFacts, PicturePrompt, ReadyPrompt
+from trtx.engine.api import EngineFacts, PicturePrompt, ReadyPrompt, SharedTensor, share
 from trtx.media import MediaError, PicturePool
 from trtx.text import load_tokenizer
 from trtx.worker.decoding import Decoding
@@ -96,11 +98,13 @@ async def make() -> AsyncIterator[Make]:
     async with PicturePool(None, ONE) as pool:
         tokenizer = load_tokenizer(resolve_checkpoint(MODEL).path)
 
-        def sight_of(engine: Any, workers: Encoders | None = None) -> PromptSight:
+        def sight_of(engine: Any, workers: Encoders | None = None, **more: Any) -> PromptSight:
             metrics = MediaMetrics()
             started = Decoding(pool, metrics)
             started._starting = asyncio.ensure_future(asyncio.sleep(0))
-            return PromptSight(engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics)
+            return PromptSight(
+                engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics, **more
+            )
 
         yield sight_of
 
@@ -215,4 +219,28 @@ def byte_tokens() -> list[int]:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_none(make: Make, tmp_path: Path) -> None:
+    begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def written(value: Any) -> SharedTensor:
+        begun.set()
+        assert may_go_on.wait(60)
+        try:
+            return share(value, tmp_path)
+        finally:
+            ended.set()
+
+    sight = make(Processor(), Encoders({1: HANDLES}), share_bytes=written)
+    asking = asyncio.create_task(sight.look(tokens(), [sent()]))
+    assert await asyncio.to_thread(begun.wait, 60)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    may_go_on.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+    async with asyncio.timeout(60):
+        while [*tmp_path.iterdir()]:
             await asyncio.sleep(0.001)

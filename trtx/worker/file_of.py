@@ -1,0 +1,33 @@
+"""A medium on its way to another process of the topology: in a file, for as long as that is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from trtx.engine.api import SharedTensor, remove_shared
+from trtx.media import Blob
+
+
+@asynccontextmanager
+async def file_of(blob: Blob, share: Callable[[Any], SharedTensor]) -> AsyncIterator[SharedTensor]:
+    """Its bytes as ``share`` writes them, in a thread. One that writes goes on where its caller was cancelled: what it
+    wrote is removed then too."""
+    data = np.frombuffer(blob.data, np.uint8)
+    writing = asyncio.get_running_loop().run_in_executor(None, share, data)
+    try:
+        yield await asyncio.shield(writing)
+    finally:
+        if writing.done():
+            _remove_written(writing)
+        else:
+            writing.add_done_callback(_remove_written)
+
+
+def _remove_written(writing: asyncio.Future[SharedTensor]) -> None:
+    if not writing.cancelled() and writing.exception() is None:
+        remove_shared(writing.result())
