@@ -12,7 +12,7 @@ from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, remove_shared
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
-from trtx.worker.embedders import Embedder
+from trtx.worker.embedders import Embedder, NoEncoder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
@@ -167,7 +167,13 @@ class Sight:
                 self._embedder.use_files()
             except EmbeddingGone as error:
                 logger.warning("picture %s is encoded again: %s", key.hex(), error)
-            return await self._make(key, blob)
+            try:
+                return await self._make(key, blob)
+            except EmbeddingGone as error:
+                logger.error("picture %s was lost twice between encoder and engine: %s", key.hex(), error)
+                raise NoEncoder(
+                    "what encoders made of the picture was gone before the engine had it; try again"
+                ) from error
 
         return make
 

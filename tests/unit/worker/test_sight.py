@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dynamo.llm.exceptions import HttpError
 from prometheus_client import CollectorRegistry
 
 from trtx.checkpoint.vision import VisionConfig
@@ -17,6 +18,7 @@ from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, EngineFacts, To
 from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade
+from trtx.worker.faults import as_dynamo_error
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent
 from trtx.worker.request import InvalidRequest
@@ -230,8 +232,10 @@ async def test_one_that_is_lost_twice_is_that_requests_failure(tmp_path: Path) -
 
     gate, metrics = Lost(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
-    with pytest.raises(NotMade, match="the encoder died"):
+    with pytest.raises(NotMade, match="gone before the engine had it; try again") as failed:
         await sight_of(gate, metrics).look([url(b"one")])
+    told = as_dynamo_error(failed.value, "refused", "agg")
+    assert isinstance(told, HttpError) and told.code == 429, "no fault of the picture's, nor of the engine's"
     assert len(gate.seen) == 2 and not [*tmp_path.iterdir()]
 
 
