@@ -29,7 +29,7 @@ from trtx.torch_engine.llmapi import DisaggregatedParams, SamplingParams
 from trtx.worker.background import Background
 from trtx.worker.decoding import Decoding
 from trtx.worker.encode_endpoint import ASKED
-from trtx.worker.encoding import ImageEncoder, question
+from trtx.worker.encoding import ImageEncoder, question, read_answer
 from trtx.worker.handler import RequestHandler
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
@@ -273,4 +273,4 @@ async def test_a_worker_that_encodes_says_so_until_it_has_the_answer(
         if engine.is_asked.is_set() and len(said) >= 2:
             engine.may_end.set()
     assert all(chunk == {"token_ids": [], "index": 0} for chunk in said[:-1]) and len(said) > 2
-    assert said[-1]["encoder_result"] == HANDLES
+    assert read_answer(said[-1]["encoder_result"]) == HANDLES
