@@ -40,6 +40,7 @@ class FrontendWatch:
         self._route = route
         self._log: FrontendLog | None = None
         self._whole_since: float | None = None
+        self._asked_since: float | None = None
 
     def begin(self, log: Log) -> None:
         """A new life, and its log."""
@@ -76,12 +77,14 @@ class FrontendWatch:
         whole_since, route = self._whole_since, self._route
         if route is None:
             return Judgement("proved") if wants_proof and whole_since is not None else None
+        # Nobody asks before the first readiness, and workers may load for minutes behind a frontend that is up.
+        self._asked_since = asked_since = self._asked_since or now
         route.expect(whole_since, proof=wants_proof)
         if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
             return None
         if is_known and self._log is not None and self._log.has_lost_lease:
             return Judgement("useless", "its lease in etcd has ended, and with it all that it knew of workers")
-        silent_s = now - max(route.answered_at or 0.0, frontend.up_since)
+        silent_s = now - max(route.answered_at or 0.0, frontend.up_since, asked_since)
         is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
         if is_frozen or silent_s > SILENT_FRONTEND_S:
             why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""

@@ -168,6 +168,17 @@ def test_a_frontend_that_answers_nobody_is_started_again(served: Served, seconds
     assert len(served.children["frontend"]) == 2
 
 
+def test_a_frontend_that_waited_long_for_its_workers_is_not_silent_before_it_is_asked(served: Served) -> None:
+    served.answers = False  # nobody asks while workers load
+    served.run(SILENT_FRONTEND_S + 15)
+    served.serve()
+    served.supervisor.mark_ready()
+    served.run(1)
+    served.answers = True
+    served.run(5)
+    assert served.told("vanished") == "" and len(served.children["frontend"]) == 1
+
+
 @pytest.mark.parametrize(
     ("age_s", "cause"),
     [
