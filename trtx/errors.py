@@ -3,6 +3,7 @@
     TrtxError
     ├── GateError            1   a gate failed
     ├── UsageError           2   wrong flag, file, config, port in use, missing extra
+    │   └── UnsupportedModel 2   a sound model that the embedded engine does not run
     ├── NoVerdictError       3   measured too little to say: cells, or the tokens of answers
     ├── LaunchError          4   a process did not start, or did not become ready
     ├── LoadGeneratorError   5   aiperf failed
@@ -29,6 +30,10 @@ class GateError(TrtxError):
 
 class UsageError(TrtxError):
     exit_code = 2
+
+
+class UnsupportedModel(UsageError):
+    """Nothing is wrong with the model, as far as anybody looked: the engine tensorrt-llm may run it."""
 
 
 class NoVerdictError(TrtxError):

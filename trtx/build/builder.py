@@ -16,11 +16,11 @@ from trtx.build.formats import NO_FORMAT
 from trtx.build.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from trtx.build.plan import BuildPlan, BuildRequest, plan_build
 from trtx.build.progress import Clock, Listener, Progress
-from trtx.build.proof import Proof, prove
+from trtx.build.proof import Proof, check_supported, prove
 from trtx.build.quantize import Job
 from trtx.build.store import Partial, check_space, is_disk_full, no_space, partial_directory
 from trtx.build.tensorrt import EngineJob
-from trtx.errors import LaunchError, UsageError
+from trtx.errors import LaunchError, UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +125,19 @@ def _run(kind: str, job: Job | EngineJob, partial: Partial, on_progress: Listene
 
 
 def _prove(plan: BuildPlan, partial: Partial, on_progress: Listener) -> tuple[Proof | None, str | None]:
-    """The proof, or why there is none. Weights that were not quantized need none: they are the source's."""
+    """The proof, or why there is none: weights that were not quantized need none, if nothing is wrong with them as far
+    as the embedded engine can read. Raises UsageError for a checkpoint that contradicts itself."""
     if plan.request.backend == "tensorrt":
         return None, "the embedded engine runs no engines of the TensorRT backend"
     try:
+        check_supported(plan.source.path, on_gpu=plan.request.here is not None)
         proof = prove(
             plan.source.path,
             partial.path,
             kv_dtype=plan.request.kv_dtype,
             on_step=lambda done, total: on_progress(Progress("proving", done, total)),
         )
-    except UsageError as error:
+    except UnsupportedModel as error:
         if plan.request.form != NO_FORMAT:
             raise
         return None, str(error)

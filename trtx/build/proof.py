@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtx.checkpoint.held_out import held_out_passages, held_out_prompts
+from trtx.checkpoint.model_config import read_model_config
+from trtx.checkpoint.windows import check_windows
+from trtx.errors import UnsupportedModel
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
 
@@ -47,10 +50,18 @@ class Answers:
     continuations: list[list[int]]
 
 
+def check_supported(source: Path, *, on_gpu: bool) -> None:
+    """Raises UnsupportedModel where the embedded engine does not run such a model, before a process is started for it:
+    what that raises is a UsageError whatever it was. Raises UsageError for a config.json that says nothing sound."""
+    config = read_model_config(source)
+    check_windows(config.windows, source, on_gpu=on_gpu, deterministic=False)
+
+
 def prove(source: Path, result: Path, *, kv_dtype: str, on_step: Callable[[int, int], None]) -> Proof:
     """Runs ``source``, then ``result`` with ``kv_dtype``, each in an engine process of its own.
 
-    Raises UsageError for a checkpoint that the embedded engine can't load, LaunchError for an engine that dies.
+    Raises UsageError for a checkpoint that the embedded engine can't load, UnsupportedModel where its context is
+    shorter than the texts, LaunchError for an engine that dies.
     """
     tokenizer = load_tokenizer(source)
 
@@ -75,6 +86,12 @@ def ask(
 ) -> Answers:
     """Scores ``texts`` and continues ``prompts``, both token ids."""
     with OfflineEngine(model, purpose="proves the build", kv_dtype=kv_dtype) as engine:
+        longest = max(MAX_NEW_TOKENS + max(map(len, prompts)), 1 + max(map(len, texts)))
+        if longest > engine.max_seq_len:
+            raise UnsupportedModel(
+                f"{model}: its context of {engine.max_seq_len} tokens is shorter than the {longest} that the texts of "
+                "the proof take; it can be served, and compared with trtx eval"
+            )
         scored, continued = engine.prompt_logprobs(texts, 0), engine.continuations(prompts, MAX_NEW_TOKENS)
         logprobs: list[float] = []
         continuations: list[list[int]] = []

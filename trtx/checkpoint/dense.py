@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trtx.checkpoint.formats import Loading, Stored
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -72,7 +72,7 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
         )
         return Product(tuple(plain), has_bias, None)
     if others := [name for name in rows if name not in covered]:
-        raise UsageError(
+        raise UnsupportedModel(
             f"{quantization.source} quantizes {covered[0]} and excludes {others[0]}, one product here; "
             "expected both or neither; serve it with the engine tensorrt-llm"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel, UsageError
 
 CONFIG = "config.json"
 _LARGEST_BYTES = 64 << 20  # an index of DeepSeek-R1's 91,991 tensors has 9 MB
@@ -149,10 +149,17 @@ class Fields:
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         """``expected``: what would have been right, and what to do where that isn't the same."""
+        raise UsageError(self._refusal(name, expected))
+
+    def refuse_here(self, name: str, expected: str) -> NoReturn:
+        """As :meth:`refuse`, of what may be right and is not computed by the torch engine."""
+        raise UnsupportedModel(self._refusal(name, expected))
+
+    def _refusal(self, name: str, expected: str) -> str:
         field = f"{self.parent}{name}"[:100]
         if name not in self.values:
-            raise UsageError(f"{self.file} has no {field}; expected {expected}")
-        raise UsageError(f"{self.file}: {field} is {shown(self.values[name])}; expected {expected}")
+            return f"{self.file} has no {field}; expected {expected}"
+        return f"{self.file}: {field} is {shown(self.values[name])}; expected {expected}"
 
 
 def _is_finite(value: int | float) -> bool:

@@ -23,7 +23,7 @@ from trtx.checkpoint.vision import (
 )
 from trtx.checkpoint.weight_index import stored_dtype
 from trtx.checkpoint.windows import Windows, read_windows, refuse_nested_windows
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel
 
 DRAWN_WEIGHTS = "trtx_synthetic"
 """The key of config.json that says "no weights here: draw them", with their seed and standard deviation."""
@@ -159,7 +159,7 @@ def _architecture(config: Fields) -> str:
     known = {name: family.model_type for name, family in FAMILIES.items()}
     known |= {name: wrapper.model_type for name, wrapper in WRAPPERS.items()}
     if architecture not in known:
-        raise UsageError(
+        raise UnsupportedModel(
             f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
             f"one of {', '.join(known)}, or the engine tensorrt-llm"
         )
@@ -200,7 +200,7 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
     known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
     kind = text.word("model_type", f"one of {', '.join(known)}")
     if kind not in known:
-        text.refuse(
+        text.refuse_here(
             "model_type",
             f"one of {', '.join(known)}: the torch engine computes no other decoder there; use another checkpoint or "
             "the engine tensorrt-llm",
@@ -215,7 +215,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
     """The rule that keeps fields from being dropped: what nobody knows is refused, unless it is null, 0 or empty."""
     for name, allowed in ONLY.items():
         if config.has(name) and config.values[name] not in allowed:
-            config.refuse(
+            config.refuse_here(
                 name,
                 f"{shown(allowed[0])}: the torch engine does not compute {architecture} with anything else; use "
                 "another checkpoint or the engine tensorrt-llm",
@@ -223,7 +223,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
         if value and not is_known:
-            config.refuse(
+            config.refuse_here(
                 name,
                 f"no such field in a {architecture}: the torch engine does not know what it asks for; delete it if "
                 "the answers do not depend on it, or serve it with the engine tensorrt-llm",

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
 from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, LOADED, METHODS, Loading, Stored
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel, UsageError
 
 MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT = "modelopt"
@@ -93,7 +93,7 @@ def check_loadable(found: Quantization | None, directory: Path, config: Mapping[
     if found.method != _MODELOPT or found.algorithm not in known:
         name = str(found.algorithm) if found.method == _MODELOPT else found.method
         what = shown_name(name) + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
-        raise UsageError(
+        raise UnsupportedModel(
             f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
             f"{', '.join(LOADED)}: quantize the original checkpoint with trtx build, or serve it with the engine "
             "tensorrt-llm"

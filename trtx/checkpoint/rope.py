@@ -65,8 +65,8 @@ def read_rope(config: Fields, *, needs_theta: bool, mrope: Mrope | None = None, 
     _check_rotary_share(config, stated)
     if mrope is not None:
         if stated is not None and kind != "default":
-            stated.refuse("rope_type", "'default': the torch engine scales no positions of three parts; use the engine "
-                                       "tensorrt-llm")  # fmt: skip
+            stated.refuse_here("rope_type", "'default': the torch engine scales no positions of three parts; use "
+                                            "the engine tensorrt-llm")  # fmt: skip
         sections = _sections(config, stated, mrope, head_dim)
         return RopeConfig(theta, mrope_section=sections, mrope_interleaved=mrope.interleaved)
     if stated is None or kind == "default":
@@ -125,7 +125,7 @@ def _kind(stated: Fields, mrope: Mrope | None) -> str:
         kinds = {name: "default" if kind == _MROPE else kind for name, kind in kinds.items()}
     for name, kind in kinds.items():
         if kind not in _NEEDED:
-            stated.refuse(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
+            stated.refuse_here(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
                                 "the engine tensorrt-llm")  # fmt: skip
     if len(set(kinds.values())) > 1:
         stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
@@ -141,8 +141,8 @@ def _one_of_types() -> str:
 def _refuse_unused(stated: Fields, kind: str, beside: tuple[str, ...]) -> None:
     for name, value in stated.values.items():
         if isinstance(value, Mapping):
-            stated.refuse(name, "one rotary setting for all layers: the torch engine has no other by layer type; use "
-                                "the engine tensorrt-llm")  # fmt: skip
+            stated.refuse_here(name, "one rotary setting for all layers: the torch engine has no other by layer type; "
+                                     "use the engine tensorrt-llm")  # fmt: skip
         if value is not None and name not in (*_OF_EVERY_TYPE, *_NEEDED[kind], *beside):
             stated.refuse(name, f"no such field for rope type {kind!r}: name the type that it belongs to, or delete it")
 
@@ -165,7 +165,7 @@ def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
     for place in filter(None, (config, stated)):
         name = "partial_rotary_factor"
         if place.has(name) and place.number(name) != 1.0:
-            place.refuse(name, "1: the torch engine rotates whole heads; serve it with the engine tensorrt-llm")
+            place.refuse_here(name, "1: the torch engine rotates whole heads; serve it with the engine tensorrt-llm")
 
 
 def _original_positions(config: Fields, stated: Fields) -> int:

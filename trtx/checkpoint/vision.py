@@ -9,7 +9,7 @@ from pathlib import Path
 from trtx.checkpoint.documents import Fields, config_fields
 from trtx.checkpoint.known_fields import PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.processor import check_processor
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel
 
 TEXT, VISION = "text_config", "vision_config"
 _LARGEST_SIZE, _LARGEST_DEPTH, _LARGEST_IMAGE = 1 << 18, 1 << 12, 1 << 14
@@ -235,7 +235,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
     known = {*_OF_EVERY_WRAPPER, *WRAPPERS[architecture].fields}
     for name, value in config.values.items():
         if value and name not in known and name not in WITHOUT_EFFECT and not name.startswith(PREFIXES_WITHOUT_EFFECT):
-            config.refuse(
+            config.refuse_here(
                 name,
                 f"no such field beside the text_config of a {architecture}: the torch engine does not know what it "
                 "asks for; delete it if the answers do not depend on it, or serve it with the engine tensorrt-llm",
@@ -259,7 +259,7 @@ def _clip_rows(config: Fields, tower: Fields) -> int:
     """Rows of a picture: the patches of LLaVA's CLIP tower, and its class token with the strategy ``full``."""
     wanted = "'clip_vision_model', the tower of a llava that the torch engine knows"
     if tower.word("model_type", wanted) != "clip_vision_model":
-        tower.refuse("model_type", f"{wanted}; use another checkpoint or the engine tensorrt-llm")
+        tower.refuse_here("model_type", f"{wanted}; use another checkpoint or the engine tensorrt-llm")
     hidden = tower.count("hidden_size", most=_LARGEST_SIZE)
     tower.count("intermediate_size", most=1 << 20)
     heads = tower.count("num_attention_heads", most=_LARGEST_DEPTH)
@@ -290,7 +290,7 @@ def _check_layers(config: Fields, depth: int) -> None:
 
 def refuse_quantized(model_dir: Path, architecture: str) -> None:
     """Raises UsageError: which of its modules are the decoder's is not looked into."""
-    raise UsageError(
+    raise UnsupportedModel(
         f"{model_dir} is a quantized {architecture}; the torch engine loads such models in full precision alone: use "
         "the original checkpoint, or the engine tensorrt-llm"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtx.checkpoint.documents import Fields
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from trtx.checkpoint.model_config import Family
@@ -39,7 +39,9 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
     if window >= max_position:
         return ()
     if family.window == "unknown":
-        config.refuse("sliding_window", f"null, or use_sliding_window false, in a {family.model_type}: {_ELSEWHERE}")
+        config.refuse_here(
+            "sliding_window", f"null, or use_sliding_window false, in a {family.model_type}: {_ELSEWHERE}"
+        )
     return tuple(window if is_sliding else None for is_sliding in slides)
 
 
@@ -54,7 +56,7 @@ def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | Non
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
     if family.window == "unknown" and any(kind != _FULL for kind in kinds):
-        config.refuse("layer_types", f"{_FULL!r} throughout in a {family.model_type}: {_ELSEWHERE}")
+        config.refuse_here("layer_types", f"{_FULL!r} throughout in a {family.model_type}: {_ELSEWHERE}")
     if any(kind not in (_FULL, _SLIDING) for kind in kinds):
         config.refuse("layer_types", f"{_FULL!r} or {_SLIDING!r} of every layer")
     return [kind == _SLIDING for kind in kinds]
@@ -73,12 +75,12 @@ def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
 def refuse_nested_windows(text: Fields, windows: Windows) -> None:
     """Of a decoder beside a vision tower: nobody has compared its windows with another engine's."""
     if windows and text.has("layer_types"):
-        text.refuse("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
+        text.refuse_here("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
     if windows:
         silent = (
             "" if text.has("sliding_window") else f" (missing, it is {max(w or 0 for w in windows)} to transformers)"
         )
-        text.refuse("sliding_window", f"null, or use_sliding_window false{silent}: {_ELSEWHERE}")
+        text.refuse_here("sliding_window", f"null, or use_sliding_window false{silent}: {_ELSEWHERE}")
 
 
 def check_windows(windows: Sequence[int | None], model_dir: Path, *, on_gpu: bool, deterministic: bool) -> None:
@@ -87,7 +89,7 @@ def check_windows(windows: Sequence[int | None], model_dir: Path, *, on_gpu: boo
         return
     count, window = sum(w is not None for w in windows), max(w or 0 for w in windows)
     where, remedy = ("on a GPU", "a CPU") if on_gpu else ("deterministically", "no --deterministic")
-    raise UsageError(
+    raise UnsupportedModel(
         f"{model_dir.name}: {count} of {len(windows)} layers attend to a window of {window} positions, which the torch "
         f"engine does not compute {where}; use {remedy} or the engine tensorrt-llm"
     )

@@ -69,6 +69,11 @@ def _stored(
         name = decoder_name(config.architecture, stored_as)
         if name is None:  # the vision tower's, which its own process loads
             continue
+        if name in seen:
+            raise UsageError(
+                f"{model_dir} holds the tensor {name} twice, in files of which no {INDEX} says which are the model's; "
+                "take away the file that is not"
+            )
         seen.add(name)
         if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())
