@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trtx.bench import Load
 from trtx.bench.judgement import Verdict
+from trtx.bench.validity import Level
 from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
@@ -82,12 +83,18 @@ class Baselines:
     def promote(self, name: str) -> tuple[Baseline, tuple[str, ...]]:
         """Makes it the one that is picked for its machine, model and load; returns it and whom it supersedes.
 
-        Raises UsageError unless the verdict of its run passed.
+        Raises UsageError unless the verdict of its run passed and none of its cells is INVALID: nothing could be judged
+        by such a cell, and a run without a gate passes where no request failed.
         """
         candidate = self.get(name)
         if candidate.verdict is not Verdict.PASS:
             was = "was not judged" if candidate.verdict is None else f"ended with {quoted(candidate.verdict.value)}"
             raise UsageError(f"{name} can't be promoted: its run {candidate.run} {was}; expected a run that passed")
+        if invalid := [one.cell for one in candidate.samples("whole") if one.validity is Level.INVALID]:
+            raise UsageError(
+                f"{name} can't be promoted: INVALID in its run {candidate.run}: {', '.join(invalid)}; expected cells "
+                "that others can be judged by; measure again"
+            )
         now = datetime.now(UTC).replace(microsecond=0)
         promoted = replace(candidate, promoted_at=now, superseded_by=None)
         replaced = [

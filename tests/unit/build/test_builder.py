@@ -204,3 +204,45 @@ def test_a_model_that_the_embedded_engine_does_not_know_is_configured_and_not_pr
     assert "MysteryForCausalLM is not known" in refused.communicate(timeout=60)[0].splitlines()[-1]
     assert refused.returncode == 2
     assert left(tmp_path / "builds") == [build.name]
+
+
+def _truncated(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def _changed(**values: Any) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_truncated, "model.safetensors cannot be read as safetensors"),
+        (_changed(rope_theta="abc"), "rope_theta is 'abc'; expected a finite number above 0"),
+        (_changed(vocab_size=4160), "model.embed_tokens.weight has shape"),
+    ],
+    ids=["truncated", "theta", "vocab"],
+)
+def test_a_checkpoint_that_contradicts_itself_is_no_build(
+    trtx_build: Run, tmp_path: Path, damage: Callable[[Path], None], told: str
+) -> None:
+    model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
+    damage(model)
+    refused = trtx_build("modelopt", "--quant", "none", model=str(model))
+    assert told in refused.communicate(timeout=120)[0].splitlines()[-1]
+    assert refused.returncode == 2
+    assert left(tmp_path / "builds") == []
+
+
+def test_a_context_too_short_for_the_proof_is_built_and_not_proved(trtx_build: Run, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
+    _changed(max_position_embeddings=64)(model)
+    built = trtx_build("modelopt", "--quant", "none", model=str(model))
+    said = built.communicate(timeout=120)[0]
+    assert built.returncode == 0, said
+    assert "not proved" in said and "its context of 64 tokens is shorter than the" in said

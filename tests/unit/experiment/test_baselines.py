@@ -13,6 +13,7 @@ from judged_runs import a_run, change_cells, conditions_of_kept, gated, judged
 
 from trtx.bench import read_cells
 from trtx.bench.judgement import Verdict
+from trtx.bench.validity import Level, Reason, Validity
 from trtx.errors import UsageError
 from trtx.experiment.baseline import of_run, read_baseline, write_baseline
 from trtx.experiment.baselines import Baselines, open_baseline, open_measured
@@ -87,6 +88,15 @@ def test_a_run_that_did_not_pass_is_never_promoted(kept: Baselines, tmp_path: Pa
         judged(run, slo=[slo])
     kept.save(run, "main")
     with pytest.raises(UsageError, match=f"main can't be promoted: its run run {told}.*expected a run that passed"):
+        kept.promote("main")
+    assert kept.get("main").state == "candidate"
+
+
+def test_a_run_with_an_invalid_cell_is_never_promoted_though_no_request_failed(kept: Baselines, run: Path) -> None:
+    invalid = Validity(Level.INVALID, (Reason("late", Level.INVALID, "the client sent late"),), ())
+    change_cells(run, lambda cell: replace(cell, validity=invalid) if cell.name == "agg-c2" else cell)
+    kept.save(run, "main")
+    with pytest.raises(UsageError, match="main can't be promoted: INVALID in its run run: agg-c2;"):
         kept.promote("main")
     assert kept.get("main").state == "candidate"
 

@@ -164,6 +164,18 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
         create_runner(args(directory))
 
 
+def test_a_tensor_that_two_files_hold_is_refused_unless_an_index_says_which_counts(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    save_file({"model.norm.weight": torch.zeros_like(tensors["model.norm.weight"])}, directory / "other.safetensors")
+    with pytest.raises(
+        UsageError, match=r"holds the tensor model\.norm\.weight twice, in files of which no model\.safe"
+    ):
+        create_runner(args(directory))
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    create_runner(args(directory))
+
+
 def test_a_wrong_flag_is_told_from_a_download_that_was_cut(directory: Path) -> None:
     edit_config(directory, attention_bias=True)
     with pytest.raises(
