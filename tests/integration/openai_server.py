@@ -30,6 +30,7 @@ class OpenAIServer:
     lasts: int | None = None
     delay_s: float = 0.0
     key: str | None = None  # that requests have to carry
+    says: str | None = None  # in place of what the model generates
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -120,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             prompt = body["prompt"]
             ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt)
-        text = model.generate(ids, body["max_tokens"])
+        says = self.server.described.says
+        text = model.generate(ids, body["max_tokens"]) if says is None else says
         for stop in body.get("stop", ()):
             text = text.split(stop)[0]
         answer = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}

@@ -249,3 +249,17 @@ def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
     generated, chosen = scores(run_dir, "attached").tasks
     assert (generated.samples, generated.answered, generated.scores[0].value) == (LIMIT, LIMIT, 1.0)
     assert not chosen.scores and chosen.note is not None and "echo is not supported" in chosen.note
+
+
+def test_a_server_that_generates_nothing_is_not_scored_as_one_that_answers_wrong(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with openai_server(says="") as server:
+        assert run(attached(server, tmp_path, *TOKENIZER, tasks="trtx_arithmetic")) == 3
+    assert f"all {LIMIT} answers are empty" in capfd.readouterr().err
+    (task,) = scores(only(tmp_path), "attached").tasks
+    assert task.answered == LIMIT and not task.scores
+    with openai_server(says="none of it") as server:
+        assert run(attached(server, tmp_path / "wrong", *TOKENIZER, tasks="trtx_arithmetic")) == 0
+    (task,) = scores(only(tmp_path / "wrong"), "attached").tasks
+    assert task.scores[0].value == 0

@@ -287,7 +287,7 @@ def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], ju
 
 
 def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
-    note = run.note or run.unjudged
+    note = run.note or run.unjudged or _silence(ordered)
     found: tuple[Score, ...] = ()
     if ordered and note is None:
         try:
@@ -307,6 +307,14 @@ def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
         note=note,
         retrievals=needle.retrievals([one.doc for one in run.loaded.documents], ordered) if _is_needle(run) else (),
     )
+
+
+def _silence(samples: list[Sample]) -> str | None:
+    """Where a server generated nothing for anybody: that is no answer to score with 0."""
+    texts = [one.text for sample in samples for one in sample.requests if one.request == "generate_until"]
+    if len(texts) < 2 or any(texts):
+        return None
+    return f"all {len(texts)} answers are empty; expected text of some: see samples.jsonl, and ask the server for one"
 
 
 def _is_needle(run: _TaskRun) -> bool:
