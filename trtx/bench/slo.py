@@ -57,7 +57,7 @@ def parse_objective(text: str) -> Objective:
     """``metric:statistic:operator:value``, as aiperf's ``--search-sla`` has it (0.13.0). Or UsageError.
 
     Its metrics are trtx's figures, its statistics those that a figure has. What aiperf would take, but can only be a
-    slip, is refused: an operator that asks a latency to be high.
+    slip, is refused: an operator that asks a latency to be high, a bound that every value keeps or none can.
     """
     parts = text.split(":")
     if len(parts) != 4:
@@ -70,7 +70,11 @@ def parse_objective(text: str) -> Objective:
     threshold = _number(value)
     if threshold is None:
         raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.unit}, as 500")
-    return Objective(metric, Bound(_operator(operator, metric, text), threshold, metric.unit))
+    bound = Bound(_operator(operator, metric, text), threshold, metric.unit)
+    if threshold < 0 or (threshold == 0 and bound.operator in ("lt", "ge")):
+        sense = "kept" if bound.operator in ("lt", "le") else "missed"
+        raise UsageError(f"--slo {text}: no figure is below 0, so it could never be {sense}; expected a value above 0")
+    return Objective(metric, bound)
 
 
 def _operator(typed: str, metric: Metric, text: str) -> Operator:

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from trtx.bench import Load
+from trtx.bench.checks import Level
 from trtx.bench.judgement import Verdict
-from trtx.bench.validity import Level
 from trtx.config.files import path_problem
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
