@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
 from trtx.bench.evidence import AskedLength, Evidence
@@ -16,6 +16,9 @@ _WRONG_SHARE = 0.10  # lengths and prefix hits: from here on, another load than 
 _OUTPUT_SHARE, _INPUT_SHARE = 0.01, 0.02
 _INPUT_TOKENS = 2  # a chat template's, which aiperf and a server may count differently
 _HIT_SHARE = 0.02
+_SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25  # of an answer's time: its latencies are short by as much
+_SILENT_TOKENS = 2  # the end's own has no text and takes a step
+_SILENT_MS = 5.0  # a busy client's own, between two events
 
 
 @check(
@@ -58,6 +61,32 @@ def _input_length(evidence: Evidence) -> Found | NotObserved | None:
         return NotObserved("the load asks for a length of text, and usage counts its images' tokens with it")
     found = [record.input_sequence_length for record in evidence.answered]
     return _length("input", found, evidence.input_length, _INPUT_SHARE, _INPUT_TOKENS)
+
+
+@check(
+    name="silent end",
+    suspect=f"half of the answers go on for more than {_SILENT_SHARE:.0%} of their time, {_SILENT_TOKENS} tokens' "
+    f"time and {_SILENT_MS:g} ms after their last text",
+    invalid=f"more than {_SILENT_INVALID:.0%}",
+    why="tokens that have no text (special ones, what a server holds back, or counts and never sends) are in the "
+    "tokens/s and in no latency",
+)
+def _silent_end(evidence: Evidence) -> Found | NotObserved | None:
+    spans = [
+        ((record.end_ns - record.start_ns) / 1e6, record.request_latency, record.inter_token_latency)
+        for record in evidence.answered
+        if record.request_latency is not None and record.end_ns > record.start_ns
+    ]
+    if not spans:
+        return None
+    silent_ms = median(span - latency for span, latency, _ in spans)
+    share = median((span - latency) / span for span, latency, _ in spans)
+    paces = [pace for _, _, pace in spans if pace]
+    least_ms = max(_SILENT_MS, _SILENT_TOKENS * median(paces) if paces else 0.0)
+    if share <= _SILENT_SHARE or silent_ms <= least_ms:
+        return None
+    level = Level.INVALID if share > _SILENT_INVALID else Level.SUSPECT
+    return Found(level, f"answers go on for {silent_ms:.3g} ms after their last text, {share:.0%} of their time")
 
 
 @check(

@@ -69,6 +69,16 @@ def _failed(record: RequestRecord) -> dict[str, Any]:
     return {"error": "HTTP 500", "output_sequence_length": None, "input_sequence_length": None}
 
 
+def _silent(share: float) -> Change:
+    """Its last text was there before the end, as long as this share of its time."""
+
+    def change(record: RequestRecord) -> dict[str, Any]:
+        assert record.request_latency is not None
+        return {"end_ns": record.start_ns + round(record.request_latency * MS / (1 - share))}
+
+    return change
+
+
 def _slower(factor: float) -> tuple[RequestRecord, ...]:
     requests = [Request(50 if i < 100 else factor * 50, 5 + i % 3 / 10, 40) for i in range(200)]
     return tuple(
@@ -126,6 +136,8 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
      "input was 67 tokens on average, 64 were asked"),
     ("input length", Level.INVALID, _with(lambda r: {"input_sequence_length": 3}),
      "input was 3 tokens on average, 64 were asked"),
+    ("silent end", Level.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their time"),
+    ("silent end", Level.INVALID, _with(_silent(0.5)), "after their last text, 50% of their time"),
     ("late client", Level.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
      "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
     ("late client", Level.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
@@ -216,7 +228,7 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
     found = judge(BARE)
     assert found.level is Level.VALID
     assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
-        "samples", "late client", "steady", "warm-up",  # which records alone can answer
+        "samples", "silent end", "late client", "steady", "warm-up",  # which records alone can answer
     }  # fmt: skip
     assert "not checked: restarts (nobody watched the server's processes)" in map(str, found.unchecked)
 
@@ -275,6 +287,8 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
         replace(GOOD, requests_by_worker=_uneven(a=6, b=2)),  # chance
         replace(GOOD, requests_by_worker=_uneven(a=0, b=0)),
         replace(GOOD, requests_by_worker={"agg": {"agg-0": 200}}),
+        _with(_silent(0.5), every=3),  # some end with a token that has no text
+        _with(_silent(0.09)),
         replace(GOOD, gpus=()),  # no GPU in it
         replace(GOOD, cpu=_busy(0.049)),
         replace(GOOD, cpu=_daemon_beside_idle_cores()),
