@@ -18,7 +18,7 @@ _INPUT_TOKENS = 2  # a chat template's, which aiperf and a server may count diff
 _HIT_SHARE = 0.02
 _SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25  # of an answer's time: its latencies are short by as much
 _SILENT_TOKENS = 2  # the end's own has no text and takes a step
-_SILENT_MS = 5.0  # a busy client's own, between two events
+_SILENT_MS = 10.0  # a busy client's own, between two events: 3 to 12 were seen with ten busy processes a core
 
 
 @check(
