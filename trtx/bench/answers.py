@@ -122,6 +122,8 @@ class Answer:
             return f"no JSON in the answer: {self._garbled}"
         if len(self.finish_reasons) < asked.choices:
             return self._what_is_missing()
+        if len(self.finish_reasons) > asked.choices:
+            return f"{len(self.finish_reasons)} choices ended where {asked.choices} was asked"
         if asked.streaming and self._bodies:
             return "one whole body where a stream was asked"
         if early := next(filter(None, map(early_end, self.finish_reasons.values())), None):

@@ -79,6 +79,7 @@ def test_every_choice_must_end() -> None:
     second = {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}], "object": "chat.completion.chunk"}
     assert fault([*words(OSL), END, usage(2 * OSL)], n=2) == "cut off: no finish_reason"
     assert fault([*words(OSL), END, second, usage(2 * OSL)], n=2) is None
+    assert fault([*words(OSL), END, second, usage(OSL)]) == "2 choices ended where 1 was asked"
 
 
 def test_stop_strings_may_end_an_answer_that_ignores_the_end_of_sequence() -> None:
