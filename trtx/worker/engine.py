@@ -196,6 +196,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if self._seeing is not None:
             await self._seeing.close()
         self._loaded = None
+        self.leaving.ends_engine = True
         if not await asyncio.to_thread(loaded.shutdown):
             self.engine_hangs = True
             logger.error("%s: the engine did not end in %g s", self.options.name, loaded.shutdown_seconds)

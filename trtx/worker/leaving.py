@@ -34,6 +34,7 @@ class Leaving:
     def __init__(self, name: str, status: StatusFile) -> None:
         self.is_draining = False
         self.engine_died = False
+        self.ends_engine = False  # of this worker's own will: a request that it cut off sees that, and it is no death
         self.on_engine_death: Callable[[], None] = lambda: None
         self.withdraw: Callable[[], Awaitable[None]] | None = None
         self._name = name
@@ -48,7 +49,7 @@ class Leaving:
 
     def engine_is_dead(self, reason: str, *, open_requests: int) -> None:
         """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
-        if self.engine_died:
+        if self.engine_died or self.ends_engine:
             return
         self.engine_died = True
         self.on_engine_death()

@@ -66,6 +66,14 @@ async def test_the_card_of_a_worker_whose_engine_died_goes_before_its_endpoint(s
     assert seen == ["card gone", "told to end"]
 
 
+async def test_an_engine_that_its_worker_ends_has_not_died(seen: list[str]) -> None:
+    """A request that was cut off finds it gone: the process that was told to end still ends with 0."""
+    one = Leaving("prefill-0", StatusFile(None))
+    one.ends_engine = True
+    one.engine_is_dead("it was shut down", open_requests=1)
+    assert not one.engine_died and seen == []
+
+
 async def test_a_worker_without_which_nothing_is_served_ends_at_once(seen: list[str]) -> None:
     await died(seen, None)
     assert seen == ["told to end"]
