@@ -281,8 +281,8 @@ def test_a_frontend_that_is_killed_loses_its_own_streams_alone(tmp_path: Path) -
     ):
         plan = serve.wait_ready()
         asked: list[tuple[Asked, threading.Thread]] = []
-        for number in range(4):
-            asked.append(started(number, is_stream=False, port=listen, plan=plan, tokens=100))
+        for number in range(4):  # ten seconds: none may have ended by the time that all streams have begun
+            asked.append(started(number, is_stream=False, port=listen, plan=plan, tokens=250))
         for number in range(4, 12):
             asked.append(started(number, is_stream=True, port=listen, plan=plan, tokens=100))
         for one, _ in asked[4:]:
