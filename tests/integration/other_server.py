@@ -49,6 +49,7 @@ class OtherServer:
     key: str | None = None
     shows_models: bool = False  # to those without a key too
     on_chat: Callable[[], None] = lambda: None
+    names: str | None = None  # in each answer, as its model; None: the one that was asked
     gives_back: int = 0  # which chat, from 1, gets an error with its key in it; 0: none
     seen: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -83,7 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.next_chat() == self.server.described.gives_back:
                 self._refuse()
             else:
-                self._send(200, _answer(asked), "text/event-stream; charset=utf-8")
+                names = self.server.described.names or asked["model"]
+                self._send(200, _answer(asked, names), "text/event-stream; charset=utf-8")
 
     def log_message(self, *arguments: object) -> None: ...
 
@@ -100,10 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _answer(asked: Mapping[str, Any]) -> bytes:
+def _answer(asked: Mapping[str, Any], names: str) -> bytes:
     """As many tokens as asked, one an event, each event with fields of the server's own."""
     count = asked.get("max_completion_tokens") or asked["max_tokens"]
-    told = {"model": asked["model"], "system_fingerprint": "fp_1", "usage": None}
+    told = {"model": names, "system_fingerprint": "fp_1", "usage": None}
     events = [{**chunk({"content": f"w{n} "}), **told} for n in range(count)]
     counted = {"prompt_tokens": 64, "completion_tokens": count, "total_tokens": 64 + count}
     end = {**chunk({}), "choices": [], **told, "usage": counted}

@@ -81,6 +81,7 @@ def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_pa
     (row,) = summary["rows"]
     assert (row["request_count"], row["error_request_count"]) == (5, 1) and row["output_token_throughput"] > 0
     assert row["output_token_throughput_per_worker"] is None, "nobody said how many workers there are"
+    assert "model" not in row["not_checked"], "each answer names the one that was asked"
     told = {name: summary["conditions"][name] for name in ("Server", "Server's workers", "Server's GPUs", "API key")}
     assert told == {
         "Server": "vLLM 0.19.1", "Server's workers": "not known", "Server's GPUs": "not known",
@@ -90,3 +91,17 @@ def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_pa
     deployment = lock["provenance"]["environment"]["deployment"]
     assert (deployment["url"], deployment["workers"], deployment["gpu_count"]) == (server.url, None, None)
     assert deployment["api_key_from"] == "OPENAI_API_KEY"
+
+
+def test_answers_that_name_another_model_are_told_in_each_form(tmp_path: Path) -> None:
+    with other_server(VLLM, names="tiny-2-\x1b[2J" + "x" * 5000) as server:
+        done = bench(server.url, tmp_path / "runs", None)
+    assert done.code == 0, done.err
+    assert "answers say that 'tiny-2- [2Jxxx" in " ".join(done.out.split()) and "\x1b" not in done.out
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    (validity,) = json.loads((run_dir / "summary.json").read_text())["validity"].values()
+    (reason,) = [one for one in validity["reasons"] if one["name"] == "model"]
+    assert reason["level"] == "SUSPECT" and len(reason["sentence"]) < 150
+    assert reason["sentence"].endswith("' gave them, and 'tiny' was asked")
+    for form in ("summary.md", "report.html", "junit.xml"):
+        assert "tiny-2- [2J" in (run_dir / form).read_text(), form

@@ -51,6 +51,7 @@ _PRELOAD = (
     "aiperf.workers.worker_manager",
     "transformers.models.auto.tokenization_auto",
     "trtx.bench.endpoint.chat",
+    "trtx.bench.endpoint.naming",
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 _STOPS = ("stop", "tool_calls", "function_call")
 _COUNT_END = 2**53  # beyond, programs that read JSON's numbers as doubles disagree on what was counted
 _WORDS = 200  # characters of a server's own words that are kept
+_MODELS = 4  # names of models in one answer: two are too many already
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
@@ -54,6 +55,8 @@ class Answer:
     texts: int = 0  # events that carried text
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
     _bodies: int = 0  # whole completions, which are no event of a stream
+    models: list[str] = field(default_factory=list)  # that it says it is of, each once: few
+    _model: object = None  # as it was named last
     _garbled: str | None = None  # what came in place of JSON
     _foreign: str | None = None  # JSON that is no completion
     _usage: Any = None
@@ -84,6 +87,8 @@ class Answer:
             return
         if usage := document.get("usage"):
             self._usage = usage
+        if (model := document.get("model")) != self._model:
+            self._add_model(model)
         has_text, is_body = False, kind == "chat.completion"
         for choice in choices:
             if not isinstance(choice, dict):
@@ -98,6 +103,12 @@ class Answer:
                 self.finish_reasons[index if isinstance(index, int) else 0] = str(reason)
         self.texts += has_text
         self._bodies += is_body
+
+    def _add_model(self, model: object) -> None:
+        self._model = model
+        name = model_name(model)
+        if name is not None and name not in self.models and len(self.models) < _MODELS:
+            self.models.append(name)
 
     @property
     def is_counted(self) -> bool:
@@ -159,6 +170,11 @@ class Answer:
         if not stopped and most is not None:
             return f"{tokens} of {most} tokens, with finish_reason 'length'"
         return None
+
+
+def model_name(said: object) -> str | None:
+    """Of an answer's field ``model``, short and on one line; None where it names none."""
+    return words(said) or None if isinstance(said, str) else None
 
 
 def early_end(finish_reason: object) -> str | None:

@@ -203,6 +203,7 @@ def _evidence(
     return Evidence(
         trials=tuple(usable),
         concurrency=spec.held_concurrency(load),
+        model=target.model,
         input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
         has_images=spec.image_batch_size > 0,

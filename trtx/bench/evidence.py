@@ -36,6 +36,7 @@ class Evidence:
 
     trials: tuple[TrialRecords, ...]
     concurrency: int | None  # requests kept in flight; None: they came at a rate, by a schedule or after pauses
+    model: str | None = None  # that was asked for
     input_length: AskedLength | None = None  # None: the load asks for none, as a dataset does
     output_length: AskedLength | None = None  # None: answers end by themselves
     has_images: bool = False  # usage counts what they expand to with the text's tokens

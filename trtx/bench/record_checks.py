@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
 from trtx.bench.evidence import AskedLength, Evidence
+from trtx.bench.named_models import other_models
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import Judgement, Steadiness, judge_trend, judge_warm_up, warm_up_needed
 from trtx.bench.windows import NoSteadyPart
@@ -36,6 +37,22 @@ def _samples(evidence: Evidence) -> Found | NotObserved | None:
     count, where = (len(held), " in the steady part") if has_steady else (len(evidence.answered), "")
     short = [f"p{q} takes {samples_needed(q)}" for q in evidence.percentiles if count < samples_needed(q)]
     return Found(Level.SUSPECT, f"{count} requests succeeded{where}, {', '.join(short)}") if short else None
+
+
+@check(
+    name="model",
+    suspect="answers name another model than was asked",
+    invalid="they name several",
+    why="an alias may stand for another name, which no client can tell from another model; an answer without a name "
+    "proves nothing",
+)
+def _model(evidence: Evidence) -> Found | NotObserved | None:
+    named = [record.models for record in evidence.answered if record.models]
+    if not named or evidence.model is None:
+        return NotObserved("no answer names its model")
+    if (others := other_models(evidence.model, named)) is None:
+        return None
+    return Found(Level.INVALID if others.are_several else Level.SUSPECT, others.sentence)
 
 
 @check(

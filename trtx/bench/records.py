@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trtx.bench.failures import reason
 
 RECORDS_FILE = "profile_export.jsonl"  # aiperf 0.13.0, --export-level records
-
+NAMED_MODELS = "trtx_named_models"  # our own field of a record's metadata (endpoint/naming.py)
 
 _Phase = Literal["warmup", "profiling"]  # aiperf's CreditPhase
 
@@ -31,6 +31,7 @@ class RequestRecord:
     credit_issued_ns: int | None = None  # when it was due; aiperf has none where it replays a schedule
     cached_input_tokens: float | None = None  # of the input, found in the prefix cache; None: the usage does not say
     image_count: float | None = None  # None: it has none, as far as aiperf counted
+    models: tuple[str, ...] = ()  # that the answer says it is of; none: it names none, or nobody looked
 
     @property
     def succeeded(self) -> bool:
@@ -89,4 +90,5 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         credit_issued_ns=metadata.get("credit_issued_ns"),
         cached_input_tokens=value("usage_prompt_cache_read_tokens"),
         image_count=value("num_images"),
+        models=tuple(metadata.get(NAMED_MODELS, ())),
     )

@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiperf.common.models import ErrorDetails, RequestRecord, TextResponse
+from aiperf.common.messages import MetricRecordsData, RecordsMessage
+from aiperf.common.models import ErrorDetails, MetricRecordMetadata, ParsedResponseRecord, RequestRecord, TextResponse
 from aiperf.plugin import plugins
+from aiperf.post_processors.record_observer_context import RecordObserverContext
 from aiperf.transports.sse_utils import AsyncSSEStreamReader
-from hostile_server import ANSWERS, OSL, SSE, Hostile, stream, words
+from hostile_server import ANSWERS, OSL, SSE, Hostile, chunk, stream, usage, words
 
 from trtx.bench.endpoint import API_KEY_VARIABLE, ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.failures import reason
+from trtx.bench.records import NAMED_MODELS
 
 EXACT = {"ignore_eos": True, "min_tokens": OSL}
 
@@ -66,6 +69,38 @@ def test_requests_carry_the_key_that_bench_handed_on_and_no_other(
     asks.model_endpoint.endpoint.headers, asks.model_endpoint.endpoint.api_key = [("X-Team", "perf")], None
     expected = {"X-Team": "perf"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     assert asks.get_endpoint_headers(SimpleNamespace()) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [
+        (["", "a/b", "a/b", None], ["a/b"]),  # a filter's chunk first has an empty one
+        (["a", "b", "a"], ["a", "b"]),
+        ([None, 7, ["a"]], []),
+        ([f"m{i}" for i in range(50)], ["m0", "m1", "m2", "m3"]),
+        (["x\n\x1b[2J" + "y" * 10_000], ["x [2J" + "y" * 194 + "…"]),
+    ],
+)
+async def test_the_models_that_an_answer_names_are_kept_in_its_record(named: list[Any], kept: list[str]) -> None:
+    """By aiperf's own way from its parser to what it writes: observers see a record last."""
+    events = [*words(OSL), chunk({}, "length"), usage(OSL)]
+    events += [{**chunk({}), "choices": [], "model": model} for model in named]
+    record = await record_of(Hostile(stream(events), None))
+    endpoint().extract_response_data(record)
+    assert record.error is None
+    metadata = MetricRecordMetadata(
+        session_num=0, request_start_ns=1, request_end_ns=2, worker_id="w", record_processor_id="p",
+        benchmark_phase="profiling",
+    )  # fmt: skip
+    (name,) = [entry.name for entry in plugins.iter_entries("record_observer") if entry.name.startswith("trtx")]
+    observer = plugins.get_class("record_observer", name)(run=None, service_id="p")
+    parsed = ParsedResponseRecord(request=record, responses=[])
+    await observer.observe(RecordObserverContext(record=parsed, metadata=metadata, produced={}))
+    message = RecordsMessage(
+        service_id="p", metadata=metadata, records=[MetricRecordsData(metadata=metadata, metrics={})]
+    )
+    received = RecordsMessage.from_json(message.to_json_bytes()).records[0].metadata.model_dump(exclude_none=True)
+    assert received.get(NAMED_MODELS, []) == kept
 
 
 async def test_text_and_usage_are_those_that_aiperfs_own_endpoint_reads() -> None:
@@ -125,8 +160,8 @@ async def test_what_was_asked_is_aiperfs_own_streaming_and_length_whatever_the_e
 async def test_nothing_that_a_server_says_raises_in_aiperfs_worker_or_is_a_count_that_is_none(name: str) -> None:
     """The worker reads an answer through another method of the endpoint, and computes with its usage."""
     parsed, _ = endpoint().process_responses(await record_of(ANSWERS[name]), capture_assistant_turn=False)
-    for usage in [read.usage for read in parsed if read.usage]:
-        assert type(usage.completion_tokens) is int and type(usage.prompt_tokens) in (int, type(None))
+    for counts in [read.usage for read in parsed if read.usage]:
+        assert type(counts.completion_tokens) is int and type(counts.prompt_tokens) in (int, type(None))
 
 
 async def test_what_aiperf_can_not_read_is_left_out_of_what_it_gets() -> None:

@@ -30,12 +30,16 @@ Change = Callable[[RequestRecord], dict[str, Any]]
 def _loop(count: int = 200, **how: Any) -> tuple[RequestRecord, ...]:
     requests = [replace(request, tokens=40) for request in drawn(random.Random(1), count)]
     records = closed_loop(requests, SLOTS, **how).records
-    return tuple(replace(record, credit_issued_ns=record.start_ns - MS, cached_input_tokens=0.0) for record in records)
+    return tuple(
+        replace(record, credit_issued_ns=record.start_ns - MS, cached_input_tokens=0.0, models=("asked",))
+        for record in records
+    )
 
 
 GOOD = Evidence(
     trials=(TrialRecords(_loop(80), _loop()),),
     concurrency=SLOTS,
+    model="asked",
     input_length=AskedLength(64),
     output_length=AskedLength(40),
     percentiles=(50, 90),
@@ -128,6 +132,12 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
     ("samples", Level.INVALID, _with(_failed), "no request succeeded"),
     ("samples", Level.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, p90 takes 64"),
     ("samples", Level.SUSPECT, _measured(_loop(10)), "10 requests succeeded, p50 takes 11, p90 takes 64"),
+    ("model", Level.SUSPECT, _with(lambda r: {"models": ("other",)}),
+     "answers say that 'other' gave them, and 'asked' was asked"),
+    ("model", Level.INVALID, _with(lambda r: {"models": ("other",)}, every=100),
+     "answers say that several models gave them, 'asked' (198), 'other' (2), and 'asked' was asked"),
+    ("model", Level.INVALID, _with(lambda r: {"models": ("asked", "other")}),
+     "answers say that several models gave them"),  # each in itself
     ("output length", Level.SUSPECT, _with(lambda r: {"output_sequence_length": 39}),
      "output was 39 tokens on average, 40 were asked"),
     ("output length", Level.INVALID, _with(lambda r: {"output_sequence_length": 400}, every=10),
@@ -236,6 +246,7 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
 @pytest.mark.parametrize(
     ("name", "evidence", "why"),
     [
+        ("model", _with(lambda r: {"models": ()}), "no answer names its model"),
         ("output length", _with(lambda r: {"output_sequence_length": None}, every=50), "not every answer has a usage"),
         ("late client", replace(_with(lambda r: {"credit_issued_ns": None}), concurrency=None),
          "when its request was due"),
@@ -287,6 +298,7 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
         replace(GOOD, requests_by_worker=_uneven(a=6, b=2)),  # chance
         replace(GOOD, requests_by_worker=_uneven(a=0, b=0)),
         replace(GOOD, requests_by_worker={"agg": {"agg-0": 200}}),
+        _with(lambda r: {"models": ()}, every=2),  # an answer without a name proves nothing
         _with(_silent(0.5), every=3),  # some end with a token that has no text
         _with(_silent(0.09)),
         replace(GOOD, gpus=()),  # no GPU in it

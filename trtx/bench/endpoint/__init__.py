@@ -1,7 +1,7 @@
 """The endpoint that trtx gives aiperf, as a plugin: aiperf's own for chat, where only a whole answer is a success.
 
 Owns ``plugins.yaml``, which aiperf finds through the entry point ``aiperf.plugins`` of the installed trtx, and the
-class that it names. Does not send, time or judge: aiperf does the first two, ``bench/answers.py`` the last.
+classes that it names. Does not send, time or judge: aiperf does the first two, ``bench/answers.py`` the last.
 Enter through ``--endpoint-type`` :data:`ENDPOINT_TYPE`; ``chat`` is imported by aiperf's processes alone.
 Always holds: an aiperf that does not know the endpoint refuses the command line, so no answer goes unjudged.
 """

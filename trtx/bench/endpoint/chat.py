@@ -17,6 +17,7 @@ from aiperf.endpoints.openai_chat import ChatEndpoint
 from trtx.bench.answers import Answer, Asked, not_a_count
 from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.failures import INCOMPLETE
+from trtx.bench.records import NAMED_MODELS
 
 
 class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped here
@@ -44,6 +45,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
             if read := self._parse_json_response(response.perf_ns, document):
                 parsed.append(read)
         record._parsed_responses_cache = parsed
+        setattr(record, NAMED_MODELS, answer.models)
         asked = self._asked(record)
         fault = "aiperf did not say how many tokens were asked" if asked.max_tokens is None else answer.fault(asked)
         fault = fault or _unread(answer, sum(read.data is not None for read in parsed))
