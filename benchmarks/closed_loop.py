@@ -7,8 +7,9 @@
 The whole engine but its client over one runner, reports sent to another process, sampled at temperature 1, every prompt
 another. Each of N clients sends its next request ``--delay-ms`` after the end of the last one, drawn between the two.
 
-A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``merged`` (one) or
-``graphs`` (one, padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest).
+A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``two-graphs`` (two,
+that of chunks padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest), ``merged``
+(one) or ``graphs`` (one, padded in the same way).
 SHARE: what of prompts a step with decodes may compute: ``none`` (all that fits, the default), ``512`` (so many tokens),
 ``paced32`` (what keeps pace with what comes, and with what is there in about 32 steps). Ways take turns, each after a
 warm-up of ``--warm-up`` requests a client; then ``--requests`` a client end in the window that is measured, while
@@ -46,7 +47,7 @@ from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import Attention
 
-PASSES = ("two", "merged", "graphs")
+PASSES = ("two", "two-graphs", "merged", "graphs")
 DEFAULT_WAYS = "two,merged,merged:512,graphs:512,graphs:1024,graphs:paced32"
 
 
@@ -78,7 +79,7 @@ class Way:
         )  # fmt: skip
 
     def set(self, runner: TorchRunner) -> None:
-        runner.merges_passes, runner.pads_passes = self.passes != "two", self.passes == "graphs"
+        runner.merges_passes, runner.pads_passes = not self.passes.startswith("two"), self.passes.endswith("graphs")
 
 
 class Steps:
@@ -226,7 +227,7 @@ def main() -> None:
             model_dir=Path(checkpoint.path), max_batch_size=max(concurrency), max_num_tokens=options.max_num_tokens,
             max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
             max_tokens=int(blocks * 1.02) * options.tokens_per_block, attention=Attention(options.attention),
-            pass_sizes=sizes if any(way.passes == "graphs" for way in ways) else (),
+            pass_sizes=sizes if any(way.passes.endswith("graphs") for way in ways) else (),
         )
     )  # fmt: skip
     start = time.perf_counter() - start

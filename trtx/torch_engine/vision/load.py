@@ -20,6 +20,7 @@ from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.encoder_messages import EncoderArgs
+from trtx.torch_engine.vision.attention import attend_by_length
 from trtx.torch_engine.vision.towers import (
     LlavaTower,
     LlavaWithoutDecoder,
@@ -78,7 +79,10 @@ def load_tower(args: EncoderArgs) -> Tower:
         ) from error
     model.eval()
     rows = config.vision.tokens_per_image
-    return QwenTower(model) if rows is None else LlavaTower(model, rows)
+    if rows is not None:
+        return LlavaTower(model, rows)
+    attend_by_length(model.visual)
+    return QwenTower(model)
 
 
 def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:

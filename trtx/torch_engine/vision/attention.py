@@ -1,0 +1,82 @@
+"""Attention of towers that attend within windows and pictures: one call for all sequences of one length.
+
+transformers calls its "sdpa" once for each sequence (5.17 and 5.23, ``Qwen2_5_VLVisionAttention``): a picture of one
+megapixel has 81 windows in each of 28 layers, and a GPU waits for their launches five times as long as it computes.
+What has "flash" in its name gets all sequences at once with their borders, and may be any registered function.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+_NAME = "trtx_flash_by_length"
+_KEPT = 4  # borders: of windows and of pictures, of this batch and of the one before
+
+
+def attend_by_length(model: PreTrainedModel) -> None:
+    """``model``'s attention, of a tower whose layers pass borders, is :func:`_attend` from now on."""
+    AttentionInterface.register(_NAME, _attend)
+    model.config._attn_implementation = _NAME  # the one way that asks for no package of flash attention
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Sequences of one length. ``rows``: of their tokens, one sequence behind the other; None: all, in their order."""
+
+    length: int
+    rows: Tensor | None
+
+
+class _Groups:
+    """By borders, which all layers of a batch share."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Tensor, list[_Group]]] = []
+
+    def of(self, borders: Tensor) -> list[_Group]:
+        """``borders``: ``[sequences + 1]``, where they begin and the last ends. Waits for the device, once for each."""
+        for known, groups in self._kept:
+            if known is borders:
+                return groups
+        ends = borders.tolist()
+        starts_of: dict[int, list[int]] = defaultdict(list)
+        for begin, end in zip(ends, ends[1:], strict=False):
+            if end > begin:
+                starts_of[end - begin].append(begin)
+        if len(starts_of) == 1:
+            groups = [_Group(length, None) for length in starts_of]
+        else:
+            groups = [
+                _Group(length, (torch.tensor(starts)[:, None] + torch.arange(length)).flatten().to(borders.device))
+                for length, starts in starts_of.items()
+            ]
+        self._kept = [*self._kept[1 - _KEPT :], (borders, groups)]
+        return groups
+
+
+_groups = _Groups()
+
+
+def _attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
+    scaling: float, cu_seq_lens_q: Tensor, **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """``query``, ``key``, ``value``: ``[1, heads, tokens, dim]``. Returns ``[1, tokens, heads, dim]`` and no weights."""
+    tensors = [each[0].transpose(0, 1) for each in (query, key, value)]  # [tokens, heads, dim]
+    out = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
+    for group in _groups.of(cu_seq_lens_q):
+        parts = (each if group.rows is None else each.index_select(0, group.rows) for each in tensors)
+        sequences = [part.unflatten(0, (-1, group.length)).transpose(1, 2) for part in parts]
+        found = scaled_dot_product_attention(*sequences, scale=scaling).transpose(1, 2).flatten(0, 1)
+        if group.rows is None:
+            out = found
+        else:
+            out.index_copy_(0, group.rows, found)
+    return out[None], None
