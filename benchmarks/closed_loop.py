@@ -7,8 +7,8 @@
 The whole engine but its client over one runner, reports sent to another process, sampled at temperature 1, every prompt
 another. Each of N clients sends its next request ``--delay-ms`` after the end of the last one, drawn between the two.
 
-A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``two-graphs`` (two,
-that of chunks padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest), ``merged``
+A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``two-graphs`` (that
+of chunks padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest), ``merged``
 (one) or ``graphs`` (one, padded in the same way).
 SHARE: what of prompts a step with decodes may compute: ``none`` (all that fits, the default), ``512`` (so many tokens),
 ``paced32`` (what keeps pace with what comes, and with what is there in about 32 steps). Ways take turns, each after a

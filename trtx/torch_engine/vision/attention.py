@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class _Groups:
                 return groups
         ends = borders.tolist()
         starts_of: dict[int, list[int]] = defaultdict(list)
-        for begin, end in zip(ends, ends[1:], strict=False):
+        for begin, end in pairwise(ends):
             if end > begin:
                 starts_of[end - begin].append(begin)
         if len(starts_of) == 1:
@@ -68,15 +69,14 @@ def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
     scaling: float, cu_seq_lens_q: Tensor, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """``query``, ``key``, ``value``: ``[1, heads, tokens, dim]``. Returns ``[1, tokens, heads, dim]`` and no weights."""
-    tensors = [each[0].transpose(0, 1) for each in (query, key, value)]  # [tokens, heads, dim]
-    out = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
+    """``query``, ``key``, ``value``: ``[1, heads, tokens, dim]``. Gives ``[1, tokens, heads, dim]``, and no weights."""
+    inputs = [each[0].transpose(0, 1) for each in (query, key, value)]  # [tokens, heads, dim]
+    out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     for group in _groups.of(cu_seq_lens_q):
-        parts = (each if group.rows is None else each.index_select(0, group.rows) for each in tensors)
-        sequences = [part.unflatten(0, (-1, group.length)).transpose(1, 2) for part in parts]
-        found = scaled_dot_product_attention(*sequences, scale=scaling).transpose(1, 2).flatten(0, 1)
+        parts = (each if group.rows is None else each.index_select(0, group.rows) for each in inputs)
+        q, k, v = (part.unflatten(0, (-1, group.length)).transpose(1, 2) for part in parts)
+        found = scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
         if group.rows is None:
-            out = found
-        else:
-            out.index_copy_(0, group.rows, found)
+            return found[None], None
+        out.index_copy_(0, group.rows, found)
     return out[None], None
