@@ -30,6 +30,7 @@ class OpenAIServer:
     lasts: int | None = None
     delay_s: float = 0.0
     key: str | None = None  # that requests have to carry
+    names: tuple[str, ...] = ()  # of models, that answers say in turn gave them
     says: str | None = None  # in place of what the model generates
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -108,7 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             time.sleep(of.delay_s)
             of.asked.append(body)
-            self._send(200, {"choices": [self._choice(model, body)]})
+            named = {"model": of.names[len(of.asked) % len(of.names)]} if of.names else {}
+            self._send(200, {**named, "choices": [self._choice(model, body)]})
 
     def log_message(self, *arguments: object) -> None: ...
 

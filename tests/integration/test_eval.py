@@ -16,7 +16,7 @@ from topology_clients import wait_until
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.held_out import held_out_texts
 from trtx.cli.app import run
-from trtx.evals import Score, TopologyScores, eval_directory, marker, read_eval
+from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, marker, read_eval
 from trtx.evals.forms import Sample, read_samples
 from trtx.evals.session.loading import OWN_TASKS
 from trtx.launch.processes import members
@@ -263,3 +263,32 @@ def test_a_server_that_generates_nothing_is_not_scored_as_one_that_answers_wrong
         assert run(attached(server, tmp_path / "wrong", *TOKENIZER, tasks="trtx_arithmetic")) == 0
     (task,) = scores(only(tmp_path / "wrong"), "attached").tasks
     assert task.scores[0].value == 0
+
+
+def test_scores_of_answers_that_name_another_model_are_told_with_it_and_of_several_models_there_are_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def task_of(parent: Path, names: tuple[str, ...], code: int) -> ScoredTask:
+        with openai_server(says="none of it", names=names) as server:
+            bound = ("--min-score", "trtx_arithmetic:exact_match:0")
+            assert run(attached(server, parent, *TOKENIZER, *bound, "--concurrency", "1")) == code
+        (task,) = scores(only(parent), "attached").tasks
+        assert task.answered == LIMIT
+        return task
+
+    assert task_of(tmp_path / "asked", (MODEL,), 0).doubts == ()
+    assert "SUSPECT" not in "".join(capfd.readouterr())
+
+    told = f"answers say that 'tiny-2' gave them, and '{MODEL}' was asked"
+    task = task_of(tmp_path / "other", ("tiny-2",), 0)
+    assert task.scores and task.doubts == (told,)
+    run_dir = only(tmp_path / "other")
+    assert f"SUSPECT: {told}" in " ".join(capfd.readouterr().out.split())
+    for form in ("summary.md", "junit.xml", "summary.json"):
+        assert told in (run_dir / form).read_text(), form
+    verdict = json.loads((run_dir / "verdict.json").read_text())
+    assert [one["doubts"] for one in verdict["judgements"]] == [[told]] * 2, "of the answers, and of the least score"
+
+    task = task_of(tmp_path / "several", (MODEL, "tiny-2"), 3)
+    assert not task.scores and task.note is not None and "several models" in task.note
+    assert f"'tiny-2' (4), '{MODEL}' (4)" in capfd.readouterr().err

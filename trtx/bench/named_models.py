@@ -27,7 +27,7 @@ class OtherModels:
 
 def other_models(asked: str, answers: Iterable[Iterable[str]]) -> OtherModels | None:
     """``answers``: the names in each. None where none of them names another."""
-    counts = Counter(name for names in answers for name in set(names))
+    counts = Counter(name for names in answers for name in dict.fromkeys(names))
     if counts.keys() <= {model_name(asked)}:
         return None
     was_asked = f"{quoted(asked, _LONGEST)} was asked"

@@ -81,6 +81,7 @@ class ScoredTask:
     note: str | None = None  # why there is no score
     subtasks: tuple[str, ...] = ()
     retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
+    doubts: tuple[str, ...] = ()  # why its scores may be of something else than was asked, as sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Asked:
     logprob: float | None  # natural, of all tokens of the continuation
     is_greedy: bool | None  # each of them was the likeliest
     finish_reason: str | None
+    models: tuple[str, ...] = ()  # that what came back says it is of; none: it names none, or nobody looked
 
     @property
     def response(self) -> Any:

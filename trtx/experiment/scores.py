@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.evals import read_eval
-from trtx.evals.gate import judge_answers, judge_difference, judge_min_score
+from trtx.evals.gate import cell_of, judge_answers, judge_difference, judge_min_score
 from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report.forms import LOCK, AskedScores, ComparedScore
@@ -41,13 +42,15 @@ def judge_scores(
                 )
             )
             continue
-        judgements += [judge_answers(label, task) for task in scores.tasks if not task.subtasks]
-        judgements += [judge_min_score(scores, least) for least in asked.least_scores]
+        found = [judge_answers(label, task) for task in scores.tasks if not task.subtasks]
+        found += [judge_min_score(scores, least) for least in asked.least_scores]
         if (other := others.get(label)) is not None and (values := read_values(run_dir, label)) is not None:
             against = f"{other.topology}{whose}"
-            judgements += [
+            found += [
                 judge_difference(label, one, against, asked.max_drop) for one in paired_differences(values, other)
             ]
+        doubts = {cell_of(label, task.task): task.doubts for task in scores.tasks}
+        judgements += [replace(one, doubts=doubts.get(one.cell, ())) for one in found]
     return judgements
 
 

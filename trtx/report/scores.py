@@ -64,13 +64,14 @@ class Scores:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has no score or no answer, as sentences."""
+        """What has no score, no answer or may be of something else, as sentences."""
         told = [
             f"{label}: it was not scored to its end; samples answered: {count}" for label, count in self.missing.items()
         ]
         for one in self.scored:
             for task in one.tasks:
                 told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
+                told += [f"{one.topology}, {task.task} SUSPECT: {doubt}" for doubt in task.doubts if not task.subtasks]
                 told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
                 without: dict[str, list[str]] = {}
                 for score in task.scores:

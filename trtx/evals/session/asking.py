@@ -12,6 +12,7 @@ from pathlib import Path
 from lm_eval.api.instance import Instance
 
 from trtx.bench.intervals import CONFIDENCE, Interval
+from trtx.bench.named_models import other_models
 from trtx.checkpoint.held_out import interval as wilson
 from trtx.config.wording import counted
 from trtx.evals import needle
@@ -234,7 +235,7 @@ class Asking:
         for run in self._runs:
             ordered = self._judged_together(run)
             run.writer.replace(ordered)
-            by_name[run.loaded.name] = _scored(run, ordered)
+            by_name[run.loaded.name] = _scored(run, ordered, self._endpoint.model)
             samples[run.loaded.name] = ordered
         groups = [scoring.group_scores(group, by_name, samples) for group in self._loaded.groups]
         return TopologyScores(
@@ -286,8 +287,10 @@ def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], ju
     )
 
 
-def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
-    note = run.note or run.unjudged or _silence(ordered)
+def _scored(run: _TaskRun, ordered: list[Sample], model: str) -> ScoredTask:
+    others = other_models(model, (one.models for sample in ordered for one in sample.requests))
+    mixture = others.sentence if others is not None and others.are_several else None
+    note = run.note or run.unjudged or _silence(ordered) or mixture
     found: tuple[Score, ...] = ()
     if ordered and note is None:
         try:
@@ -306,6 +309,7 @@ def _scored(run: _TaskRun, ordered: list[Sample]) -> ScoredTask:
         unanswered=tuple(Unanswered(reason, count, _first(run, reason)) for reason, count in reasons.most_common()),
         note=note,
         retrievals=needle.retrievals([one.doc for one in run.loaded.documents], ordered) if _is_needle(run) else (),
+        doubts=() if others is None or others.are_several else (others.sentence,),
     )
 
 

@@ -17,7 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
 
-from trtx.bench.answers import early_end
+from trtx.bench.answers import early_end, model_name
 from trtx.config.wording import a_kind
 from trtx.evals.forms import Asked
 from trtx.evals.messages import Endpoint, EndpointType
@@ -123,7 +123,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         """``answers``: to each of :meth:`questions`."""
         prompt = instance.args[0]
         kind = instance.request_type
-        common = {"request": kind, "prompt": json.loads(prompt.prompt) if isinstance(prompt, Chat) else prompt}
+        named = dict.fromkeys(filter(None, (model_name(answer.get("model")) for answer in answers)))
+        common = {
+            "request": kind, "prompt": json.loads(prompt.prompt) if isinstance(prompt, Chat) else prompt,
+            "models": tuple(named),
+        }  # fmt: skip
         if kind == "generate_until":
             parameters = dict(instance.args[1])
             found = _generated(answers[0])

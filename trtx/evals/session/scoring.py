@@ -190,4 +190,5 @@ def _group(group: Group, members: Sequence[ScoredTask], found: tuple[Score, ...]
         unanswered=(),
         note=note,
         subtasks=tuple(one.task for one in members),
+        doubts=tuple(dict.fromkeys(doubt for one in members for doubt in one.doubts)),
     )
