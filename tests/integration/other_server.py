@@ -49,6 +49,8 @@ class OtherServer:
     key: str | None = None
     shows_models: bool = False  # to those without a key too
     on_chat: Callable[[], None] = lambda: None
+    sends_on: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by path: a redirect's status and Location
+    sends_on_probes: bool = True  # a chat without messages too
     names: str | None = None  # in each answer, as its model; None: the one that was asked
     gives_back: int = 0  # which chat, from 1, gets an error with its key in it; 0: none
     seen: list[tuple[str, str | None]] = field(default_factory=list)
@@ -68,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         of = self.server.described
         if of.refuses(self.path, self.headers["Authorization"]):
             self._refuse()
+        elif self.path in of.sends_on:
+            self._send_on()
         elif self.path in of.documents:
             self._send(200, json.dumps(of.documents[self.path]).encode())
         else:
@@ -77,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.described.refuses(self.path, self.headers["Authorization"]):
             self._refuse()
+        elif self.path in (of := self.server.described).sends_on and ("messages" in asked or of.sends_on_probes):
+            self._send_on()
         elif self.path != CHAT or "messages" not in asked:
             self._send(400, b'{"error": {"message": "messages: Field required", "type": "BadRequestError"}}')
         else:
@@ -88,6 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, _answer(asked, names), "text/event-stream; charset=utf-8")
 
     def log_message(self, *arguments: object) -> None: ...
+
+    def _send_on(self) -> None:
+        status, location = self.server.described.sends_on[self.path]
+        self.send_response(status)
+        self.send_header("Location", location)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _refuse(self) -> None:
         """With the key that was offered, as some do."""

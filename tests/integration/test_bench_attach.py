@@ -105,3 +105,19 @@ def test_answers_that_name_another_model_are_told_in_each_form(tmp_path: Path) -
     assert reason["sentence"].endswith("' gave them, and 'tiny' was asked")
     for form in ("summary.md", "report.html", "junit.xml"):
         assert "tiny-2- [2J" in (run_dir / form).read_text(), form
+
+
+def test_a_server_that_sends_its_requests_on_is_refused_and_nobody_is_measured_in_its_place(tmp_path: Path) -> None:
+    """Neither where it does so only once it is measured, to a server that would answer all."""
+    with other_server(VLLM, key=KEY) as elsewhere:
+        sends_on = {CHAT: (307, f"{elsewhere.url}{CHAT}?token=secret")}
+        with other_server(VLLM, sends_on=sends_on) as server:
+            done = bench(server.url, tmp_path / "runs", KEY)
+        (said,) = done.err.splitlines()
+        assert done.code == 2 and f"answers with HTTP 307: it sends on to {elsewhere.url}{CHAT}, and no" in said
+        assert "secret" not in said and not (tmp_path / "runs").exists()
+        with other_server(VLLM, key=KEY, sends_on=sends_on, sends_on_probes=False) as server:
+            done = bench(server.url, tmp_path / "runs", KEY)
+        assert done.code == 1
+        assert f"6 of 6 failed: HTTP 307 it sends on to {elsewhere.url}{CHAT}, and no redirect is foll" in done.err
+        assert not elsewhere.seen

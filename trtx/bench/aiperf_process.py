@@ -39,6 +39,7 @@ _PRELOAD = (
     "aiperf.common.tokenizer",
     "trtx.bench.local_tokenizer",
     "trtx.bench.kept_corpus",
+    "trtx.bench.no_redirects",
     "aiperf.controller.system_controller",
     "aiperf.dataset.composer",
     "aiperf.dataset.dataset_manager",

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from trtx.bench.redirects import sent_on
 from trtx.engine import worker_facts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
@@ -27,7 +28,7 @@ from trtx.tls import CA_VARIABLE, trust_of
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``aiperf chat``
 _TIMEOUT_S = 10.0
 _REFUSALS = (401, 403)
-_CHAT = "/v1/chat/completions"
+_MODELS, _CHAT = "/v1/models", "/v1/chat/completions"
 DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # the title in its /openapi.json
 # By ``owned_by`` in /v1/models: whose server it is, and where that tells its version.
 _SERVERS = {
@@ -82,7 +83,7 @@ def ask_context_length(deployment: Deployment) -> int | None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     trust = trust_of(deployment.url)
     with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers, verify=trust) as client:
-        entries = _at(_document(client, "/v1/models"), "data")
+        entries = _at(_document(client, _MODELS), "data")
     for entry in entries if isinstance(entries, list) else ():
         if _at(entry, "id") == deployment.model:
             found = _at(entry, "context_window") or _at(entry, "max_model_len")
@@ -111,16 +112,29 @@ def _asks_for_key(client: httpx.Client) -> bool:
     if _models(client).status_code in _REFUSALS:
         return True
     try:
-        return client.post(_CHAT, json={}).status_code in _REFUSALS
+        answer = client.post(_CHAT, json={})
     except httpx.HTTPError:
         return False  # what is wrong with it, the load will tell
+    _refuse_redirect(client, _CHAT, answer)
+    return answer.status_code in _REFUSALS
 
 
 def _models(client: httpx.Client) -> httpx.Response:
     try:
-        return client.get("/v1/models")
+        answer = client.get(_MODELS)
     except httpx.HTTPError as error:
         raise _no_openai(client, error) from error
+    _refuse_redirect(client, _MODELS, answer)
+    return answer
+
+
+def _refuse_redirect(client: httpx.Client, path: str, answer: httpx.Response) -> None:
+    asked = f"{str(client.base_url).rstrip('/')}{path}"
+    if where := sent_on(answer.status_code, answer.headers.get("Location"), asked):
+        raise UsageError(
+            f"{asked} answers with HTTP {answer.status_code}: {where}, as another server might be measured than was "
+            "named; name the one that answers itself with --url"
+        )
 
 
 def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None]:
@@ -140,7 +154,7 @@ def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None
 
 
 def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
-    url = f"{str(client.base_url).rstrip('/')}/v1/models"
+    url = f"{str(client.base_url).rstrip('/')}{_MODELS}"
     reason = " ".join(str(error).split()) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx keeps the sentence alone of what ssl raised
         return UsageError(

@@ -13,13 +13,15 @@ from trtx.evals.messages import Endpoint
 from trtx.evals.session.client import Client, Question, Refused
 
 
-def answer_to(body: bytes) -> dict[str, Any] | Refused:
+def answer_to(body: bytes, status: int = 200, location: str | None = None) -> dict[str, Any] | Refused:
     """What a question becomes that a server answers with ``body``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
+            self.send_response(status)
+            if location is not None:
+                self.send_header("Location", location)
             self.end_headers()
             self.wfile.write(body)
 
@@ -58,3 +60,9 @@ def test_both_halves_of_a_character_are_one() -> None:
     body = rb'{"choices": [{"text": "\ud83d\ude00", "finish_reason": "stop"}]}'
     found = answer_to(body)
     assert isinstance(found, dict) and found["choices"][0]["text"] == "\N{GRINNING FACE}"
+
+
+def test_a_redirect_is_no_answer_and_not_followed() -> None:
+    """To a port at which nobody listens: one that followed it would tell so."""
+    found = answer_to(b"", 307, "http://127.0.0.1:9/v1/completions?token=secret")
+    assert found == Refused("HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed")

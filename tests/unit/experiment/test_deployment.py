@@ -160,6 +160,37 @@ def test_what_is_no_list_of_models_is_refused_with_its_address(body: Any) -> Non
         told({MODELS: body})
 
 
+@pytest.mark.parametrize("path", [MODELS, CHAT])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    ("location", "where"),
+    [
+        ("https://user:pw@other:8443/v1/x?token=secret#a", "to https://other:8443/v1/x, and no redirect is followed"),
+        ("/login", "to {url}/login, and no"),
+        ("https://[", "to what is no address, and no"),
+        ("", "and does not say to where"),
+    ],
+)
+def test_a_server_that_sends_on_is_refused_with_where_it_leads(
+    path: str, status: int, location: str, where: str
+) -> None:
+    with other_server(VLLM, sends_on={path: (status, location)}) as server:
+        with pytest.raises(UsageError) as error:
+            asked(server)
+        said = str(error.value)
+        assert f"{server.url}{path} answers with HTTP {status}: it sends on" in said
+        assert where.format(url=server.url) in said and "secret" not in said and "pw" not in said
+
+
+def test_nothing_is_asked_of_where_a_server_leads_and_its_key_goes_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
+    with other_server(VLLM, key=KEY) as elsewhere:
+        sends_on = {CHAT: (307, f"{elsewhere.url}{CHAT}")}
+        with other_server(VLLM, key=KEY, sends_on=sends_on) as server, pytest.raises(UsageError, match="HTTP 307"):
+            asked(server)
+        assert (CHAT, f"Bearer {KEY}") in server.seen and not elsewhere.seen
+
+
 def test_a_server_that_asks_for_no_key_is_sent_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     with other_server(VLLM) as server:

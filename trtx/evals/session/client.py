@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from trtx.bench.answers import words
+from trtx.bench.redirects import sent_on
 from trtx.evals.messages import REQUEST_TIMEOUT_S, Endpoint
 from trtx.tls import trust_of
 
@@ -112,6 +113,8 @@ class Client:
             return _Failure(" ".join(str(error).split()) or type(error).__name__)
         if answer.is_success:
             return self._parsed(answer)
+        if where := sent_on(answer.status_code, answer.headers.get("Location"), str(answer.request.url)):
+            return Refused(f"HTTP {answer.status_code}: {where}")
         said = words(self._without_key(answer.text)) or "no reason given"
         reason = f"HTTP {answer.status_code}: {said}"
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
