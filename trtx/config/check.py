@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config import schema
-from trtx.config.engine_config import OWN_FIELDS, ResolvedEngineConfig, load_engine_config
+from trtx.config.engine_config import OWN_FIELDS, ResolvedEngineConfig, given_path, load_engine_config
 from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role
 from trtx.config.torch_fields import refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
+from trtx.config.wording import shown
 
 
 def checked_version(configs: Mapping[Role, ResolvedEngineConfig], stated: str | None) -> SchemaVersion:
@@ -132,7 +133,7 @@ def _schema_findings(
             rule="one-model",
             roles=(config.role,),
             path=name,
-            message=f"{name} is set ({config.role}, {config.source})",
+            message=f"{name} is set ({config.role}, {_origin(config, name)})",
             reason="all workers of a topology serve one model, which --model names",
             evidence="trtx",
             fix="leave it out and give --model",
@@ -149,9 +150,13 @@ _REASONS: dict[schema.Kind, str] = {
 
 
 def _origin(config: ResolvedEngineConfig, path: str) -> str:
-    """``--set`` may have given the field, or the section around it."""
-    given = any(f"{path}.".startswith(f"{overridden}.") for overridden in config.overridden)
-    return "--set" if given else config.source
+    """``--set`` may have given the field; which one it was, where that names a section around it, or made it so."""
+    given = given_path(config.overridden, path)
+    if given is None:
+        return config.source
+    text = config.overridden[given]
+    key = text.partition("=")[0].removeprefix(f"{config.role}.")
+    return "--set" if path == key else f"--set {shown(text)}"
 
 
 def _finding(

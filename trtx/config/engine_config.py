@@ -8,8 +8,8 @@ else the shipped ``engine_configs/<family>/<role>.yaml``; then ``--set a.b=c`` f
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +35,8 @@ _WITHOUT_FILE: dict[Role, dict[str, Any]] = {"prefill": {"disable_overlap_schedu
 class ResolvedEngineConfig:
     """Keyword arguments of the LLM for one role, where they came from, and why each override holds.
 
-    ``header``: what the file says it is written for. ``overridden``: the paths that ``--set`` gave.
+    ``header``: what the file says it is written for. ``overridden``: the paths that ``--set`` gave, and the sections
+    that it made around them, each with the assignment as it was typed.
     """
 
     role: Role
@@ -43,7 +44,7 @@ class ResolvedEngineConfig:
     source: str
     reasons: tuple[str, ...]
     header: ConfigHeader | None = None
-    overridden: frozenset[str] = frozenset()
+    overridden: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_engine_config(
@@ -64,17 +65,23 @@ def load_engine_config(
     if source == _NO_FILE and engine == "tensorrt-llm":
         values = copy.deepcopy(_WITHOUT_FILE.get(role, {}))
         reasons += [f"{role}: {key} = {value!r} because there is no file to say so" for key, value in values.items()]
-    overridden = set()
-    for key, value in _assignments(overrides, role):
-        before = _set(values, key, value)
-        overridden.add(key)
+    overridden: dict[str, str] = {}
+    for text, key, value in _assignments(overrides, role):
+        before, made = _set(values, key, value)
+        overridden |= dict.fromkeys((*made, key), text)
         reasons.append(f"{role}: {key} = {value!r} from --set" + ("" if before is None else f", was {before!r}"))
     if role in ("prefill", "decode") and "cache_transceiver_config" not in values:
         values["cache_transceiver_config"] = {"backend": "DEFAULT"}
         reasons.append(
             f"{role}: cache_transceiver_config.backend = 'DEFAULT' because disaggregation needs a KV transport"
         )
-    return ResolvedEngineConfig(role, values, source, tuple(reasons), header, frozenset(overridden))
+    return ResolvedEngineConfig(role, values, source, tuple(reasons), header, overridden)
+
+
+def given_path(overridden: Collection[str], path: str) -> str | None:
+    """Of those that ``--set`` gave, the nearest: the field itself, or a section around it. None: it gave neither."""
+    around = [given for given in overridden if f"{path}.".startswith(f"{given}.")]
+    return max(around, key=len, default=None)
 
 
 _NO_FILE = "the engine's defaults"
@@ -107,17 +114,17 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     return values
 
 
-def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, object]]:
-    """In the order in which they hold. Of two for one field the later wins, and the reasons say what it was before: a
-    finding's fix is pasted behind what it mends."""
+def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, str, object]]:
+    """As typed, its field and its value, in the order in which they hold. Of two for one field the later wins, and the
+    reasons say what it was before: a finding's fix is pasted behind what it mends."""
     everyone, this_role = [], []
     for text in overrides:
         key, value = _assignment(text)
         head, _, rest = key.partition(".")
         if head not in get_args(Role):
-            everyone.append((key, value))
+            everyone.append((text, key, value))
         elif head == role:
-            this_role.append((rest, value))
+            this_role.append((text, rest, value))
     return everyone + this_role
 
 
@@ -131,16 +138,19 @@ def _assignment(text: str) -> tuple[str, object]:
     return key, parse_yaml(raw, f"--set {quoted(text)}", is_file=False)
 
 
-def _set(values: dict[str, Any], key: str, value: object) -> object:
+def _set(values: dict[str, Any], key: str, value: object) -> tuple[object, tuple[str, ...]]:
+    """What the field was before, and the sections that were made for it."""
     *parents, leaf = key.split(".")
     node, path = values, ""
+    made: list[str] = []
     for parent in parents:
         child, path = node.get(parent), f"{path}.{parent}" if path else parent
         if child is None:
             child = node[parent] = {}
+            made.append(path)
         elif not isinstance(child, dict):
             raise UsageError(f"--set {shown(key)}=… needs a section {shown(path)}, and that is {quoted(child)}")
         node = child
     before = copy.copy(node.get(leaf))
     node[leaf] = value
-    return before
+    return before, tuple(made)

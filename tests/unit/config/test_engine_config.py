@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtx.config import ResolvedEngineConfig, check_engine_configs, refuse_errors, resolve_engine_config
+from trtx.config.engine_config import load_engine_config
 from trtx.errors import UsageError
 
 
@@ -26,7 +27,7 @@ def resolve(
         ("kv_cache_config=5", "expected KvCacheConfig"),
         ("onboard=[", "is not YAML"),
         ("max_batch_size", "is not an assignment"),
-        ("model=other", "--model"),
+        ("model=other", "model is set (agg, --set)"),
         ("paced_itl_ms=4", "unknown field paced_itl_ms"),
     ],
 )
@@ -34,6 +35,46 @@ def test_a_wrong_override_is_refused_with_its_path_and_what_was_expected(assignm
     with pytest.raises(UsageError, match=".*") as refused:
         resolve("agg", assignment)
     assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["agg.agg.max_batch_size=4"], "unknown field agg; known here"),
+        (["max_batch_size=4", "agg.agg.max_batch_size=4", "agg.agg.dtype=auto"], "unknown field agg; known here"),
+        (["kv_cache_config={tokens_per_blok: 4}"], "unknown field kv_cache_config.tokens_per_blok"),
+    ],
+)
+def test_a_field_that_an_override_makes_above_or_below_its_own_is_not_blamed_on_the_file(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    file = tmp_path / "agg.yaml"
+    file.write_text("max_num_tokens: 64\nkv_cache_config: {dtype: auto}\n")
+    with pytest.raises(UsageError) as refused:
+        resolve("agg", *overrides, path=file)
+    wrong = next(text for text in overrides if not text.startswith("max"))
+    assert said in str(refused.value) and f" (agg, --set {wrong})" in str(refused.value)
+    assert "agg.yaml" not in str(refused.value)
+
+
+def test_what_the_file_says_is_its_own_whatever_stands_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "agg.yaml"
+    file.write_text("agg: {dtype: auto}\n")
+    with pytest.raises(UsageError) as refused:
+        resolve("agg", "agg.agg.max_batch_size=4", path=file)
+    assert f"(agg, {file})" in str(refused.value)
+
+
+def test_a_rule_names_set_for_a_value_in_a_section_that_was_set_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("kv_cache_config: {dtype: fp8}\n")
+    configs = {
+        role: load_engine_config(role, family="none", path=file, overrides=overrides, engine="tensorrt-llm")
+        for role, overrides in (("prefill", ()), ("decode", ("decode.kv_cache_config={dtype: auto}",)))
+    }
+    (found,) = [one for one in check_engine_configs(configs) if one.path == "kv_cache_config.dtype"]  # type: ignore[arg-type]
+    assert f"fp8 (prefill, {file}) but auto (decode, --set)" in found.message
+    assert found.fix == "--set decode.kv_cache_config.dtype=fp8", "the file's value is kept"
 
 
 def test_later_assignments_win_and_a_role_wins_over_all() -> None:

@@ -24,7 +24,7 @@ def _equal(path: str) -> Callable[[Subject, Subject], Iterator[Breach]]:
 
 
 def _weight(side: Subject, path: str) -> int:
-    return 0 if not side.has(path) else 1 if path in side.overridden else 2
+    return 0 if not side.has(path) else 1 if side.is_given(path) else 2
 
 
 def _same_runtime(prefill: Subject, decode: Subject) -> Iterator[Breach]:

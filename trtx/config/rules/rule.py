@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import yaml
 
 from trtx.config import schema
+from trtx.config.engine_config import given_path
 from trtx.config.findings import Severity
 from trtx.config.topology import Role
 from trtx.config.versions import SchemaVersion
@@ -30,7 +31,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One role's resolved config under one version. ``overridden``: the paths that ``--set`` gave. ``gpus``: names."""
+    """One role's resolved config under one version. ``overridden``: paths that ``--set`` gave. ``gpus``: names."""
 
     role: Role
     values: Mapping[str, Any]
@@ -38,7 +39,7 @@ class Subject:
     version: SchemaVersion
     model: ModelFacts | None = None
     gpus: tuple[str, ...] = ()
-    overridden: frozenset[str] = field(default_factory=frozenset)
+    overridden: Collection[str] = ()
 
     def get(self, path: str) -> Any:
         """The value of ``a.b``, or the version's default where nothing sets it; None below a section that is off."""
@@ -60,13 +61,17 @@ class Subject:
             node = node[part]
         return True
 
+    def is_given(self, path: str) -> bool:
+        """Whether ``--set`` gave it, or a section around it."""
+        return self.has(path) and given_path(self.overridden, path) is not None
+
     def says(self, path: str) -> str:
         """``max_num_tokens 8192 (decode, engine_configs/qwen3/decode.yaml)``."""
         return f"{path} {self.value_of(path)}"
 
     def value_of(self, path: str) -> str:
         """``8192 (decode, --set)``: a value, whose it is, and where it is from."""
-        origin = "--set" if path in self.overridden else self.source if self.has(path) else "default"
+        origin = "--set" if self.is_given(path) else self.source if self.has(path) else "default"
         return f"{_yaml(self.get(path))} ({self.role}, {origin})"
 
     def set(self, path: str, value: object) -> str:
