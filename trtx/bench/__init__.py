@@ -17,7 +17,7 @@ from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
 from trtx.bench.statistics import samples_needed
-from trtx.bench.sweep import PlannedTrial, Progress, held_trials, planned_trials, rewrite_cells, sweep
+from trtx.bench.sweep import PlannedTrial, Progress, changed_files, held_trials, planned_trials, rewrite_cells, sweep
 
 __all__ = [
     "AiperfHost",
@@ -39,6 +39,7 @@ __all__ = [
     "Trial",
     "cell_directory",
     "cell_name",
+    "changed_files",
     "check_endpoint",
     "check_load",
     "command",

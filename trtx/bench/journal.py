@@ -119,6 +119,7 @@ class RunResumed(Event):
     command: str
     kept: tuple[str, ...]
     missing: tuple[str, ...]
+    changed: tuple[str, ...] = ()  # files of missing trials that are others than as they ended, a sentence each
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,21 @@ def held_trials(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[PlannedT
     return tuple(trial for load in spec.loads for trial in _held(run_dir, target, spec, load, digests))
 
 
+def changed_files(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[str, ...]:
+    """Of trials that ended and do not hold any more: which of their files are others than then, a sentence each."""
+    digests = digests_in(read_journal(run_dir))
+    held = held_trials(run_dir, target, spec)
+    told: list[str] = []
+    for trial in planned_trials(spec):
+        name = cell_name(target.topology, trial.load)
+        directory = trial_directory(cell_directory(run_dir, name), trial.number)
+        if trial in held or not directory.is_dir():  # an earlier resumption has set it aside
+            continue
+        changes = changes_since(directory, digests.get((name, trial.number), {}))
+        told += [f"{name}/{one}" for one in (*changes.changed, *(f"{file} is gone" for file in changes.gone))]
+    return tuple(told)
+
+
 def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
     """Writes each cell that has trials with a result anew, from those alone."""
     digests = digests_in(read_journal(run_dir))
@@ -130,14 +145,18 @@ def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
 def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load, digests: Digests) -> list[PlannedTrial]:
     name = cell_name(target.topology, load)
     directory = cell_directory(run_dir, name)
-    started = [number for number in range(1, spec.trials + 1) if trial_directory(directory, number).exists()]
+    intact = [
+        number
+        for number in range(1, spec.trials + 1)
+        if trial_directory(directory, number).exists()
+        and not changes_since(trial_directory(directory, number), digests.get((name, number), {})).changed
+    ]
     return [
         PlannedTrial(load, trial.number)
-        for trial in measure_cell(directory, target, spec, load, started).trials
+        for trial in measure_cell(directory, target, spec, load, intact).trials
         # Without its last file aiperf was killed as it wrote, but for where all failed: it writes no result then.
         if trial.figures is not None
         and (TrialFiles(directory / trial.directory).ended or not trial.figures[request_count])
-        and not changes_since(directory / trial.directory, digests.get((name, trial.number), {})).changed
     ]
 
 

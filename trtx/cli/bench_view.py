@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtx.experiment import Listener
     from trtx.launch import Event
 
+_TOLD = 4  # files in one sentence
 # The others say what follows from these, or what the log has.
 _SHOWN = {
     "ready",
@@ -57,6 +58,7 @@ class BenchView(BarsView):
             self._on_loading,
             self._on_loaded,
             self._scores.on_progress,
+            self._on_changed,
         )
 
     def _on_start(self, run_dir: Path) -> None:
@@ -76,6 +78,10 @@ class BenchView(BarsView):
             self.say(f"to measure: {', '.join(ahead) or 'nothing'}")
         self._trials_total = trials
         self._bars.update(self._run_bar, total=self._trials_total)
+
+    def _on_changed(self, files: tuple[str, ...]) -> None:
+        more = f"; and {len(files) - _TOLD} more, which journal.jsonl names" if len(files) > _TOLD else ""
+        self.say(f"measured again, as files are not what their trials left: {'; '.join(files[:_TOLD])}{more}")
 
     def _on_topology(self, label: str) -> None:
         self.say(f"{label}: measuring" if label == "attached" else f"{label}: starting the topology")

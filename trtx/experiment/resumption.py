@@ -25,6 +25,9 @@ from trtx.bench import (
     rewrite_cells,
     trial_directory,
 )
+from trtx.bench import (
+    changed_files as changed_in,
+)
 from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
 from trtx.config.wording import shown
@@ -119,6 +122,15 @@ def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
     }
     scored = [label for label in recorded.spec.labels if is_scored(recorded.run_dir, label)]
     return without(schedule(recorded.spec), held, scored)
+
+
+def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
+    """Why trials that ended are measured again: each file of them that is another than then, a sentence each."""
+    return tuple(
+        told
+        for label in recorded.spec.labels
+        for told in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
+    )
 
 
 def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:

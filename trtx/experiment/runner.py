@@ -63,6 +63,7 @@ class Listener:
     on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
     on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
     on_scored: Callable[[ScoringProgress], None] = lambda progress: None  # after each sample
+    on_changed: Callable[[tuple[str, ...]], None] = lambda files: None  # of trials that are measured again for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
         resumption.check_conditions(recorded, environment(argv, datetime.now(UTC)))
         resumption.check_dataset(recorded)
         resumption.wait_for_the_end(recorded, [marker(run_dir / SESSION_LOG)])
-        missing = resumption.missing_steps(recorded)
+        missing, changed = resumption.missing_steps(recorded), resumption.changed_files(recorded)
         state = _Run(spec, run_dir, listener or Listener(), missing, check_directory=check_directory)
         if missing and spec.attach is not None:
             deployment = ask_deployment(spec.attach)
@@ -189,7 +190,11 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
             state.journal.mend()
             resumption.clear_the_way(recorded, missing)
             _write_plans(state, recorded.plans, recorded.checkpoints)
-            state.journal.note(RunResumed(command=shlex.join(argv), kept=state.kept, missing=state.ahead))
+            state.journal.note(
+                RunResumed(command=shlex.join(argv), kept=state.kept, missing=state.ahead, changed=changed)
+            )
+            if changed:
+                state.listener.on_changed(changed)
             return _measure_missing(state)
 
 

@@ -109,6 +109,16 @@ def test_a_trial_whose_records_are_others_than_it_left_is_missing(tmp_path: Path
             text = (trial / RECORDS_FILE).read_text()
             (trial / RECORDS_FILE).write_text(text.replace("1000000000", "2000000000"))
     assert missing(run) == [(2, 1)]
+    told = "attached-c2/trial-01/profile_export.jsonl holds something else than as the trial ended"
+    assert resumption.changed_files(run) == (told,)
+    (trial_directory(cell_directory(run.run_dir, "attached-c2"), 1) / RECORDS_FILE).write_text("{}\n[")  # no record
+    assert missing(run) == [(2, 1)]
+    (changed,) = resumption.changed_files(run)
+    assert changed.startswith("attached-c2/trial-01/profile_export.jsonl has 4 bytes, and had ")
+    (trial_directory(cell_directory(run.run_dir, "attached-c2"), 1) / RECORDS_FILE).unlink()
+    assert resumption.changed_files(run) == ("attached-c2/trial-01/profile_export.jsonl is gone",)
+    resumption.clear_the_way(run, resumption.missing_steps(run))
+    assert resumption.changed_files(run) == (), "set aside by us, which nobody has to be told"
 
 
 def test_trials_that_hold_become_cells_and_what_is_left_of_others_is_set_aside_by_each_attempt(tmp_path: Path) -> None:
