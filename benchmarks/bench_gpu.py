@@ -92,7 +92,7 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None, image
         for name, concurrencies in _apart(f"http-{size}", batches).items():
             both = (*http, concurrencies, "--budget-s", f"{LIMIT_S - ENDING_S:g}", *beside)
             found.append(Section(name, 1, {"both": both}, {}))
-        engine = ("closed_loop.py", "--model", model, "--concurrency", batches, "--ways", "two", "--requests", "4")
+        engine = ("closed_loop.py", "--model", model, "--concurrency", batches, "--ways", "default", "--requests", "4")
         client = (*http, batches, "--budget-s", f"{LIMIT_S - 4 * ENDING_S:g}")
         found.append(Section(f"path-{size}", 1, {"engine": engine, "client": client}, {}))
         found.append(Section(f"start-{size}", 1, {"trtx": ("start_time.py", "--model", model)}, {}))

@@ -9,7 +9,7 @@ another. Each of N clients sends its next request ``--delay-ms`` after the end o
 
 A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``two-graphs`` (that
 of chunks padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest), ``merged``
-(one) or ``graphs`` (one, padded in the same way).
+(one) or ``graphs`` (one, padded in the same way). ``default`` is the way that the engine takes by itself.
 SHARE: what of prompts a step with decodes may compute: ``none`` (all that fits, the default), ``512`` (so many tokens),
 ``paced32`` (what keeps pace with what comes, and with what is there in about 32 steps). Ways take turns, each after a
 warm-up of ``--warm-up`` requests a client; then ``--requests`` a client end in the window that is measured, while
@@ -48,7 +48,8 @@ from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import Attention
 
 PASSES = ("two", "two-graphs", "merged", "graphs")
-DEFAULT_WAYS = "two,merged,merged:512,graphs:512,graphs:1024,graphs:paced32"
+DEFAULT = "default"
+DEFAULT_WAYS = "two,two-graphs,merged,merged:512,graphs:512,graphs:1024,graphs:paced32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,14 @@ class Way:
     steps: int | None = None  # see SchedulerLimits.paced_steps
 
     @classmethod
-    def of(cls, text: str) -> Way:
-        """Raises ValueError for anything but ``PASSES[:SHARE]``."""
+    def of(cls, text: str, runner: TorchRunner) -> Way:
+        """Raises ValueError for anything but ``default`` and ``PASSES[:SHARE]``. ``runner``: as it was made."""
+        if text == DEFAULT:
+            name = ("merged", "graphs") if runner.merges_passes else ("two", "two-graphs")
+            return cls(text, name[runner.pads_passes], steps=runner.paced_steps)
         passes, _, share = text.partition(":")
         if passes not in PASSES:
-            raise ValueError(f"{text!r} begins with {passes!r}; expected one of {', '.join(PASSES)}")
+            raise ValueError(f"{text!r} begins with {passes!r}; expected {DEFAULT}, {', '.join(PASSES)}")
         if share in ("", "none"):
             return cls(text, passes)
         if share.startswith("paced"):
@@ -217,7 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     sizes = tuple(int(size) for size in options.pass_sizes.split(",")) if options.pass_sizes else PASS_SIZES
     concurrency = [int(clients) for clients in options.concurrency.split(",")]
-    ways = [Way.of(way) for way in options.ways.split(",")]
+    names = options.ways.split(",")
     low, high = (float(value) / 1e3 for value in options.delay_ms.split("-"))
     checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
     blocks = (max(concurrency) + 1) * (-(-(options.isl + options.osl) // options.tokens_per_block) + 1)
@@ -227,9 +231,10 @@ def main() -> None:
             model_dir=Path(checkpoint.path), max_batch_size=max(concurrency), max_num_tokens=options.max_num_tokens,
             max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
             max_tokens=int(blocks * 1.02) * options.tokens_per_block, attention=Attention(options.attention),
-            pass_sizes=sizes if any(way.passes.endswith("graphs") for way in ways) else (),
+            pass_sizes=sizes if any("graphs" in name for name in names) else None if DEFAULT in names else (),
         )
     )  # fmt: skip
+    ways = [Way.of(name, runner) for name in names]
     start = time.perf_counter() - start
     gc.collect()
     gc.freeze()

@@ -52,6 +52,7 @@ class ModelledRunner:
         self.num_blocks = (clients + 1) * ((options.isl + options.osl) // 32 + 2)
         self.max_position, self.vocab_size, self.needs_grids = options.isl + options.osl, 1000, False
         self.merges_passes = self.pads_passes = False
+        self.paced_steps = None
         self._options, self._clock, self._free = options, clock, 0.0
 
     def device_memory_bytes(self) -> int:
@@ -95,9 +96,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for clients in map(int, options.concurrency.split(",")):
         first: float | None = None
-        for way in map(Way.of, options.ways.split(",")):
+        for name in options.ways.split(","):
             clock = Clock()
             runner: Any = ModelledRunner(options, clients, clock)
+            way = Way.of(name, runner)
             found = play(
                 runner, way, clients=clients, isl=options.isl, osl=options.osl, warm_up=options.warm_up,
                 requests=options.requests, delay_s=(1e-3, 4e-3), max_num_tokens=options.max_num_tokens,

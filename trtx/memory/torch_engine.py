@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.dense import Product, layer_norms, layer_products, product_parameters
+from trtx.checkpoint.dense import Product, layer_norms, layer_products
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
@@ -123,7 +123,7 @@ def activation_bytes(
     # Logprobs of 256 of a prompt's tokens, or counts of every row's tokens and logprobs of 64 rows. What penalties make
     # of every row's logits is the float32 above.
     sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
-    tokens = max_num_tokens + padded_tokens(max_num_tokens, product_parameters(config))  # CUDA graphs keep their own
+    tokens = max_num_tokens + padded_tokens(max_num_tokens)  # CUDA graphs keep their own
     return tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
 
 

@@ -85,23 +85,22 @@ class RunnerArgs:
 
     def passes(self, config: ModelConfig, device: torch.device) -> Passes:
         """``merges_passes`` and ``pass_sizes``, resolved."""
-        is_large = product_parameters(config) >= LARGE_PARAMETERS
         pads = (
-            is_large
-            and device.type == "cuda"
+            device.type == "cuda"
             and self.cuda_graphs
             and self.attention is Attention.BY_LENGTH
             and not self.deterministic
             and config.rope.mrope_section is None
         )  # one pass without its graph was not measured as a default
-        merges = pads if self.merges_passes is None else self.merges_passes
+        is_large = product_parameters(config) >= LARGE_PARAMETERS
+        merges = pads and is_large if self.merges_passes is None else self.merges_passes
         sizes = self.pass_sizes
         if sizes is None:
             sizes = PASS_SIZES if pads else ()
         return Passes(
             merges=merges,
             padded_sizes=sorted({min(size, self.max_num_tokens) for size in sizes}),
-            paced_steps=PACED_STEPS if pads and merges else None,
+            paced_steps=PACED_STEPS if pads and merges and is_large else None,
         )
 
 

@@ -74,7 +74,7 @@ def _attend(
     out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     for group in _groups.of(cu_seq_lens_q):
         parts = (each if group.rows is None else each.index_select(0, group.rows) for each in inputs)
-        q, k, v = (part.unflatten(0, (-1, group.length)).transpose(1, 2) for part in parts)
+        q, k, v = (part.reshape(-1, group.length, *part.shape[1:]).transpose(1, 2) for part in parts)
         found = scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
         if group.rows is None:
             return found[None], None

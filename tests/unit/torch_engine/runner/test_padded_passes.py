@@ -16,7 +16,7 @@ from runner_player import VOCAB, Player, build, random_prompt, save
 
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
-from trtx.config.torch_passes import PACED_STEPS
+from trtx.config.torch_passes import PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
 from trtx.torch_engine.batch import FROM_SLOT, Batch
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
@@ -169,8 +169,8 @@ def test_a_deterministic_runner_neither_merges_nor_pads(
     assert replace(free, cuda_graphs=False).passes(config, torch.device("cuda")) == plain
 
 
-def test_a_small_model_keeps_two_passes(tmp_path: Path) -> None:
+def test_a_small_model_keeps_two_passes_and_pads_that_of_prompts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"].config))
     args = RunnerArgs(model_dir=tmp_path, attention=Attention.BY_LENGTH)
     found = args.passes(read_model_config(tmp_path), torch.device("cuda"))
-    assert found == Passes(merges=False, padded_sizes=[], paced_steps=None)
+    assert found == Passes(merges=False, padded_sizes=list(PASS_SIZES), paced_steps=None)
