@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.fp8 import FP8, FP8_MAX, to_fp8
 from trtx.torch_engine.runner.scaled_linear import ScaledLinear
@@ -57,13 +59,13 @@ def seconds_each(calls: list[Callable[[], Tensor]], repeats: int) -> float:
         for call in calls:
             call()
     graph.replay()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
     begin.record()
     for _ in range(repeats):
         graph.replay()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeats / len(calls)
+    return float(begin.elapsed_time(end)) / 1e3 / repeats / len(calls)
 
 
 def product_row(name: str, num_x: int, rows: int, columns: int) -> dict[str, Any]:
@@ -80,10 +82,10 @@ def product_row(name: str, num_x: int, rows: int, columns: int) -> dict[str, Any
             ScaledLinear(weight=weight, row_scales=scales, input_scale=scale, bias=None, dtype=torch.bfloat16)
             for weight in narrow
         ]
-        return [lambda linear=linear: linear(narrow_x) for linear in made]  # type: ignore[misc]
+        return [partial(linear, narrow_x) for linear in made]
 
     ways: dict[str, list[Callable[[], Tensor]]] = {
-        "bf16": [lambda weight=weight: F.linear(x, weight) for weight in wide],
+        "bf16": [partial(F.linear, x, weight) for weight in wide],
         "fp8, one scale": linears(one_scale),
         "fp8, a scale a row": linears(row_scales),
     }
@@ -152,7 +154,8 @@ def runner_rows(options: argparse.Namespace, source: Path, directory: Path) -> l
     batches = [int(batch) for batch in options.batch.split(",")]
     blocks = max(batches) * -(-(options.isl + options.osl) // 32)
     print(f"{'engine':>16} {'batch':>5}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    greedy = resolve_sampling(SamplingParams())
     for name, model_dir, kv_dtype in (
         ("bf16", source, "bfloat16"), ("fp8", directory, "bfloat16"), ("fp8, fp8 KV", directory, "fp8"),
     ):  # fmt: skip
@@ -168,7 +171,7 @@ def runner_rows(options: argparse.Namespace, source: Path, directory: Path) -> l
             f"{name:>16} start {start_s:.1f} s, device memory {memory:.1f} GiB, KV {runner.pool.nbytes / 2**30:.1f} GiB"
         )
         for batch in batches:
-            row = measure(runner, batch=batch, isl=options.isl, osl=options.osl, max_num_tokens=8192)
+            row = measure(runner, greedy, batch=batch, isl=options.isl, osl=options.osl, max_num_tokens=8192)
             rows.append({"engine": name, "start_s": start_s, "device_memory_gib": memory, **row})
             print(
                 f"{name:>16} {batch:>5}  {row['prefill_tokens_per_s']:>13,.0f}  {row['decode_tokens_per_s']:>12,.0f}  "

@@ -17,13 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtx.bench import Figures, LoadSpec, Target
 from trtx.bench.aiperf import TrialFiles, command, tail
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
-from trtx.bench.load import Load
 from trtx.bench.metrics import error_request_count, inter_token_latency, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import TopologySpec
@@ -39,9 +38,9 @@ class Variant:
 
     name: str
     model: str
-    rounds: dict[int, list[list[RequestRecord]]] = field(default_factory=dict)
-    device_memory_bytes: int = 0
-    kv_blocks: int = 0
+    rounds: dict[int, list[tuple[RequestRecord, ...]]] = field(default_factory=dict)
+    device_memory_bytes: int | None = None  # None, here and below: the worker has not said
+    kv_blocks: int | None = None
 
 
 def main() -> int:
@@ -83,12 +82,15 @@ def _round(variant: Variant, arguments: argparse.Namespace, run_dir: Path) -> No
     )
     concurrency = tuple(int(part) for part in arguments.concurrency.split(","))
     load = LoadSpec(concurrency=concurrency, isl=arguments.isl, osl=arguments.osl, seed=arguments.seed)
-    loads = [Load(c, REQUESTS.get(c, 3 * c), max(4, c)) for c in concurrency]
+    loads = {
+        c: replace(one, request_count=REQUESTS.get(c, 3 * c), warmup_request_count=max(4, c))
+        for c, one in zip(concurrency, load.loads, strict=True)
+    }
     plan = prepare(spec, run_dir=run_dir)
     with serve(plan, on_event=lambda event: print(f"- {variant.name}: {event.message}", flush=True)) as topology:
         target = Target(topology.url, topology.model, plan.model_path, "agg", gpu_count=len(plan.gpu_names))
         with AiperfHost(run_dir / "host.log") as host:
-            for one in loads:
+            for one in loads.values():
                 files = TrialFiles(run_dir / "load" / one.label)
                 with Aiperf(host, command(target, load, one, 1, files.directory), files.console) as aiperf:
                     while (code := aiperf.poll()) is None:
@@ -99,9 +101,9 @@ def _round(variant: Variant, arguments: argparse.Namespace, run_dir: Path) -> No
             if slot.status is not None:
                 variant.device_memory_bytes = slot.status.device_memory_bytes
                 variant.kv_blocks = slot.status.kv_blocks
-    for one in loads:
+    for c, one in loads.items():
         records = read_records(run_dir / "load" / one.label / RECORDS_FILE)
-        variant.rounds.setdefault(one.concurrency, []).append(records)
+        variant.rounds.setdefault(c, []).append(records)
 
 
 def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], built_s: float) -> str:
@@ -111,11 +113,7 @@ def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], bui
         "",
         f"{arguments.model}, {arguments.isl} tokens in, {arguments.osl} out, {arguments.rounds} "
         f"round{'s' * (arguments.rounds > 1)}; built and proved in {built_s:.0f} s. "
-        + "; ".join(
-            f"{variant.name}: {variant.device_memory_bytes / 2**30:.1f} GiB on the device, "
-            f"{variant.kv_blocks:,} KV blocks"
-            for variant in variants
-        )
+        + "; ".join(_held(variant) for variant in variants)
         + ".",
         "",
         f"| concurrency | tokens/s source | {result.name} | ratio | ITL p50 ms source | {result.name} "
@@ -135,6 +133,12 @@ def _table(arguments: argparse.Namespace, variants: tuple[Variant, Variant], bui
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _held(variant: Variant) -> str:
+    memory, blocks = variant.device_memory_bytes, variant.kv_blocks
+    gib = "–" if memory is None else f"{memory / 2**30:.1f}"
+    return f"{variant.name}: {gib} GiB on the device, {'–' if blocks is None else f'{blocks:,}'} KV blocks"
 
 
 def _arguments() -> argparse.Namespace:
