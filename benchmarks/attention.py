@@ -103,7 +103,7 @@ def config_of(num_layers: int) -> ModelConfig:
 
 
 def inputs_of(case: Case) -> PassInputs:
-    ints = {"dtype": torch.int32, "device": DEVICE}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     slots = [slot for slot, (_, new) in enumerate(case.sequences) for _ in range(new)]
     positions = [position for context, new in case.sequences for position in range(context, context + new)]
     spans = decodes = None
@@ -188,12 +188,12 @@ class Measured:
             answers = attend()
 
         def replay() -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
-            return begin.elapsed_time(end) * 1e3 / layers
+            return float(begin.elapsed_time(end)) * 1e3 / layers
 
         replay()
         return replay, answers
@@ -201,7 +201,7 @@ class Measured:
 
 def storage_of(dtype: torch.dtype, bytes_held: int) -> torch.Tensor:
     storage = torch.empty(bytes_held // dtype.itemsize, dtype=dtype, device=DEVICE)
-    for part in storage.split(1 << 28):
+    for part in storage.split(1 << 28):  # type: ignore[no-untyped-call]  # torch's
         drawn = torch.randn(part.numel(), device=DEVICE)
         part.copy_(to_fp8(drawn, torch.tensor(0.02, device=DEVICE)) if dtype == FP8 else drawn)
     return storage

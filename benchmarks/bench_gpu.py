@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,8 +48,8 @@ class Section:
 
     name: str
     gpus: int
-    commands: dict[str, tuple[str, ...]]
-    peer: dict[str, tuple[str, ...]]
+    commands: Mapping[str, tuple[str, ...]]
+    peer: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,12 @@ def called(command: list[str], environment: dict[str, str], limit_s: float) -> s
         process = subprocess.Popen(command, env=environment | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
                                    stderr=said, text=True)  # fmt: skip
         late = threading.Event()
-        timer = threading.Timer(limit_s, lambda: (late.set(), process.terminate()))
+
+        def stop() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(limit_s, stop)
         killer = threading.Timer(limit_s + ENDING_S, process.kill)
         timer.start()
         killer.start()

@@ -10,6 +10,7 @@ so with many of them a short sequence's are small and the merge of their parts i
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import torch
 from kv_layout import CONFIG, DIM, HEADS, KV_HEADS, TOKENS_PER_BLOCK
@@ -37,7 +38,7 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
         processors = splits * len(lengths) * KV_HEADS // 2
     rotary = rotary_table(CONFIG.rope, DIM, TOKENS_PER_BLOCK, torch.device("cuda"))
     kernels = TritonKernels(CONFIG, KvCache.of(pool, table), rotary, processors, Attention.BY_ROWS)
-    ints = {"dtype": torch.int32, "device": "cuda"}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": "cuda"}
     slots = torch.arange(len(lengths), **ints)
     inputs = PassInputs(slots, torch.tensor([length - 1 for length in lengths], **ints), slots)
     q = torch.randn(len(lengths), HEADS, DIM, device="cuda", dtype=torch.bfloat16)
@@ -51,9 +52,9 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(11):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
         begin.record()
         graph.replay()
         end.record()
@@ -66,7 +67,7 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
 def main() -> None:
     blocks = (256 * SHORT + LONG) // TOKENS_PER_BLOCK
     pool = torch.empty(blocks, KV_HEADS, LAYERS, 2, TOKENS_PER_BLOCK, DIM, dtype=torch.bfloat16, device="cuda")
-    for part in pool.split(128):
+    for part in pool.split(128):  # type: ignore[no-untyped-call]  # torch's
         part.normal_()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, attention of a decode step, ms")
     print(f"{'':>24} {'today':>8} " + " ".join(f"{f'{splits} splits':>10}" for splits in SPLITS))

@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace, encoder: Connection) -> Iterator[dict[s
     device = torch.device(options.device)
     loader = EmbeddingLoader(device, options.width, torch.bfloat16)
     for way in options.ways:
-        first = None
+        first: float | None = None
         for rows in options.rows:
             keeps, takes = [], []
             for _ in range(WARM_UP + options.repeats):
@@ -81,6 +81,7 @@ def measure(options: argparse.Namespace, encoder: Connection) -> Iterator[dict[s
                 keeps.append(keep_s)
                 first = takes[0] if first is None else first
                 remove_shared(shared)
+            assert first is not None
             assert torch.equal(loaded.tensor.cpu(), embedding(rows, options.width)), f"{way}: other rows arrived"
             keep_s, take_s = statistics.median(keeps[WARM_UP:]), statistics.median(takes[WARM_UP:])
             size = rows * options.width * 2

@@ -12,6 +12,7 @@ largest value among those rows: transformers' kernels round otherwise when a pro
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import sys
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--grid", default="1,24,24", help="time, height, width in patches, of models with grids")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what is measured is seen, whatever ends the rest
     directory = resolve_checkpoint(asked.model).path
     tower = load_tower(EncoderArgs(model=str(directory), dtype=asked.dtype))

@@ -132,11 +132,11 @@ def compile_one(tile: Tile, options: dict[str, bool]) -> None:
     wide = 2048 if options["gated"] else 4096
     x, vector = MockTensor(DTYPE, [tile.num_rows, 4096]), MockTensor(DTYPE, [4096])
     weight, out = MockTensor(DTYPE, [4096, 4096]), MockTensor(DTYPE, [tile.num_rows, wide])
-    workspace: Any = Workspace(MockTensor(torch.float32, [16]), MockTensor(torch.int32, [16]))  # type: ignore[arg-type]
+    workspace: Any = Workspace(MockTensor(torch.float32, [16]), MockTensor(torch.int32, [16]))
     few_rows_product(
-        x, weight, None, out, workspace, tile=tile, norm=vector if options["normed"] else None, eps=EPS,  # type: ignore[arg-type]
+        x, weight, None, out, workspace, tile=tile, norm=vector if options["normed"] else None, eps=EPS,
         residual=out if options["added"] else None, gated=options["gated"], overlaps=options["overlaps"],
-        ahead=options["ahead"], warm_up=True,  # type: ignore[arg-type]
+        ahead=options["ahead"], warm_up=True,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def fused(rows: int) -> list[tuple[Tile, dict[str, bool]]]:
     """What a layer's products compile, whether launches overlap or not."""
     tile, normed = (ONE_ROW, True) if rows == 1 else (SEVERAL_ROWS, False)
     return [
-        (tile, {"normed": normed and not added, "added": added, "gated": gated, "overlaps": overlaps})
+        (tile, PLAIN | {"normed": normed and not added, "added": added, "gated": gated, "overlaps": overlaps})
         for added, gated in ((False, False), (False, True), (True, False))
         for overlaps in (False, True)
     ]
@@ -183,9 +183,9 @@ def replays_us(run: Callable[[], object], rounds: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(rounds + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
         begin.record()
         graph.replay()
         end.record()
@@ -330,7 +330,8 @@ class Pass:
 
 def _multiplied(layer: LayerWeights, multiplier: Any) -> LayerWeights:
     def by(linear: Any) -> PlainLinear:
-        return replace(linear, multiplier=multiplier)
+        made: PlainLinear = replace(linear, multiplier=multiplier)
+        return made
 
     return replace(
         layer, qkv=by(layer.qkv), output=by(layer.output), gate_up=by(layer.gate_up), down=by(layer.down)

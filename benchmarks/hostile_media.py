@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -75,7 +75,8 @@ class Stretch:
     refused: Counter[str] = field(default_factory=Counter)  # requests with hostile media, by status
     others: Counter[str] = field(default_factory=Counter)  # what those got that were not refused, by medium
     rss: dict[str, int] = field(default_factory=dict)  # most bytes, by what the process is
-    cpu_s: Counter[str] = field(default_factory=Counter)  # CPU seconds, by what the process is
+    # CPU seconds, by what the process is
+    cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 async def stream(http: httpx.AsyncClient, model: str, until: float, seen: Stretch, tokens: int) -> None:

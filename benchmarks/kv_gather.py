@@ -41,7 +41,7 @@ def main() -> None:
     target = torch.zeros(BLOCKS, WORDS, dtype=torch.int64, device=HERE)
     runtime.cudaDeviceEnablePeerAccess(1, 0)
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
 
     def timed(run: Callable[[], Any]) -> float:
         seconds = []
@@ -72,7 +72,7 @@ def main() -> None:
         return run
 
     driver = CudaDriver()
-    streams = [torch.cuda.Stream() for _ in range(8)]
+    streams = [torch.cuda.Stream() for _ in range(8)]  # type: ignore[no-untyped-call]  # torch's
 
     def places(count: int) -> tuple[Addresses, Addresses, Callable[[], bool]]:
         remote, local = (random.sample(range(BLOCKS), count) for _ in range(2))
@@ -174,8 +174,8 @@ class Step:
         """(a step that has copies beside it from its begin to its end, a copy then) in ms."""
         steps, copies = [], []
         for _ in range(8):
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]  # type: ignore[no-untyped-call]  # torch's
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             if copy is not None:
                 ends[0].record(self._stream)
                 for each in ends[1:]:
@@ -208,6 +208,10 @@ def after_idleness(
     def exporter_busy() -> None:
         there.add_(1)
 
+    def both_busy() -> None:
+        reader_busy()
+        exporter_busy()
+
     def read_few() -> None:
         from_there.copy_(source[few], non_blocking=True)
 
@@ -217,7 +221,7 @@ def after_idleness(
             ("all idle", nothing, nothing, (0, 1, 5, 25, 100, 1000)),
             ("a kernel a ms on the reader", reader_busy, nothing, (25, 100)),
             ("a kernel a ms on the exporter", exporter_busy, nothing, (25, 100)),
-            ("a kernel a ms on both", lambda: (reader_busy(), exporter_busy()), nothing, (25, 100)),
+            ("a kernel a ms on both", both_busy, nothing, (25, 100)),
             ("64 bytes read each ms", read_few, nothing, (25, 100)),
             ("64 bytes read once, 1 ms before", nothing, read_few, (25, 100)),
         ):
@@ -225,7 +229,7 @@ def after_idleness(
             for pause_ms in pauses:
                 hosts, devices = [], []
                 for _ in range(3 if pause_ms == 1000 else 9):
-                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
                     until = time.perf_counter() + pause_ms / 1e3
                     while (left := until - time.perf_counter()) > 0:
                         meanwhile()
@@ -237,7 +241,7 @@ def after_idleness(
                     begin.record(stream)
                     run()
                     end.record(stream)
-                    while not end.query():
+                    while not end.query():  # type: ignore[no-untyped-call]  # torch's
                         pass
                     hosts.append(time.perf_counter() - began)
                     devices.append(begin.elapsed_time(end))

@@ -67,7 +67,7 @@ class Case:
             self.num_layers = min(4, self.num_layers)
         order = torch.randperm(self.num_blocks, device="cuda").int().view(sequences, width)
         self.table = torch.cat((order, torch.zeros(1, width, dtype=torch.int32, device="cuda")))
-        ints = {"dtype": torch.int32, "device": "cuda"}
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": "cuda"}
         if kind == "decode" or (sequences == count and kind == "write"):
             slots, positions = torch.arange(count, **ints), torch.full((count,), length - 1, **ints)
             self.inputs = PassInputs(slots, positions, slots)
@@ -106,12 +106,12 @@ class Case:
             run()
 
         def replay() -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
-            return begin.elapsed_time(end) / 1e3
+            return float(begin.elapsed_time(end)) / 1e3
 
         return replay
 
@@ -139,7 +139,7 @@ def main() -> None:
     linear = PlainLinear(unused)
     WEIGHTS = LayerWeights(unused, linear, norm, norm, linear, unused, linear, linear)
     storage = torch.empty(options.gib << 29, dtype=torch.bfloat16, device="cuda")
-    for part in storage.split(1 << 30):
+    for part in storage.split(1 << 30):  # type: ignore[no-untyped-call]  # torch's
         part.normal_()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, us a layer, {options.rounds} rounds")
     print(f"{'case':>22} {'layers':>6} " + " ".join(f"{layout[6:-4]:>22}" for layout in LAYOUTS) + "  spread")

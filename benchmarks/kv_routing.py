@@ -99,7 +99,8 @@ def main() -> int:
             stack.enter_context(serve(plan, on_event=_say(variant), interruption=interruption))
             for variant, plan in zip(variants, plans, strict=True)
         ]
-        blocks = {slot.status.kv_blocks for slot in topologies[0].slots if slot.status is not None}
+        told = [slot.status.kv_blocks for slot in topologies[0].slots if slot.status is not None]
+        blocks = {count for count in told if count is not None}
         for number in range(1, arguments.rounds + 1):
             for variant, topology in zip(variants, topologies, strict=True):
                 _round(topology, arguments, number, output / variant.directory / f"round-{number}", variant)

@@ -19,7 +19,7 @@ from dynamo.common.backend.worker import WorkerConfig
 from trtx.engine.paced import LLM, SamplingParams
 
 
-class OneTokenAChunk(LLMEngine):
+class OneTokenAChunk(LLMEngine):  # type: ignore[misc]  # dynamo ships no types for it
     def __init__(self, model: str, itl_ms: float) -> None:
         self._model = model
         self._itl_ms = itl_ms

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class CpuSeconds:
 
     @property
     def by_kind(self) -> dict[str, float]:
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for pid, (kind, seconds) in self._last.items():
             found[kind] += seconds - self._first[pid]
         return dict(found)

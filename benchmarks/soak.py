@@ -121,7 +121,7 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
 
 
 def _memory(topology: ServedTopology) -> dict[str, tuple[int, int]]:
-    """RSS of each process with its children, and the device memory that its status file names, in bytes."""
+    """RSS of each process with its children, and the device memory that its status file names or else 0, in bytes."""
     seen = {}
     for slot in topology.slots:
         if slot.child is None:
@@ -130,7 +130,8 @@ def _memory(topology: ServedTopology) -> dict[str, tuple[int, int]]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(slot.child.pid)
             rss = sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
-        seen[slot.spec.name] = (rss, slot.status.device_memory_bytes if slot.status else 0)
+        device = slot.status.device_memory_bytes if slot.status is not None else None
+        seen[slot.spec.name] = (rss, device or 0)
     return seen
 
 

@@ -66,7 +66,8 @@ class Cell:
             total, devices = figures["output_token_throughput"], self.says["device_count"]
             return None if total is None or not devices else float(total / devices)
         value = figures[name]
-        return value[statistic] if isinstance(value, dict) and statistic else value
+        found: float | None = value[statistic] if isinstance(value, dict) and statistic else value
+        return found
 
     def interval(self, part: str, name: str, statistic: str | None) -> tuple[float, float] | None:
         """Over the trials; None where one has too few requests for the percentile, or lacks the number."""

@@ -58,11 +58,12 @@ def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[s
         "trials_asked": cell.says["trials_asked"] if cell else None,
         "status": cell_status(cell) if cell else "missing",
     }
-    numbers = ("request_count", "error_request_count", "uncounted_request_count", "request_error_rate", *RATES)
-    numbers += ("output_token_throughput_per_user", PER_DEVICE, "input_sequence_length", "output_sequence_length")
+    numbers: tuple[str, ...] = ("request_count", "error_request_count", "uncounted_request_count")
+    numbers += ("request_error_rate", *RATES, "output_token_throughput_per_user", PER_DEVICE)
+    numbers += ("input_sequence_length", "output_sequence_length")
     statistics = ("avg", *(f"p{q}" for q in SAMPLES_NEEDED))
     for part, prefix in PARTS.items():
-        shown = [(name, None, name) for name in numbers]
+        shown: list[tuple[str, str | None, str]] = [(name, None, name) for name in numbers]
         shown += [(name, statistic, f"{name}_{statistic}") for name in LATENCIES for statistic in statistics]
         for name, statistic, plain in shown:
             key = prefix + plain.replace("_per_device", f"_per_{device}")
