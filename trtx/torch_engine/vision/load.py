@@ -82,6 +82,10 @@ def load_tower(args: EncoderArgs) -> Tower:
     if rows is not None:
         return LlavaTower(model, rows)
     attend_by_length(model.visual)
+    if device.type == "cuda":
+        from trtx.torch_engine.vision.triton_tower import fuse  # Triton is there where CUDA is
+
+        fuse(model.visual)
     return QwenTower(model)
 
 

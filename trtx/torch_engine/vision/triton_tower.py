@@ -1,0 +1,116 @@
+"""On a GPU: what transformers' Qwen towers make of five to twelve launches each, in one.
+
+Norms, the rotation of queries and keys, and the gate between the products of an MLP are short there, and most of a
+picture's time goes into launching them. The products of Qwen2.5-VL's MLP have 3,420 columns, which are no whole 16
+bytes: cuBLAS has no kernel of Hopper's for these, so they get columns of zeros. What is computed stays the same, up
+to the order of roundings in float32. docs/performance-notes.md has what each is worth.
+"""
+
+# Triton has no type stubs, and its decorator hides the signature.
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
+
+from __future__ import annotations
+
+from types import MethodType
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl
+
+from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, silu_and_mul_kernel
+
+_COLUMNS = 64  # a multiple of these has an MLP's width: whole tiles of a product's inner dimension
+_GATE_BLOCK = 1024
+_HEADS = 16  # of one token, a program
+
+
+def fuse(tower: nn.Module) -> None:
+    """Of a loaded Qwen2.5-VL or Qwen3-VL tower, in its process alone: transformers finds its rotation by name."""
+    for modeling in (modeling_qwen2_5_vl, modeling_qwen3_vl):
+        modeling.apply_rotary_pos_emb_vision = _rotate
+    for module in list(tower.modules()):
+        if isinstance(module, modeling_qwen2_5_vl.Qwen2_5_VLRMSNorm):
+            module.forward = MethodType(_rms_norm, module)
+        mlp = getattr(module, "mlp", None)
+        if isinstance(mlp, modeling_qwen2_5_vl.Qwen2_5_VLMLP) and tower.config.hidden_act == "silu":
+            module.mlp = _GatedMlp(mlp)
+
+
+class _GatedMlp(nn.Module):
+    """``down(silu(gate(x)) * up(x))`` of transformers' module: gate and up are one product, of a width for tiles."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        super().__init__()
+        width = theirs.gate_proj.out_features
+        zeros = -width % _COLUMNS
+        both = (theirs.gate_proj, theirs.up_proj)
+        self.width = width + zeros
+        self.weight = torch.cat([pad(one.weight.detach(), (0, 0, 0, zeros)) for one in both])
+        self.bias = None if both[0].bias is None else torch.cat([pad(one.bias.detach(), (0, zeros)) for one in both])
+        self.down = pad(theirs.down_proj.weight.detach(), (0, zeros))
+        self.down_bias = theirs.down_proj.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x``: ``[tokens, hidden]``."""
+        gate_up = nn.functional.linear(x, self.weight, self.bias)
+        gated = torch.empty(x.shape[0], self.width, dtype=x.dtype, device=x.device)
+        silu_and_mul_kernel[(x.shape[0], triton.cdiv(self.width, _GATE_BLOCK))](
+            gate_up, gated, None, self.width, BLOCK=_GATE_BLOCK, num_warps=4
+        )
+        return nn.functional.linear(gated, self.down, self.down_bias)
+
+
+def _rms_norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
+    """``[tokens, hidden]``"""
+    x = hidden_states.contiguous()
+    hidden = x.shape[-1]
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(hidden)
+    rms_norm_kernel[(x.numel() // hidden,)](
+        x, None, norm.weight, out, None, None, hidden, norm.variance_epsilon,
+        HAS_RESIDUAL=False, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+    return out
+
+
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As transformers'. ``q``, ``k``: ``[tokens, heads, dim]``; ``cos``, ``sin``: ``[tokens, dim]``."""
+    tokens, heads, dim = q.shape
+    cos, sin = cos.contiguous(), sin.contiguous()
+    outs = torch.empty(2, tokens, heads, dim, dtype=q.dtype, device=q.device).unbind()
+    for x, out in zip((q, k), outs, strict=True):
+        assert x.stride(2) == 1
+        _rotate_kernel[(tokens, triton.cdiv(heads, _HEADS))](
+            x, out, cos, sin, x.stride(0), x.stride(1),
+            NUM_HEADS=heads, HEAD_DIM=dim, BLOCK_HEADS=_HEADS, BLOCK=triton.next_power_of_2(dim // 2), num_warps=2,
+        )  # fmt: skip
+    return outs
+
+
+@triton.jit
+def _rotate_kernel(
+    x, out, cos, sin, token_stride, head_stride,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``BLOCK_HEADS`` heads of one token a program, in float32: ``x * cos + rotate_half(x) * sin``."""
+    token = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = HEAD_DIM // 2
+    heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    offsets = tl.arange(0, BLOCK)[None, :]
+    in_half = offsets < half
+    inside = (heads < NUM_HEADS) & in_half
+    source = x + token * token_stride + heads * head_stride + offsets
+    a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    angles = token * HEAD_DIM + offsets
+    cos_a = tl.load(cos + angles, mask=in_half, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos + angles + half, mask=in_half, other=0.0).to(tl.float32)
+    sin_a = tl.load(sin + angles, mask=in_half, other=0.0).to(tl.float32)
+    sin_b = tl.load(sin + angles + half, mask=in_half, other=0.0).to(tl.float32)
+    target = out + (token * NUM_HEADS + heads) * HEAD_DIM + offsets
+    tl.store(target, (a * cos_a - b * sin_a).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + half, (b * cos_b + a * sin_b).to(out.dtype.element_ty), mask=inside)
