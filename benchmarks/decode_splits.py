@@ -9,6 +9,7 @@ so with many of them a short sequence's are small and the merge of their parts i
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from typing import Any
 
@@ -65,6 +66,8 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
 
 @torch.inference_mode()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     blocks = (256 * SHORT + LONG) // TOKENS_PER_BLOCK
     pool = torch.empty(blocks, KV_HEADS, LAYERS, 2, TOKENS_PER_BLOCK, DIM, dtype=torch.bfloat16, device="cuda")
     for part in pool.split(128):  # type: ignore[no-untyped-call]  # torch's

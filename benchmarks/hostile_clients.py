@@ -8,6 +8,7 @@ time each, and a line of JSON says what they got. BODY_MIB: of the large bodies.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import io
@@ -159,4 +160,10 @@ async def attacker(url: str, model: str, clients: int, body_mib: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(attacker(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("model")
+    parser.add_argument("clients", type=int)
+    parser.add_argument("body_mib", type=int, help="of the large bodies")
+    asked = parser.parse_args()
+    asyncio.run(attacker(asked.url, asked.model, asked.clients, asked.body_mib))

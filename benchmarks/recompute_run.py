@@ -12,6 +12,7 @@ take from ``baseline.json``; the levels of validity, and what workers told of pi
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -38,10 +39,12 @@ def check_run(run: Path) -> Comparison:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or not (Path(arguments[0]) / "run.lock.yaml").is_file():
-        print("usage: python benchmarks/recompute_run.py RUN, a run directory of trtx bench", file=sys.stderr)
-        return 2
-    comparison = check_run(Path(arguments[0]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory of trtx bench")
+    run: Path = parser.parse_args(arguments).run
+    if not (run / "run.lock.yaml").is_file():
+        parser.error(f"{run} has no run.lock.yaml; expected a run directory of trtx bench")
+    comparison = check_run(run)
     if comparison.mismatches:
         print(comparison.table())
     print(f"{comparison.compared:,} numbers and texts compared, {len(comparison.mismatches):,} mismatches")

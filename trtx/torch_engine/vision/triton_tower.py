@@ -12,12 +12,14 @@ to the order of roundings in float32. docs/performance-notes.md has what each is
 from __future__ import annotations
 
 from types import MethodType
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
@@ -28,11 +30,12 @@ _GATE_BLOCK = 1024
 _HEADS = 16  # of one token, a program
 
 
-def fuse(tower: nn.Module) -> None:
+def fuse(tower: PreTrainedModel) -> None:
     """Of a loaded Qwen2.5-VL or Qwen3-VL tower, in its process alone: transformers finds its rotation by name."""
     for modeling in (modeling_qwen2_5_vl, modeling_qwen3_vl):
         modeling.apply_rotary_pos_emb_vision = _rotate
-    for module in list(tower.modules()):
+    modules: list[Any] = list(tower.modules())
+    for module in modules:
         if isinstance(module, modeling_qwen2_5_vl.Qwen2_5_VLRMSNorm):
             module.forward = MethodType(_rms_norm, module)
         mlp = getattr(module, "mlp", None)
@@ -43,16 +46,17 @@ def fuse(tower: nn.Module) -> None:
 class _GatedMlp(nn.Module):
     """``down(silu(gate(x)) * up(x))`` of transformers' module: gate and up are one product, of a width for tiles."""
 
-    def __init__(self, theirs: nn.Module) -> None:
+    def __init__(self, theirs: Any) -> None:
         super().__init__()
         width = theirs.gate_proj.out_features
         zeros = -width % _COLUMNS
         both = (theirs.gate_proj, theirs.up_proj)
-        self.width = width + zeros
+        self.width: int = width + zeros
         self.weight = torch.cat([pad(one.weight.detach(), (0, 0, 0, zeros)) for one in both])
-        self.bias = None if both[0].bias is None else torch.cat([pad(one.bias.detach(), (0, zeros)) for one in both])
+        biases = [pad(one.bias.detach(), (0, zeros)) for one in both if one.bias is not None]
+        self.bias: Tensor | None = torch.cat(biases) if biases else None
         self.down = pad(theirs.down_proj.weight.detach(), (0, zeros))
-        self.down_bias = theirs.down_proj.bias
+        self.down_bias: Tensor | None = theirs.down_proj.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """``x``: ``[tokens, hidden]``."""
@@ -64,7 +68,7 @@ class _GatedMlp(nn.Module):
         return nn.functional.linear(gated, self.down, self.down_bias)
 
 
-def _rms_norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
+def _rms_norm(norm: Any, hidden_states: Tensor) -> Tensor:
     """``[tokens, hidden]``"""
     x = hidden_states.contiguous()
     hidden = x.shape[-1]
@@ -81,14 +85,14 @@ def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     """As transformers'. ``q``, ``k``: ``[tokens, heads, dim]``; ``cos``, ``sin``: ``[tokens, dim]``."""
     tokens, heads, dim = q.shape
     cos, sin = cos.contiguous(), sin.contiguous()
-    outs = torch.empty(2, tokens, heads, dim, dtype=q.dtype, device=q.device).unbind()
+    outs = torch.empty(2, tokens, heads, dim, dtype=q.dtype, device=q.device)
     for x, out in zip((q, k), outs, strict=True):
         assert x.stride(2) == 1
         _rotate_kernel[(tokens, triton.cdiv(heads, _HEADS))](
             x, out, cos, sin, x.stride(0), x.stride(1),
             NUM_HEADS=heads, HEAD_DIM=dim, BLOCK_HEADS=_HEADS, BLOCK=triton.next_power_of_2(dim // 2), num_warps=2,
         )  # fmt: skip
-    return outs
+    return outs[0], outs[1]
 
 
 @triton.jit
