@@ -10,6 +10,7 @@ from trtx.config.families import CONFIG_ROOT, read_header
 from trtx.config.rules import Subject
 from trtx.config.versions import schema_version
 from trtx.errors import UsageError
+from trtx.memory import ENCODER_TOKENS
 
 FILES = sorted(CONFIG_ROOT.rglob("*.yaml"))
 TOPOLOGIES: dict[str, tuple[Role, ...]] = {"agg": ("agg", "encode"), "disagg": ("prefill", "decode", "encode")}
@@ -122,3 +123,9 @@ def test_a_prefill_worker_without_a_file_gets_what_the_transfer_needs() -> None:
         "cache_transceiver_config": {"backend": "DEFAULT"},
     }
     assert resolved("encode") == {}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem == "encode"], ids=lambda path: path.parent.name)
+def test_an_encode_worker_takes_the_pictures_that_an_aggregated_one_takes(path: Path) -> None:
+    config = load_engine_config("encode", family=path.parent.name, path=path, overrides=(), engine="torch")
+    assert (config.values.get("max_num_tokens") or ENCODER_TOKENS) >= ENCODER_TOKENS

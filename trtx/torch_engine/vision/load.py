@@ -58,6 +58,7 @@ def load_tower(args: EncoderArgs) -> Tower:
             f"{model_dir} is a {config.architecture}, which sees no pictures; expected a model with a vision tower"
         )
     device = resolve_device("auto")
+    torch.backends.cudnn.allow_tf32 = False  # else a float32 tower's convolution is rounded to 10 bits
     dtype = getattr(torch, compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda"))
     try:
         theirs = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
