@@ -15,7 +15,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported where a process measures
+    from trtx.torch_engine.batch import Batch
+    from trtx.torch_engine.runner import TorchRunner
 
 GIB = 1 << 30
 _PROMPT = 512  # tokens of each prompt of the fullest step
@@ -137,7 +141,7 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _fullest_steps(runner: Any, max_batch_size: int, max_num_tokens: int) -> None:
+def _fullest_steps(runner: TorchRunner, max_batch_size: int, max_num_tokens: int) -> None:
     """Prompts for every slot, ``max_num_tokens`` a step, then two decode steps of all, for each way to sample."""
     from trtx.torch_engine.batch import Batch, ScheduledSequence
     from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -164,8 +168,9 @@ def _fullest_steps(runner: Any, max_batch_size: int, max_num_tokens: int) -> Non
     runner.synchronize()
 
 
-def _step(runner: Any, batch: Any, length: int) -> None:
+def _step(runner: TorchRunner, batch: Batch, length: int) -> None:
     for sequence, sampled in zip(batch.sequences, runner.launch(batch).results(), strict=True):
+        assert sampled.token_id is not None, sampled.error
         sequence.output_token_ids.append(sampled.token_id)
         sequence.start, sequence.is_first = length + len(sequence.output_token_ids) - 1, False
         sequence.new_token_ids = [sampled.token_id]
