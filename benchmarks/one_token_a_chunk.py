@@ -1,6 +1,6 @@
 """Upstream's way of emission over trtx's paced engine: one chunk for each token. The other side of the comparison.
 
-``python benchmarks/one_token_a_chunk.py --model DIR --itl-ms 4``
+``python benchmarks/one_token_a_chunk.py --model DIR --served-model-name NAME --itl-ms 4``: ``streaming.py`` starts it.
 """
 
 from __future__ import annotations
