@@ -395,3 +395,21 @@ def test_the_callers_process_imports_no_decoder(tmp_path: Path) -> None:
     path = tmp_path / "picture"
     path.write_bytes(PICTURE.data)
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), path], check=True, timeout=120)
+
+
+async def test_a_process_maps_no_memory_anew_for_each_picture(tmp_path: Path) -> None:
+    """To clear it took as long as all that is computed of a picture."""
+    picture = Blob(files.saved(Image.new("RGB", (1008, 1008), (9, 99, 200)), "JPEG"), "a picture")
+
+    def faults(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+    async with PicturePool(resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path, PATIENT, directory=tmp_path) as pool:
+        for _ in range(3):
+            await pool.prepare(picture)
+        (pid,) = pool.pids
+        before = faults(pid)
+        for _ in range(4):
+            await pool.prepare(picture)
+        assert pool.pids == (pid,)
+        assert faults(pid) - before < 4000, "of 4 KiB, where 12 MiB of pixels four times would be 12,000"
