@@ -11,6 +11,11 @@ import threading
 from trtx.errors import LaunchError, TrtxError
 from trtx.worker.options import parse
 
+SWITCH_SECONDS = 0.0005
+"""After which a thread that computes lets another one have the interpreter. A token crosses two: the one that reads the
+engine's socket, and the event loop. Of the 5 ms that Python has by itself, each waits for a thread that decodes base64
+or hashes a picture; docs/performance-notes.md has what it is worth."""
+
 LAST_WORD_SECONDS = 5.0
 """After the engine died: how long the runtime may take to hand errors to clients and deregister."""
 
@@ -33,6 +38,7 @@ def main(argv: list[str]) -> int:
         # Between its endpoint's end and cleanup() Dynamo waits, 5 s by itself, and its frontends refuse every request
         # (see Leaving). Who still asks this worker meanwhile asks another one.
         os.environ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
+    sys.setswitchinterval(SWITCH_SECONDS)
     engine = TrtxEngine(options)
     engine.leaving.on_engine_death = _end_soon
     try:
