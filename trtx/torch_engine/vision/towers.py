@@ -36,6 +36,11 @@ class Pixels:
     grid: Grid | None  # in patches
     rows: int  # that it will have
 
+    @property
+    def patches(self) -> int:
+        """What the tower's products are over."""
+        return self.rows if self.grid is None else prod(self.grid)
+
 
 class Tower(ABC):
     """A loaded vision tower with its projector. ``width``: columns of a row; ``dtype``: of rows and weights."""
