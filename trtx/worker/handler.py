@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ from trtx.worker.request import InvalidRequest, WorkerRequest, with_media, with_
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight
-from trtx.worker.sockets import set_nodelay_everywhere
+from trtx.worker.sockets import NoDelay
 from trtx.worker.unheard import mark_of, refuse_unheard
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,17 @@ class RequestHandler:
         self._open = open_requests
         self._leaving = leaving
         self._refusals = RefusalLog()
+        self._no_delay = NoDelay()
         self._mark = mark_of(os.environ.get("DYN_NAMESPACE", ""))
 
-    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        set_nodelay_everywhere()
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """The chunks of one answer. From any thread; they are made on the loop of whoever reads them."""
+        return self._chunks(request, context, time.monotonic_ns())
+
+    async def _chunks(
+        self, request: GenerateRequest, context: Context, asked_ns: int
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        self._no_delay.cover(asked_ns)
         loaded, leaving, loop = self._loaded, self._leaving, asyncio.get_running_loop()
         if leaving.is_draining:
             await leaving.until_gone()
