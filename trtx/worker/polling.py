@@ -54,7 +54,8 @@ class EnginePoll:
 
     def saw_token(self) -> None:
         """The engine has generated one."""
-        self._begun.set()
+        if not self._begun.is_set():  # setting it again costs ten times as much, at each token
+            self._begun.set()
 
     def stop(self) -> None:
         """Returns when nothing will be published any more."""

@@ -143,8 +143,7 @@ class CompletionOutput:
         self._logprobs_seen = len(self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """One choice's update, for its consumer. ``text`` is set where stop strings had to be looked for already."""
 
     choice: int
@@ -244,7 +243,6 @@ class RequestOutput:
             output._mark_seen()
         while arrived:
             self._apply(arrived.popleft())
-        self.finished = all(output.finish_reason is not None for output in self.outputs)
         return True
 
     def _apply(self, delivery: Delivery) -> None:
@@ -273,6 +271,7 @@ class RequestOutput:
         if update.finish_reason is not None:
             output.finish_reason = update.finish_reason
             output.stop_reason = update.stop_reason
+            self.finished = all(output.finish_reason is not None for output in self.outputs)
 
     def _has_step(self) -> bool:
         """Takes in the next step for an iterator, if there is one. Raises the request's error."""
@@ -288,7 +287,10 @@ class RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         while not self._has_step():
-            await self._wait()
+            try:
+                await self._news_to_come()
+            finally:
+                self._waiter = None
         return self
 
     def __iter__(self) -> Iterator[RequestOutput]:
@@ -307,16 +309,14 @@ class RequestOutput:
                 return self
             self._news.wait()
 
-    async def _wait(self) -> None:
+    def _news_to_come(self) -> asyncio.Future[None]:
+        """Done once there is something to look at. No coroutine: it would be paid at each token."""
         self._loop = asyncio.get_running_loop()
-        self._waiter = self._loop.create_future()
-        try:
-            # The pushing thread appends before it looks for a waiter: whatever it did not see here, we see now.
-            if self._ended.is_set() or (self._streaming and self._arrived):
-                return
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = waiter = self._loop.create_future()
+        # The pushing thread appends before it looks for a waiter: whatever it did not see here, we see now.
+        if self._ended.is_set() or (self._streaming and self._arrived):
+            waiter.set_result(None)
+        return waiter
 
     async def aresult(self) -> RequestOutput:
         """Waits for the end. Raises RequestError where this request ended with an error, RuntimeError when the engine
