@@ -149,6 +149,8 @@ class SamplingParams:
         """Checks every field and takes it in its plain form: numpy's numbers as Python's, logprobs True as 1."""
         for name, known in FIELDS.items():
             value = getattr(self, name)
+            if value is _DEFAULTS[name]:
+                continue  # most are: checking all of them, twice, took a fifth of what a request costs here
             try:
                 plain = known.check(value)
             except Unsuitable as error:
