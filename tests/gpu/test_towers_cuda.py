@@ -16,7 +16,6 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Tower
-from trtx.torch_engine.vision.triton_tower import fuse
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,6 +64,8 @@ def test_rows_are_those_of_the_whole_model(name: str, grids: list[Grid], dtype: 
     expected = theirs(name, grids)
     tower: Tower = load_tower(EncoderArgs(model=str(resolve_checkpoint(f"synthetic:{name}").path), dtype=dtype))
     if IS_INTERPRETED:
+        from trtx.torch_engine.vision.triton_tower import fuse
+
         fuse(tower._model.visual)
     else:
         assert tower.device.type == "cuda"

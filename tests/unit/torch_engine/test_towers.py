@@ -21,7 +21,7 @@ SHARED = {
     "kv_fault",
     "shared_tensor",
 }
-CHILD = {"parent", "device"}  # what the engine's process and the encoder's have in common
+CHILD = {"parent", "device", "triton_pointwise"}  # what the engine's process and the encoder's have in common
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtx.torch_engine.runner.triton_pointwise import follow, store_result
+from trtx.torch_engine.triton_pointwise import follow, store_result
 
 
 @triton.jit

@@ -20,8 +20,8 @@ from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.ragged_attention import RaggedAttention
 from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
-from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from trtx.torch_engine.runner.weights import LayerWeights
+from trtx.torch_engine.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 
 _MAX_SPLITS = 32
 _SILU_BLOCK = 1024

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtx.torch_engine.runner.triton_pointwise import follow, store_result
+from trtx.torch_engine.triton_pointwise import follow, store_result
 
 ITEM = tl.constexpr(8)
 """int32 of one item: the tile's first query row, its rows, slot, position of its first row, the chunk's number, how

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
-from trtx.torch_engine.runner.triton_pointwise import rms_norm_kernel, silu_and_mul_kernel
+from trtx.torch_engine.triton_pointwise import rms_norm_kernel, silu_and_mul_kernel
 
 _COLUMNS = 64  # a multiple of these has an MLP's width: whole tiles of a product's inner dimension
 _GATE_BLOCK = 1024
