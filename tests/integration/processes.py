@@ -49,15 +49,17 @@ def freeze(pid: int) -> None:
     until(f"process {pid} stands still", stands, every=0.001)
 
 
-def _shuffled_ports() -> Iterator[int]:
-    """This test process's share of the ports 10,000 to 14,999, in random order, over and over."""
+def _shuffled(ports: range) -> Iterator[int]:
+    """This test process's share of them, in random order, over and over."""
     runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    share = range(10_000 + runner, 15_000, runners)
+    share = ports[runner::runners]
     return itertools.cycle(random.sample(share, len(share)))
 
 
-PORTS = _shuffled_ports()
+PORTS = _shuffled(range(10_000, 15_000))
+ADJACENT_PORTS = 32  # as many as the processes of a host's share want, and more
+FIRST_PORTS = _shuffled(range(8_000, 10_000 - ADJACENT_PORTS, ADJACENT_PORTS))
 
 
 def free_port() -> int:
@@ -69,13 +71,26 @@ def free_port() -> int:
     never meet.
     """
     for port in itertools.islice(PORTS, 5_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if _is_free(port):
             return port
     raise AssertionError("no free port from 10,000 to 14,999")
+
+
+def free_first_port() -> int:
+    """The first of :data:`ADJACENT_PORTS` that nothing listens on, and that :func:`free_port` never gives."""
+    for first in itertools.islice(FIRST_PORTS, 100):
+        if all(map(_is_free, range(first, first + ADJACENT_PORTS))):
+            return first
+    raise AssertionError(f"no {ADJACENT_PORTS} free ports side by side from 8,000 to 9,999")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass

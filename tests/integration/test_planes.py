@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import HTTP, Topology, free_port, topology, until
+from processes import HTTP, Topology, free_first_port, free_port, topology, until
 from services import EtcdService, Service, certificates, etcd, nats
 from topology_clients import PACED, trtx_serve, wait_until
 
@@ -154,7 +154,7 @@ def test_secrets_are_in_the_environment_of_the_children_and_nowhere_else(tmp_pat
             "nats": f"nats://127.0.0.1:{second.port}",
             "nats_auth": {"username": "trtx", "password_file": "password"},
             "lease_ttl_s": _TTL_S,
-            "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],
+            "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_first_port()}],
         }
         (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
         arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)
@@ -234,7 +234,7 @@ def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come
         "etcd": [f"http://127.0.0.1:{free_port()}", services[0].url],  # of two members one is down
         "nats": f"nats://127.0.0.1:{services[1].port}",
         "lease_ttl_s": _TTL_S,
-        "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_port()}],
+        "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_first_port()}],
     }
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
     arguments = ("--hosts", str(tmp_path / "hosts.yaml"), "--port", str(free_port()), *PACED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from certificates import make
-from processes import free_port
+from processes import free_first_port, free_port
 from services import EtcdService, Service, etcd, nats
 
 from trtx.cli import app
@@ -87,7 +87,7 @@ def test_serve_says_which_file_of_credentials_is_wrong(
         "etcd_auth": etcd_auth,
         "nats": f"nats://127.0.0.1:{planes.nats.port}",
         **({} if nats_auth is None else {"nats_auth": nats_auth}),
-        "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 1}, "first_port": free_port()}],
+        "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 1}, "first_port": free_first_port()}],
     }
     file = planes.directory / "hosts.yaml"
     file.write_text(yaml.safe_dump(document))
