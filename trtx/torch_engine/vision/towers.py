@@ -59,6 +59,11 @@ class Tower(ABC):
     def merged(self, grid: Grid | None) -> Grid | None:
         """Of a grid in patches: that of its rows."""
 
+    def _values(self, batch: Sequence[Pixels]) -> Tensor:
+        """Of all items, on the device in the tower's dtype: joined and rounded there, as each pass over a picture on
+        the CPU costs milliseconds."""
+        return torch.cat([one.values.to(self.device) for one in batch]).to(self.dtype)
+
     @abstractmethod
     def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
         """``[rows, width]`` for each, on the device."""
@@ -98,7 +103,7 @@ class LlavaTower(Tower):
         return None
 
     def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
-        values = torch.cat([one.values for one in batch]).to(self.device, self.dtype)
+        values = self._values(batch)
         # transformers' own forward gives each picture the two parameters of its config.
         return list(self._model.get_image_features(values).pooler_output)
 
@@ -155,7 +160,7 @@ class QwenTower(Tower):
         return time, height // self._merge, width // self._merge
 
     def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
-        values = torch.cat([one.values for one in batch]).to(self.device, self.dtype)
+        values = self._values(batch)
         grids = torch.tensor([one.grid for one in batch], device=self.device)  # [items, 3]
         found = self._model.get_image_features(values, grids)
         rows = [one.rows for one in batch]
