@@ -38,6 +38,7 @@ from PIL import Image
 from raw_client import Answer, connect
 
 from trtx.config import TopologySpec
+from trtx.config.media import MediaLimits
 from trtx.errors import Interrupted, TrtxError
 from trtx.launch import ServedTopology, prepare, serve
 from trtx.launch.interruption import Interruption
@@ -141,7 +142,7 @@ def row_of(label: str, load: str, options: argparse.Namespace, topology: ServedT
 def serve_one(label: str, options: argparse.Namespace, output: Path) -> Iterator[dict[str, Any]]:
     """Its rows as they come. Raises TrtxError where it does not start."""
     spec = TopologySpec(model=options.model, engine="torch", port=0, overrides=tuple(options.set or ()),
-                        **TOPOLOGIES[label])  # fmt: skip
+                        media=MediaLimits(decode_processes=options.decode_processes), **TOPOLOGIES[label])  # fmt: skip
     plan = prepare(spec, run_dir=output / label)
     with contextlib.ExitStack() as stack:
         say = lambda event: print(f"- {label}: {event.message}", file=sys.stderr, flush=True)  # noqa: E731
@@ -174,6 +175,8 @@ def main() -> int:
     parser.add_argument("--osl", type=int, default=32)
     parser.add_argument("--repeats", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--decode-processes", type=int, default=MediaLimits().decode_processes, help="of a worker, as "
+                        "trtx serve takes them (default: %(default)s)")  # fmt: skip
     parser.add_argument("--set", action="append", help="further engine config fields, as trtx serve takes them")
     parser.add_argument("-o", "--output", type=Path, help="for logs (default: a temporary directory)")
     options = parser.parse_args()
