@@ -200,7 +200,7 @@ def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
 
 def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     """Of hash_ids, whose prompts aiperf makes in processes that read the tokenizer offline."""
-    times_ms = [1000 + 50 * n for n in range(12)]
+    times_ms = [1000 + 250 * n for n in range(12)]
     trace = tmp_path / "trace.jsonl"
     records = [{"timestamp": at, "input_length": 30, "output_length": 8, "hash_ids": [at]} for at in times_ms]
     trace.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -210,8 +210,9 @@ def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     measured = read_trial(_run_dir(parent) / "cells" / "agg-trace" / "trial-01" / RECORDS_FILE).measured
     starts = sorted(record.start_ns for record in measured)
     assert len(starts) == len(times_ms)
-    gaps_ms = [(start - starts[0]) / 1e6 for start in starts]
-    assert gaps_ms[-1] >= 0.9 * (times_ms[-1] - times_ms[0]), "a load that does not wait sends them at once"
+    # Half: on a machine with too much to do the first is sent late, and the others are not.
+    lasted_ms = (starts[-1] - starts[0]) / 1e6
+    assert lasted_ms >= 0.5 * (times_ms[-1] - times_ms[0]), "a load that does not wait sends them at once"
 
 
 def test_a_busy_process_beside_a_run_is_told_of_its_cells_and_an_idle_machine_was_looked_at(
