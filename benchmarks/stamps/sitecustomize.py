@@ -28,7 +28,7 @@ _of_request: ContextVar[dict[str, Any] | None] = ContextVar("of_request", defaul
 def _write(row: dict[str, Any]) -> None:
     global _file
     if _file is None:
-        _file = Path(os.environ["TRTX_STAMPS"], f"{os.getpid()}.jsonl").open("ab", buffering=0)
+        _file = Path(os.environ["TRTX_STAMPS"], f"{os.getpid()}.jsonl").open("ab", buffering=0)  # noqa: SIM115
     _file.write(json.dumps(row).encode() + b"\n")
 
 
