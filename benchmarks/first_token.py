@@ -114,6 +114,13 @@ def _processes() -> list[tuple[psutil.Process, str]]:
     return found
 
 
+def pin(cores: set[int]) -> None:
+    for process, kind in _processes():
+        if kind == "worker":
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
+
+
 def by_aiperf(url: str, model: str, tokenizer: Path, concurrency: int, options: argparse.Namespace) -> list[Row]:
     offset = time.time_ns() - time.monotonic_ns()
     with tempfile.TemporaryDirectory(prefix="trtx-first-") as out:
@@ -238,14 +245,17 @@ def account(rows: list[Row], concurrency: int) -> dict[str, Any]:
 
 
 @contextmanager
-def stamped(folder: Path) -> Iterator[None]:
+def stamped(folder: Path, modelled: str | None) -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(STAMPS), *([before] if before else [])])
     os.environ["TRTX_STAMPS"] = str(folder)
+    if modelled:
+        os.environ["TRTX_MODELLED"] = modelled
     try:
         yield
     finally:
         del os.environ["TRTX_STAMPS"]
+        os.environ.pop("TRTX_MODELLED", None)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
@@ -261,6 +271,8 @@ def main() -> None:
     parser.add_argument("--osl", type=int, default=128, help="generated tokens")
     parser.add_argument("--requests", type=int, default=8, help="of each client")
     parser.add_argument("--processes", type=int, default=4, help="of the raw clients")
+    parser.add_argument("--modelled", metavar="MS,US", help="an engine that sleeps: a step, and a prompt token more")
+    parser.add_argument("--worker-cores", help="those of the worker's threads under the loads, such as 0,1")
     parser.add_argument("--set", action="append", default=[], help="setting of the engine")
     options = parser.parse_args()
     found = []
@@ -269,8 +281,13 @@ def main() -> None:
         folder.mkdir()
         spec = TopologySpec(model=options.model, mode="agg", port=0, overrides=tuple(options.set))
         plan = prepare(spec, run_dir=Path(directory) / "serve")
-        with stamped(folder), serve(plan, on_event=lambda event: None, interruption=Interruption()) as topology:
+        with (
+            stamped(folder, options.modelled),
+            serve(plan, on_event=lambda event: None, interruption=Interruption()) as topology,
+        ):
             loads = []
+            if options.worker_cores:
+                pin({int(core) for core in options.worker_cores.split(",")})
             with ThreadCpu() as cpu:
                 for concurrency in map(int, options.concurrency.split(",")):
                     for client in options.clients.split(","):

@@ -114,10 +114,52 @@ def _core(module: ModuleType) -> None:
     ReportSender.put = wrapped_put  # type: ignore[method-assign]
 
 
+class ModelledStep:
+    def __init__(self, done_s: float, found: list[Any]) -> None:
+        self._done_s, self._found = done_s, found
+
+    def results(self) -> list[Any]:
+        time.sleep(max(0.0, self._done_s - time.perf_counter()))
+        return self._found
+
+
+class ModelledRunner:
+    """As fast as ``TRTX_MODELLED`` says (milliseconds a step, microseconds a prompt token), and computes nothing."""
+
+    def __init__(self, args: Any, words: str) -> None:
+        from trtx.torch_engine.batch import KvGeometry
+
+        step_ms, token_us = words.split(",")
+        self._step_s, self._token_s = float(step_ms) / 1e3, float(token_us) / 1e6
+        self.geometry = KvGeometry.uniform(1, 1, 16, 32, "float32")
+        self.num_blocks, self.vocab_size, self.needs_grids, self.paced_steps = 1 << 16, 1 << 20, False, None
+        self.max_position = args.max_seq_len or 1 << 14
+        self._free_s = 0.0
+
+    def launch(self, batch: Any) -> ModelledStep:
+        from trtx.torch_engine.batch import Sampled
+
+        tokens = sum(len(sequence.new_token_ids) for sequence in batch.sequences if sequence.start == 0)
+        self._free_s = max(self._free_s, time.perf_counter()) + self._step_s + tokens * self._token_s
+        return ModelledStep(self._free_s, [Sampled(65 if one.samples else None) for one in batch.sequences])
+
+    def device_memory_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def _runner(module: ModuleType) -> None:
+    if words := os.environ.get("TRTX_MODELLED"):
+        module.create_runner = lambda args: ModelledRunner(args, words)
+
+
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "trtx.worker.handler": _handler,
     "trtx.torch_engine.llmapi.client": _client,
     "trtx.torch_engine.core.engine_core": _core,
+    "trtx.torch_engine.runner": _runner,
 }
 
 
