@@ -188,16 +188,18 @@ def in_turn(port: int, clients: list[list[tuple[str, dict[str, Any]]]]) -> list[
     return asyncio.run(all_of_them())
 
 
-def read_stamps(folder: Path) -> tuple[list[Row], dict[int, Row]]:
-    workers, engine = [], {}
+def read_stamps(folder: Path) -> tuple[list[Row], dict[int, Row], list[Row]]:
+    workers, engine, collections = [], {}, []
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            if row["at"] == "worker":
+            if row["at"] == "gc":
+                collections.append(row | {"pid": int(path.stem)})
+            elif row["at"] == "worker":
                 workers.append(row)
             else:
                 engine[row["sequence"]] = row
-    return workers, engine
+    return workers, engine, collections
 
 
 def joined(clients: list[Row], workers: list[Row], engine: dict[int, Row]) -> list[Row]:
@@ -242,6 +244,19 @@ def account(rows: list[Row], concurrency: int) -> dict[str, Any]:
         "requests_per_s": 1e9 * sum(low <= row["end"] <= high for row in rows) / (high - low),
         "window_ns": [int(low), int(high)], "concurrency": concurrency,
     }  # fmt: skip
+
+
+def collected(rows: list[Row], begin_ns: int, end_ns: int) -> dict[str, list[float]]:
+    """Of the garbage collector by process and generation: how many a second, share of the time, the longest in ms."""
+    found: dict[str, list[float]] = {}
+    seconds = (end_ns - begin_ns) / 1e9
+    for row in rows:
+        if begin_ns <= row["began"] <= end_ns:
+            one = found.setdefault(f"process {row['pid']}, generation {row['generation']}", [0.0, 0.0, 0.0])
+            one[0] += 1 / seconds
+            one[1] += row["ns"] / 1e9 / seconds
+            one[2] = max(one[2], row["ns"] / 1e6)
+    return found
 
 
 @contextmanager
@@ -298,11 +313,12 @@ def main() -> None:
                             rows = by_raw(topology.url, topology.model, model_path, concurrency, options,
                                           as_ids=client == "raw-ids")  # fmt: skip
                         loads.append((concurrency, client, rows))
-        workers, engine = read_stamps(folder)
+        workers, engine, collections = read_stamps(folder)
         for concurrency, client, rows in loads:
             all_of_it = joined(rows, workers, engine)
             one = account(all_of_it, concurrency) | {"client": client}
             one["threads"] = cpu.shares(*one["window_ns"])[:12]
+            one["collections"] = collected(collections, *one["window_ns"])
             found.append(one)
             show(one)
     print(json.dumps({"model": options.model, "isl": options.isl, "osl": options.osl, "loads": found}))
@@ -316,6 +332,8 @@ def show(one: dict[str, Any]) -> None:
         print(f"  {one['steps']} steps, {one['ms_a_step']:.2f} ms each, {one['ms_in_a_step']:.2f} of it in step()")
     for name, (average, half, tenth) in one["stages_ms"].items():
         print(f"  {name:<26} {average:>9.2f} {half:>9.2f} {tenth:>9.2f}")
+    for name, (rate, share, longest) in sorted(one["collections"].items()):
+        print(f"  garbage, {name}: {rate:.1f} a second, {share:.1%} of the time, the longest {longest:.1f} ms")
     print("  threads: " + ", ".join(f"{name} {share:.2f}" for name, share in one["threads"][:8]), flush=True)
 
 

@@ -7,6 +7,7 @@ of CLOCK_MONOTONIC, in nanoseconds, which all processes of a host share.
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import json
@@ -188,5 +189,19 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _note_collections() -> None:
+    began = 0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = now()
+        else:
+            _write({"at": "gc", "generation": info["generation"], "began": began, "ns": now() - began})
+
+    gc.callbacks.append(note)
+
+
 if "TRTX_STAMPS" in os.environ:
+    _note_collections()
     sys.meta_path.insert(0, _Finder())
