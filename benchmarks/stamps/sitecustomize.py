@@ -153,7 +153,7 @@ class ModelledRunner:
 
 def _runner(module: ModuleType) -> None:
     if words := os.environ.get("TRTX_MODELLED"):
-        module.create_runner = lambda args: ModelledRunner(args, words)
+        module.create_runner = lambda args: ModelledRunner(args, words)  # type: ignore[attr-defined]
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {

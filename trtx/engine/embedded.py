@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtx.checkpoint import read_model_config
-from trtx.engine.api import Engine, EngineApi, EngineFacts, Fault, HandoffTotals, Hints, Row, TowerOutput, Transfer
+from trtx.engine.api import (
+    Engine,
+    EngineApi,
+    EngineFacts,
+    Fault,
+    HandoffTotals,
+    Hints,
+    Result,
+    Row,
+    TowerOutput,
+    Transfer,
+)
 from trtx.engine.request_ids import RequestIds
 from trtx.torch_engine.encoder_messages import ARENA_BYTES
 from trtx.torch_engine.llmapi import (
@@ -51,6 +62,10 @@ class TorchEngine(Engine):
         if hints.priority is not None:
             asked["priority"] = hints.priority
         return self._llm.generate_async(inputs, sampling_params, **asked)
+
+    async def pause(self, result: Result, seconds: float) -> None:
+        assert isinstance(result, RequestOutput)
+        await result.pause(seconds)
 
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         return asyncio.wrap_future(self._llm.put_embedding(key, rows))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
-from trtx.engine.api import Engine, EngineFacts, Hints
+from trtx.engine.api import Engine, EngineFacts, Hints, Result
 from trtx.errors import UsageError
 from trtx.text import TextStream, load_tokenizer
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
@@ -144,6 +144,10 @@ class LLM(Engine):
                 self._arrivals.append(running)
                 self._changed.notify()
         return output
+
+    async def pause(self, result: Result, seconds: float) -> None:
+        assert isinstance(result, RequestOutput)
+        await result.pause(seconds)
 
     def shutdown(self) -> None:
         """Ends the clock; open requests end with RuntimeError. Idempotent."""

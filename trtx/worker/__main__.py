@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 import threading
 
 from trtx.errors import LaunchError, TrtxError
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker.options import parse
 
 SWITCH_SECONDS = 0.0005
@@ -24,14 +24,12 @@ def main(argv: list[str]) -> int:
     """The exit code; raises TrtxError for what a person can put right."""
     options = parse(argv)
     # Dynamo configures logging at import and run; uvloop and dynamo cost 0.2 s that a wrong flag need not pay.
-    gc.disable()  # what imports make stays: looking at it again and again took a third of them
-    import uvloop
-    from dynamo.common.backend.worker import Worker
+    with nothing_of_it_is_garbage():
+        import uvloop
+        from dynamo.common.backend.worker import Worker
 
-    from trtx.worker.engine import TrtxEngine
+        from trtx.worker.engine import TrtxEngine
 
-    gc.freeze()
-    gc.enable()
     # Dynamo drains a prefill worker before cleanup(), by a budget of its own (25 s in 1.4.2): one bound for all roles.
     os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
     if options.role == "encode":

@@ -24,6 +24,7 @@ from dynamo.llm import unregister_model
 from prometheus_client import CollectorRegistry
 
 from trtx.engine.ranks import descendants
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker import loading, watch
 from trtx.worker.background import Background
 from trtx.worker.handler import RequestHandler
@@ -93,11 +94,12 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self.status.update(worker_id=worker_id)
         self._background.begin(watch.watch_ranks(self.status))
         try:
-            self._seeing = seeing = Seeing(self.options)
-            await seeing.before_engine()
-            loaded = await asyncio.to_thread(loading.load, self.options)
-            self._loaded = loaded
-            await seeing.with_engine(loaded.engine, loaded.tokenizer)
+            with nothing_of_it_is_garbage():
+                self._seeing = seeing = Seeing(self.options)
+                await seeing.before_engine()
+                loaded = await asyncio.to_thread(loading.load, self.options)
+                self._loaded = loaded
+                await seeing.with_engine(loaded.engine, loaded.tokenizer)
         except Exception as error:
             self.start_error = str(error) or type(error).__name__
             self.status.update(error=self.start_error)

@@ -30,6 +30,7 @@ from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
 from trtx.worker.open_requests import OpenRequest, OpenRequests
 from trtx.worker.options import WorkerOptions
+from trtx.worker.pacing import rest_seconds
 from trtx.worker.picture_encoder import PictureEncoder
 from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
@@ -149,9 +150,12 @@ class RequestHandler:
                         if writer.finish_reason is not None:
                             self._tell_of_handoff(chunk, submission, step)
                         clock.tokens(len(chunk["token_ids"]))
+                        passed_on = time.monotonic()
                         yield chunk
                         if writer.finish_reason is not None:
                             break  # a stop string: the engine does not know of it
+                        if rest := rest_seconds(time.monotonic() - passed_on, self._metrics.open_requests):
+                            await loaded.engine.pause(opened.result, rest)
                 except Exception as error:
                     if not isinstance(looking, Looking) or not needs_pictures or not self._lacks_media(error):
                         raise

@@ -25,7 +25,8 @@ from PIL import Image
 from trtx.config.media import MediaLimits
 from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, ReadyPrompt, remove_shared, share
 from trtx.media import PicturePool
-from trtx.torch_engine.llmapi import DisaggregatedParams, SamplingParams
+from trtx.torch_engine.llmapi import CompletionOutput, DisaggregatedParams, SamplingParams
+from trtx.worker import pacing
 from trtx.worker.background import Background
 from trtx.worker.decoding import Decoding
 from trtx.worker.encode_endpoint import ASKED
@@ -231,6 +232,83 @@ async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(
     await until(lambda: len(worker.open) == 0 and engine.answer.is_aborted)
     assert (ended, worker.leaving.engine_died) == ([], False)
     assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
+
+
+class Pausing(Executor):
+    """Gives a token a step, and keeps how long it was to pause; a pause lasts until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+        self.is_over = asyncio.Event()
+
+    def generate_async(self, inputs: list[int], sampling_params: Any, **asked: Any) -> Any:
+        return Tokens()
+
+    async def pause(self, result: Any, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await self.is_over.wait()
+
+
+class Tokens(Answer):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.choice = CompletionOutput(0)
+        self.outputs: Any = (self.choice,)
+
+    async def __anext__(self) -> Any:
+        self.choice.token_ids.append(65)
+        return self
+
+
+async def test_among_many_streams_one_whose_chunk_was_slow_to_go_pauses_before_the_next() -> None:
+    engine = Pausing()
+    worker = Worker(engine, "agg")
+    worker.metrics.open_requests = 100
+    answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
+    await anext(answers)
+    await asyncio.sleep(0.01)
+    asking = asyncio.ensure_future(anext(answers))
+    await until(lambda: len(engine.pauses) == 1)
+    assert not asking.done()
+    engine.is_over.set()
+    assert (await asking)["token_ids"] == [65]
+    assert 0.0 < engine.pauses[0] <= pacing.LONGEST_SECONDS
+    await answers.aclose()
+
+
+async def test_few_streams_never_pause() -> None:
+    engine = Pausing()
+    worker = Worker(engine, "agg")
+    answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
+    for _ in range(3):
+        await anext(answers)
+        await asyncio.sleep(0.01)
+    assert engine.pauses == []
+    await answers.aclose()
+
+
+async def test_a_stream_that_is_dropped_while_it_pauses_ends_no_worker(ended: list[int]) -> None:
+    class Resting(Pausing):
+        async def pause(self, result: Any, seconds: float) -> None:
+            self.pauses.append(seconds)
+            await super(Pausing, self).pause(result, 3600)
+
+    engine = Resting()
+    worker = Worker(engine, "agg")
+    worker.metrics.open_requests = 100
+    answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
+    first = await asyncio.to_thread(answers.__anext__)
+    with pytest.raises(StopIteration):  # the first chunk
+        first.send(None)
+    del first
+    await asyncio.sleep(0.01)
+    held = [await begun(answers), answers]
+    del answers
+    assert len(engine.pauses) == 1
+    await drop(held)
+    await until(lambda: len(worker.open) == 0)
+    assert (ended, worker.leaving.engine_died, worker.metrics.open_requests) == ([], False, 100)
 
 
 async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_and_of_a_picture(

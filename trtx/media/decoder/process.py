@@ -7,7 +7,6 @@ SIGTERM are ignored: a terminal sends them to the whole group, and the parent de
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import resource
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from trtx.errors import UsageError
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.media.decoder import embeddings, pictures
 from trtx.media.decoder.processor import ImageProcessor, VideoLimits
 from trtx.media.errors import MediaError
@@ -70,14 +70,12 @@ def main() -> None:
     # pool's first pictures would wait. How often a process is replaced is up to clients.
     if setup.is_replacement:
         os.nice(_NICENESS)
-    gc.disable()  # what importing transformers makes stays: looking at it again took a third of the import
     try:
-        processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir), setup.videos)
+        with nothing_of_it_is_garbage():
+            processor = None if setup.model_dir is None else ImageProcessor(Path(setup.model_dir), setup.videos)
     except UsageError as error:
         parent.sendall(frame(Unusable(str(error))))
         return
-    gc.freeze()
-    gc.enable()
     if not setup.is_replacement:
         os.nice(_NICENESS)
     _limit_memory(setup.memory_bytes)

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trtx.errors import UsageError
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.torch_engine import kv_fault
 from trtx.torch_engine.batch import Embedding, ModelRunner
 from trtx.torch_engine.channel import Channel
@@ -80,12 +81,10 @@ def main() -> None:
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
-        gc.disable()  # what importing torch and loading make stays: looking at it again took an eighth of the import
-        core = _build(start.args, channel)
-        built.set_result(core.runner)
-        gc.collect()
-        gc.freeze()  # weights and modules live as long as the process: no collection need look at them again
-        gc.enable()
+        with nothing_of_it_is_garbage():
+            core = _build(start.args, channel)
+            built.set_result(core.runner)
+            gc.collect()
         reports = ReportSender(channel.send, inbox.put)
         try:
             _loop(core, reports, inbox)

@@ -151,6 +151,12 @@ class Delivery(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+def end_wait(waiter: asyncio.Future[None]) -> None:
+    """On its loop; nobody may wait any more."""
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class RequestOutput:
     """A request under way: await it, iterate over it (``async for`` or ``for``), or block on ``result``. Yields itself.
 
@@ -187,6 +193,7 @@ class RequestOutput:
         self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._is_pausing = False
         self._news: threading.Event | None = None  # of a consumer that iterates without a loop
 
     @property
@@ -213,8 +220,8 @@ class RequestOutput:
                 self._ended.set()
         if self._news is not None:
             self._news.set()
-        wakes = self._waiter is not None and (self._streaming or self._ended.is_set())
-        return self._loop if wakes else None
+        is_wanted = self._ended.is_set() or (self._streaming and not self._is_pausing)
+        return self._loop if is_wanted and self._waiter is not None else None
 
     def fail(self, error: BaseException) -> asyncio.AbstractEventLoop | None:
         """Ends the request with an exception, after what was pushed before it."""
@@ -226,8 +233,8 @@ class RequestOutput:
 
     def wake(self) -> None:
         """On the waiter's loop."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            end_wait(self._waiter)
 
     # --- the consumer ---
 
@@ -317,6 +324,22 @@ class RequestOutput:
         if self._ended.is_set() or (self._streaming and self._arrived):
             waiter.set_result(None)
         return waiter
+
+    async def pause(self, seconds: float) -> None:
+        """Lets steps add up to one: returns after ``seconds``, or before, once the request has ended. On the loop of
+        whoever iterates, between two steps."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._is_pausing = True
+        self._waiter = waiter = loop.create_future()
+        # Never cancelled: whoever drops a request that pauses may do so in a thread that runs no loop.
+        loop.call_later(seconds, end_wait, waiter)
+        try:
+            # The pushing thread sets it before it looks for a waiter: an end that it did not see here, we see now.
+            if not self._ended.is_set():
+                await waiter
+        finally:
+            self._waiter = None
+            self._is_pausing = False
 
     async def aresult(self) -> RequestOutput:
         """Waits for the end. Raises RequestError where this request ended with an error, RuntimeError when the engine

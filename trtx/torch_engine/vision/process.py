@@ -6,7 +6,6 @@ parent is gone, and ends this process at once, even in the middle of a batch.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -18,6 +17,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from trtx.errors import UsageError
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.embeddings.device import DeviceArena
@@ -47,10 +47,8 @@ def main() -> None:
     try:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
-        gc.disable()  # what importing transformers and loading make stays: looking at it again took a third of them
-        encoder = _build(start, channel)
-        gc.freeze()
-        gc.enable()
+        with nothing_of_it_is_garbage():
+            encoder = _build(start, channel)
         _loop(encoder, channel, inbox)
     except UsageError as error:
         channel.send(Fatal(str(error), is_usage=True))

@@ -68,6 +68,55 @@ async def test_a_consumer_keeps_up_with_another_thread_and_loses_nothing() -> No
     assert seen == list(range(3000))
 
 
+def pushed(output: RequestOutput, update: Update) -> bool:
+    """As the thread that pushes does it. Whether somebody was woken."""
+    loop = output.push(Delivery(0, update))
+    if loop is not None:
+        loop.call_soon_threadsafe(output.wake)
+    return loop is not None
+
+
+async def test_what_comes_during_a_pause_wakes_nobody_and_is_one_step_after_it() -> None:
+    output = make()
+    pausing = asyncio.ensure_future(output.pause(0.2))
+    await asyncio.sleep(0)
+    assert not any(pushed(output, Update(0, [token])) for token in range(5))
+    assert not pausing.done()
+    async with asyncio.timeout(20):
+        await pausing
+    assert (await anext(output)).outputs[0].token_ids == [0, 1, 2, 3, 4]
+    looking = asyncio.ensure_future(anext(output))
+    await asyncio.sleep(0)
+    assert pushed(output, Update(0, [5])), "the pause is over"
+    assert (await looking).outputs[0].token_ids_diff == [5]
+
+
+@pytest.mark.parametrize("comes", ["during", "before"])
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_a_pause_ends_with_its_request(comes: str, ends_well: bool) -> None:
+    output = make()
+
+    def end() -> None:
+        if ends_well:
+            pushed(output, Update(0, [1], finish_reason="stop"))
+        elif (loop := output.fail(RequestError("of the engine's"))) is not None:
+            loop.call_soon_threadsafe(output.wake)
+
+    if comes == "before":
+        end()
+    pausing = asyncio.ensure_future(output.pause(3600))
+    await asyncio.sleep(0)
+    if comes == "during":
+        end()
+    async with asyncio.timeout(20):
+        await pausing
+    if ends_well:
+        assert (await anext(output)).finished
+    else:
+        with pytest.raises(RequestError, match="of the engine's"):
+            await anext(output)
+
+
 async def test_without_streaming_there_is_one_step_at_the_end() -> None:
     output = make(streaming=False)
     waiting = asyncio.ensure_future(output.aresult())
