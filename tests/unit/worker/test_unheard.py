@@ -77,6 +77,14 @@ def test_a_marked_prompt_is_refused_and_no_other(tmp_path: Path) -> None:
     refuse_unheard(ids, None, mark)
 
 
+@pytest.mark.parametrize("before", range(5))
+def test_a_mark_is_seen_letter_by_letter_and_behind_a_token_for_the_beginning(before: int) -> None:
+    tokenizer, mark = load_tokenizer(resolve_checkpoint("synthetic:tiny").path), mark_of("trtx-1")
+    ids = [tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in mark]
+    with pytest.raises(InvalidRequest, match="the request brings input_audio"):
+        refuse_unheard([0] * before + ids + [1, 2, 3], tokenizer, mark)
+
+
 def test_all_workers_of_a_topology_register_one_file_and_those_of_another_another(tmp_path: Path) -> None:
     model, own = resolve_checkpoint("synthetic:tiny").path, environment(tmp_path)
     one = guarded_template(model, own)
