@@ -17,8 +17,8 @@ from trtx.checkpoint.text import sentences
 from trtx.cli.app import run
 from trtx.evals import statistics
 from trtx.evals.fidelity import TopologyFidelity, read_fidelity
-from trtx.evals.fidelity.reference import read_reference
 from trtx.evals.fidelity.forms import Figure
+from trtx.evals.fidelity.reference import read_reference
 from trtx.evals.pairs import TopologyValues, paired_differences, read_values
 
 pytestmark = pytest.mark.proof
