@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -217,14 +216,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def pause(self, result: Result, seconds: float) -> None:
-        """Lets what comes for ``result`` add up to one step: returns after ``seconds``, or before, once it has ended.
-        Asked between two steps, by whoever takes them."""
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        # Not asyncio.sleep(), which takes its timer back where a request is dropped, be it in a thread without a loop.
-        loop.call_later(seconds, _end_wait, over)
-        await over
+    def pause(self, result: Result, seconds: float) -> Awaitable[None] | None:
+        """Lets what comes for ``result`` add up to one step: done after ``seconds``, or before, once it has ended.
+        Asked between two steps, by whoever takes them. None: its steps never add up. Each is given by itself, as by
+        TensorRT-LLM's ``GenerationResult``, and who takes them late only lags behind."""
+        return None
 
     def rows_of(self, picture: npt.NDArray[np.uint8]) -> int | None:
         """How many positions of a prompt ``picture``, uint8 ``[height, width, 3]``, would take, before anything is
@@ -314,11 +310,6 @@ class Engine(Protocol):
     def shutdown(self) -> None:
         """Ends the engine. May never return."""
         ...
-
-
-def _end_wait(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
 
 
 Start = Callable[[Path, Mapping[str, Any]], Engine]

@@ -63,9 +63,9 @@ class TorchEngine(Engine):
             asked["priority"] = hints.priority
         return self._llm.generate_async(inputs, sampling_params, **asked)
 
-    async def pause(self, result: Result, seconds: float) -> None:
+    def pause(self, result: Result, seconds: float) -> Awaitable[None]:
         assert isinstance(result, RequestOutput)
-        await result.pause(seconds)
+        return result.pause(seconds)
 
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         return asyncio.wrap_future(self._llm.put_embedding(key, rows))

@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,9 @@ class LLM(Engine):
                 self._changed.notify()
         return output
 
-    async def pause(self, result: Result, seconds: float) -> None:
+    def pause(self, result: Result, seconds: float) -> Awaitable[None]:
         assert isinstance(result, RequestOutput)
-        await result.pause(seconds)
+        return result.pause(seconds)
 
     def shutdown(self) -> None:
         """Ends the clock; open requests end with RuntimeError. Idempotent."""

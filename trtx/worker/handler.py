@@ -154,8 +154,9 @@ class RequestHandler:
                         yield chunk
                         if writer.finish_reason is not None:
                             break  # a stop string: the engine does not know of it
-                        if rest := rest_seconds(time.monotonic() - passed_on, self._metrics.open_requests):
-                            await loaded.engine.pause(opened.result, rest)
+                        rest = rest_seconds(time.monotonic() - passed_on, self._metrics.open_requests)
+                        if rest and (pause := loaded.engine.pause(opened.result, rest)) is not None:
+                            await pause
                 except Exception as error:
                     if not isinstance(looking, Looking) or not needs_pictures or not self._lacks_media(error):
                         raise

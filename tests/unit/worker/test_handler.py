@@ -11,7 +11,7 @@ import base64
 import io
 import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from PIL import Image
 from trtx.config.media import MediaLimits
 from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, ReadyPrompt, remove_shared, share
 from trtx.media import PicturePool
-from trtx.torch_engine.llmapi import CompletionOutput, DisaggregatedParams, SamplingParams
+from trtx.torch_engine.llmapi import CompletionOutput, DisaggregatedParams, RequestOutput, SamplingParams
 from trtx.worker import pacing
 from trtx.worker.background import Background
 from trtx.worker.decoding import Decoding
@@ -234,6 +234,11 @@ async def test_a_stream_that_is_dropped_while_tokens_are_awaited_ends_no_worker(
     assert (dict(worker.metrics.outcomes)["cancelled"], worker.metrics.open_requests) == (1, 0)
 
 
+REQUEST = RequestOutput(
+    1, prompt=None, prompt_token_ids=[1], num_choices=1, streaming=True, on_abort=lambda: None, text_streams=None
+)
+
+
 class Pausing(Executor):
     """Gives a token a step, and keeps how long it was to pause; a pause lasts until it may end."""
 
@@ -245,8 +250,11 @@ class Pausing(Executor):
     def generate_async(self, inputs: list[int], sampling_params: Any, **asked: Any) -> Any:
         return Tokens()
 
-    async def pause(self, result: Any, seconds: float) -> None:
+    def pause(self, result: Any, seconds: float) -> Awaitable[None]:
         self.pauses.append(seconds)
+        return self.over()
+
+    async def over(self) -> None:
         await self.is_over.wait()
 
 
@@ -277,6 +285,22 @@ async def test_among_many_streams_one_whose_chunk_was_slow_to_go_pauses_before_t
     await answers.aclose()
 
 
+async def test_an_engine_whose_steps_do_not_add_up_is_asked_for_the_next_at_once() -> None:
+    class Stepping(Executor):
+        def generate_async(self, inputs: list[int], sampling_params: Any, **asked: Any) -> Any:
+            return Tokens()
+
+    worker = Worker(Stepping(), "agg")
+    worker.metrics.open_requests = 100
+    answers: Any = worker.handler.generate(TEXT, Context())  # type: ignore[arg-type]
+    for _ in range(3):
+        await anext(answers)
+        await asyncio.sleep(0.01)
+        with pytest.raises(StopIteration):  # a chunk, without one round of the loop
+            answers.__anext__().send(None)
+    await answers.aclose()
+
+
 async def test_few_streams_never_pause() -> None:
     engine = Pausing()
     worker = Worker(engine, "agg")
@@ -290,9 +314,8 @@ async def test_few_streams_never_pause() -> None:
 
 async def test_a_stream_that_is_dropped_while_it_pauses_ends_no_worker(ended: list[int]) -> None:
     class Resting(Pausing):
-        async def pause(self, result: Any, seconds: float) -> None:
-            self.pauses.append(seconds)
-            await super(Pausing, self).pause(result, 3600)
+        async def over(self) -> None:
+            await REQUEST.pause(3600)
 
     engine = Resting()
     worker = Worker(engine, "agg")
