@@ -1,7 +1,9 @@
 """The LLM API's results become Dynamo's chunks: what is new since the last look, in one chunk.
 
-A result is cumulative, so nothing queues between the engine and the wire: at low load a chunk holds one token, and
-when chunks cost more than steps it holds several. Python and the runtime spend 60 to 75 us a chunk, not a token.
+A result is cumulative. The embedded engine's takes in all that came since the last look, so nothing queues between it
+and the wire: at low load a chunk holds one token, and when chunks cost more than steps it holds several. Python and the
+runtime spend 60 to 75 us a chunk, not a token. TensorRT-LLM's takes in one response a look
+(tensorrt_llm/executor/result.py, ``_aresult_step``): where chunks cost more than its steps, its tokens wait there.
 """
 
 from __future__ import annotations
