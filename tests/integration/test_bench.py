@@ -169,6 +169,7 @@ def test_the_run_directory_holds_every_file_of_its_contract(
 OF_ONE_START = {"Command", "Started", "Load average before", "Time to load"}
 
 
+@pytest.mark.proof  # a run of its own
 def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
     paced_run: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

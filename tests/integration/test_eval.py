@@ -220,6 +220,7 @@ def test_another_server_scores_the_same_tasks(
                     assert mine.logprob == (None if mine.text is not None else pytest.approx(theirs.logprob, abs=1e-3))
 
 
+@pytest.mark.proof  # three servers
 def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,12 @@ def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) 
     refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
 
 
-def test_a_dataset_that_is_not_there_says_how_to_bring_it(folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_there_says_how_to_bring_it(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As HF_HUB_OFFLINE=1 does where it is set before the import: else the hub is asked for half a minute.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     at = folder()
     (at / "rows.jsonl").unlink()
     refused(job("sums", folder=at), [f"task sums: its data file {at / 'rows.jsonl'} is not there"])

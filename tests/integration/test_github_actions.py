@@ -105,6 +105,7 @@ def test_the_sweep_and_its_gate_are_named_in_one_place(workspace: Path) -> None:
     assert load_sweep(workspace / job()["env"]["SWEEP"], {**asked, **limit}).load.trials == 5
 
 
+@pytest.mark.proof  # both of the example's jobs, whole
 def test_a_push_promotes_the_baseline_that_it_measured(workspace: Path, pushed: list[Step]) -> None:
     assert [(step.name, step.exit_code) for step in pushed] == [
         ("Candidate for the next baseline", 0), ("Promote it", 0),
@@ -115,6 +116,7 @@ def test_a_push_promotes_the_baseline_that_it_measured(workspace: Path, pushed: 
     assert kept.stem == BASELINE and baseline["promoted_at"] is not None and baseline["verdict"] == "pass"
 
 
+@pytest.mark.proof  # as above
 def test_a_pull_request_is_held_against_it_and_its_summary_says_so(workspace: Path, pushed: list[Step]) -> None:
     assert len(pushed) == 2
     (workspace / REPLACED["SWEEP"]).write_text(SWEEP + METRICS, encoding="utf-8")

@@ -97,6 +97,7 @@ def test_a_corrupted_block_is_found_and_all_other_requests_answer_as_the_referen
     assert "is a run of trtx eval parity; go on with it by trtx eval parity --resume" in capfd.readouterr().err
 
 
+@pytest.mark.proof  # four passes
 def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_are_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_server_is_asked_by_its_certificate_whatever_its_name_and_through_a_fr
         assert shown(plan) == after and ask() > 0
 
 
+@pytest.mark.proof  # measured and scored
 def test_a_run_measures_and_scores_its_own_topology_over_tls(tmp_path: Path) -> None:
     pair = make(tmp_path, "own", ["localhost"])
     sweep = tmp_path / "sweep.yaml"

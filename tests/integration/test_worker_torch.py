@@ -206,6 +206,7 @@ def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_pat
         assert "end unread" not in prefill.log()
 
 
+@pytest.mark.proof  # a vision encoder's start for one file
 def test_an_encode_worker_leaves_no_card_behind_for_dynamos_grace(tmp_path: Path) -> None:
     """All that time every request for its model would be a 503."""
     with topology(tmp_path, resolve_checkpoint("synthetic:tiny-vl").path) as running:

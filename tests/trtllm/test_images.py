@@ -180,6 +180,7 @@ def test_an_answer_is_the_torch_engines_whoever_encodes(served: Served, expected
     check(served, expected)  # of the cache
 
 
+@pytest.mark.proof  # a third topology
 def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: Mapping[str, str]) -> None:
     """An LLM takes rows of its own dtype alone."""
     with serving(trtllm_environment, "--encode", "1", "--set", "dtype=bfloat16") as served:

@@ -18,6 +18,7 @@ def bench_gpu(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.proof  # measures three sections
 def test_a_section_is_measured_once_and_again_where_it_is_another_devices(tmp_path: Path) -> None:
     words = ("--models", "tiny=synthetic:tiny", "--batch", "1", "--sections", "runner-tiny,handoff")
     first = bench_gpu(tmp_path, *words, "--docs", str(tmp_path / "page.md"))
