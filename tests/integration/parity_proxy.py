@@ -21,11 +21,14 @@ REFUSED = ("nvext", "prompt_logprobs")
 
 @dataclass
 class Proxy:
-    """``shifts``: added to every log-probability that goes by; ``lasts``: completions after which it falls silent."""
+    """``shifts``: added to every log-probability that goes by; ``names``: models that answers say they are of, in turn;
+    ``refuses``: fields of a request; ``lasts``: completions after which it falls silent."""
 
     behind: str
     url: str = ""
     shifts: float = 0.0
+    names: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = REFUSED
     lasts: int | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -52,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         of = self.server.described
-        if found := [name for name in REFUSED if name in body]:
+        if found := [name for name in of.refuses if name in body]:
             self._send(400, json.dumps({"error": {"message": f"{found[0]}: Extra inputs are not permitted"}}).encode())
             return
         if "prompt" in body:
@@ -68,17 +71,20 @@ class _Handler(BaseHTTPRequestHandler):
         except urllib.error.HTTPError as error:
             self._send(error.code, error.read())
             return
-        self._send(200, b"".join(map(self._changed, answer.splitlines(keepends=True))))
+        name = of.names[len(of.asked) % len(of.names)] if of.names else None
+        self._send(200, b"".join(self._changed(line, name) for line in answer.splitlines(keepends=True)))
 
-    def _changed(self, line: bytes) -> bytes:
+    def _changed(self, line: bytes, name: str | None) -> bytes:
         shifts = self.server.described.shifts
-        if not shifts or not line.startswith(b"data: {"):
+        prefix = b"data: " if line.startswith(b"data: ") else b""
+        if (not shifts and name is None) or not line.startswith(prefix + b"{"):
             return line
-        event = json.loads(line.removeprefix(b"data: "))
+        event = json.loads(line.removeprefix(prefix))
+        event["model"] = name or event["model"]
         for choice in event.get("choices", ()):
             told = choice.get("logprobs") or {}
             told["token_logprobs"] = [value + shifts for value in told.get("token_logprobs", ())]
-        return b"data: " + json.dumps(event).encode() + b"\n"
+        return prefix + json.dumps(event).encode() + b"\n"
 
     def log_message(self, *arguments: object) -> None: ...
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import openai_server
+from parity_proxy import proxy
 from topology_clients import trtx_serve
 
 from trtx.checkpoint import resolve_checkpoint
@@ -151,12 +152,23 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_in_one_sentence(
 
 
 @pytest.mark.proof
-def test_what_trtx_serves_already_is_compared_by_its_url(tmp_path: Path) -> None:
+def test_what_trtx_serves_already_is_compared_by_its_url_and_whose_answers_name_several_models_has_no_verdict(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", "fidelity", "--reference", MODEL, "--tokenizer", MODEL, "--prompts", "12", "--osl", "4"]
     with trtx_serve("--model", MODEL, "--engine", "torch") as serve:
         plan = serve.wait_ready()
-        argv = ["eval", "fidelity", "--url", plan.url, "--reference", MODEL, "--prompts", "12", "--osl", "4"]
-        assert run([*argv, "--tokenizer", MODEL, "-o", str(tmp_path)]) == 0
-    assert text_of(compared(only(tmp_path), "attached")).kl.value < 1e-6
+        assert run([*argv, "--url", plan.url, "-o", str(tmp_path / "own")]) == 0
+        with proxy(plan.url, names=("an-alias",), refuses=()) as other:
+            assert run([*argv, "--url", other.url, "-o", str(tmp_path / "alias")]) == 0
+        with proxy(plan.url, names=("one", "other"), refuses=()) as other:
+            capfd.readouterr()
+            assert run([*argv, "--url", other.url, "-o", str(tmp_path / "several")]) == 3
+    assert "answers say that several models gave them, 'o" in capfd.readouterr().err
+    own, alias = (compared(only(tmp_path / name), "attached") for name in ("own", "alias"))
+    assert text_of(own).kl.value < 1e-6 and own.others is None
+    told = "attached: answers say that 'an-alias' gave them, and 'tiny-trained' was asked"
+    assert alias.others is not None and told in (only(tmp_path / "alias") / "summary.md").read_text()
 
 
 def refused(argv: list[str], parent: Path, capfd: pytest.CaptureFixture[str]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from trtx.bench import Journal, Target
 from trtx.bench.journal import RunEnded, RunFailed, RunResumed
 from trtx.bench.judgement import Judgement, Verdict, outcome
+from trtx.bench.named_models import other_models
 from trtx.errors import TrtxError, UsageError
 from trtx.evals.parity import (
     PARITY,
@@ -300,19 +301,35 @@ def _document(state: _Parity) -> Parity:
     first, second = state.passes.get(reference), state.passes.get(f"{reference}{AGAIN}")
     if first is None:
         return Parity(None, None, ())
-    again = None if second is None else _compared(reference, first.answers, second)
-    if again is not None:
+    again = None
+    if second is not None:
+        again = _compared(state, reference, first.answers, second)
         failed = tuple(f"request {one.index}: {one.failure}" for one in first.answers if one.failure is not None)
-        again = replace(again, failures=failed + again.failures, sent=len(first.answers) + again.sent)
-    compared = tuple(_compared(label, first.answers, state.passes[label]) for label in others if label in state.passes)
+        both = (one.models for one in (*first.answers, *second.answers))
+        again = replace(
+            again,
+            failures=failed + again.failures,
+            sent=len(first.answers) + again.sent,
+            others=other_models(_model(state, reference), both),
+        )
+    made = [label for label in others if label in state.passes]
+    compared = tuple(_compared(state, label, first.answers, state.passes[label]) for label in made)
     is_known = again is not None and again.compared.requests > 0
     allowed = no_tolerance if state.spec.promises_bits else tolerance_of
     tolerance = allowed(again.compared, _dtype(state)) if again is not None and is_known else None
     return Parity(tolerance, again, compared)
 
 
-def _compared(label: str, reference: tuple[Answer, ...], asked: Asked) -> ComparedRoute:
-    return compare_route(label, reference, asked.answers, cancelled=asked.cancelled, evidence=asked.evidence)
+def _compared(state: _Parity, label: str, reference: tuple[Answer, ...], asked: Asked) -> ComparedRoute:
+    return compare_route(
+        label, reference, asked.answers,
+        model=_model(state, label), cancelled=asked.cancelled, evidence=asked.evidence,
+    )  # fmt: skip
+
+
+def _model(state: _Parity, label: str) -> str:
+    """The name that requests of a route or server ask for."""
+    return state.plans[label].model if label in state.plans else state.servers[label].deployment.model
 
 
 def _dtype(state: _Parity) -> str | None:

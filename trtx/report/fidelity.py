@@ -157,6 +157,8 @@ class FidelityView:
                 yield f"{one.topology}: {one.note}"
             elif one.top is not None and self.reference is not None and one.top < self.reference.top:
                 yield f"{one.topology}: the server shows {one.top} likeliest tokens at most, so no more are compared"
+            if one.others is not None:
+                yield f"{one.topology}: {one.others.sentence}"
             for part in one.parts:
                 named = {"divergence": part.kl, "agreement": part.agreement, "perplexity": part.perplexity_increase_pct}
                 if without := [name for name, figure in named.items() if figure.interval is None]:

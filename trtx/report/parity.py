@@ -171,6 +171,7 @@ class ParityView:
         told += self.told
         compared = () if self.parity is None else tuple(one.route for one in self.parity.routes)
         told += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
+        told += [f"{one.name}: {one.route.others.sentence}" for one in self.lines if one.route.others]
         lacking = [label for label, one in self.servers.items() if not one.gives_prompt_logprobs]
         told += [f"{one}: it gives no log-probabilities of prompts, so none were compared" for one in lacking]
         unsalted = [label for label, one in self.servers.items() if not one.takes_nvext]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trtx.bench.judgement import Verdict
+from trtx.bench.named_models import OtherModels
 from trtx.evals.fidelity.figures import mean_figure, part_figures, share_figure
 from trtx.evals.fidelity.forms import ComparedSequence, PartFigures, TopologyFidelity
 from trtx.evals.fidelity.gate import judge_fidelity
@@ -158,6 +159,12 @@ def test_nothing_passes_without_the_sequences_that_nobody_compared() -> None:
     judged = list(judge_fidelity(none, 0.1, 0.9))
     assert [one.verdict for one in judged] == [Verdict.NO_VERDICT] * 3
     assert all("no log-probabilities" in one.reason for one in judged)
+
+
+def test_answers_of_several_models_are_no_verdict_and_one_other_name_is_an_alias() -> None:
+    several = topology(KL, others=OtherModels(True, "answers say that several models gave them"))
+    assert verdicts(several, max_kl=0.3) == [Verdict.PASS, Verdict.NO_VERDICT, Verdict.PASS]
+    assert verdicts(topology(KL, others=OtherModels(False, "an alias")), max_kl=0.3) == [Verdict.PASS] * 2
 
 
 def test_without_bounds_only_completeness_is_judged() -> None:

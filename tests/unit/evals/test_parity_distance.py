@@ -39,11 +39,11 @@ def route(*others: Answer, evidence: Evidence = HAPPENED) -> ComparedRoute:
     given = {one.index: one for one in others}
     reference = [answer(index) for index in range(12)]
     found = [given.get(index, one) for index, one in enumerate(reference)]
-    return compare_route("disagg", reference, found, cancelled=3, evidence=evidence)
+    return compare_route("disagg", reference, found, model="m", cancelled=3, evidence=evidence)
 
 
 def tolerance() -> Tolerance:
-    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     return tolerance_of(again.compared, "float32")
 
 
@@ -101,7 +101,9 @@ def test_another_token_passes_at_a_tie_alone() -> None:
     tie = replace(answer(3, (7, 5, 9)), top=({"7": -0.5, "1": -2.0}, {"5": -0.5, "8": -0.5}, {"9": -0.5, "1": -2.0}))
     both = [replace(answer(index), top=({"7": -0.5, "1": -2.0}, {"8": -0.5, "5": -0.5}, {"9": -0.5, "1": -2.0}))
             for index in range(12)]  # fmt: skip
-    found = compare_route("kv", both, [tie if one.index == 3 else one for one in both], cancelled=0, evidence=HAPPENED)
+    found = compare_route(
+        "kv", both, [tie if one.index == 3 else one for one in both], model="m", cancelled=0, evidence=HAPPENED
+    )
     at_a_tie = judged(found)["unexplained_divergences:count"]
     assert at_a_tie.verdict is Verdict.PASS and "request 3 at token 1" in at_a_tie.reason
     clear = judged(route(replace(answer(3, (7, 5, 9)))))["unexplained_divergences:count"]
@@ -137,21 +139,21 @@ def test_bad_news_counts_where_a_route_was_not_seen_to_happen_too() -> None:
 
 
 def test_what_identical_runs_show_is_the_yardstick_beyond_the_floor() -> None:
-    again = compare_route("agg", [answer()], [answer(shift=0.1)], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer(shift=0.1)], model="m", cancelled=0, evidence=HAPPENED)
     assert tolerance_of(again.compared, "bfloat16").most == pytest.approx(0.4)
     assert tolerance_of(again.compared, None).most == pytest.approx(0.4)
     assert tolerance().most == FLOOR["float32"]
 
 
 def test_a_reference_that_is_far_from_itself_is_none() -> None:
-    again = compare_route("agg", [answer()], [answer(shift=0.1)], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer(shift=0.1)], model="m", cancelled=0, evidence=HAPPENED)
     judgements = list(judge_reference(again, tolerance_of(again.compared, "float32")))
     assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.NO_VERDICT]
     assert "nothing can be held against such a reference" in judgements[1].reason
 
 
 def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:
-    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     none = no_tolerance(again.compared, "float32")
     assert {one.verdict for one in judge_reference(again, none)} == {Verdict.PASS}
     assert {one.verdict for one in judge_route(route(), none)} == {Verdict.PASS}
@@ -161,7 +163,7 @@ def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:
         and judged(route(answer(5, shift=1e-7)))["logprob_distance:max"].verdict is Verdict.PASS
     )
 
-    apart = compare_route("agg", [answer()], [answer(shift=1e-7)], cancelled=0, evidence=HAPPENED)
+    apart = compare_route("agg", [answer()], [answer(shift=1e-7)], model="m", cancelled=0, evidence=HAPPENED)
     judgements = list(judge_reference(apart, no_tolerance(apart.compared, "float32")))
     assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.MISSED]
     assert "--deterministic promises the same bits" in judgements[1].reason
@@ -169,20 +171,22 @@ def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:
 
 @pytest.mark.parametrize("others", [0, 1, 40])
 def test_one_request_of_many_that_is_a_little_off_breaks_the_promise_of_bits(others: int) -> None:
-    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     answers = [answer(index) for index in range(others + 1)]
-    found = compare_route("disagg", answers, [answer(0, shift=1e-7), *answers[1:]], cancelled=0, evidence=HAPPENED)
+    found = compare_route(
+        "disagg", answers, [answer(0, shift=1e-7), *answers[1:]], model="m", cancelled=0, evidence=HAPPENED
+    )
     of = {one.criterion: one.verdict for one in judge_route(found, no_tolerance(again.compared, "float32"))}
     assert of["logprob_distance:max:le:yardstick"] is of["logprob_distance:mean:le:yardstick"] is Verdict.MISSED
 
 
 def test_a_tie_is_none_where_the_same_bits_are_promised() -> None:
-    again = compare_route("agg", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("agg", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     other = replace(
         answer(5), token_ids=(1, *answer(5).token_ids[1:]), top=({"7": -0.5, "1": -0.5}, *answer(5).top[1:])
     )
     equal = replace(other, token_ids=answer(5).token_ids)
-    found = compare_route("disagg", [equal], [other], cancelled=0, evidence=HAPPENED)
+    found = compare_route("disagg", [equal], [other], model="m", cancelled=0, evidence=HAPPENED)
     (divergence,) = found.compared.divergences
     assert divergence.distance == 0.0
     of = {one.criterion: one.verdict for one in judge_route(found, no_tolerance(again.compared, "float32"))}
@@ -232,7 +236,7 @@ def test_a_planted_fault_needs_a_route_with_handoffs() -> None:
 def test_what_half_precision_may_round_is_no_verdict_where_nobody_said_the_precision(
     shift: float, dtype: str | None, verdict: Verdict
 ) -> None:
-    again = compare_route("against", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("against", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     found = list(judge_route(route(answer(5, shift=shift)), tolerance_of(again.compared, dtype)))
     judgement = next(one for one in found if one.criterion.startswith("logprob_distance:max"))
     assert judgement.verdict is verdict
@@ -240,6 +244,6 @@ def test_what_half_precision_may_round_is_no_verdict_where_nobody_said_the_preci
 
 
 def test_an_answer_that_ends_elsewhere_is_missed_whatever_the_precision() -> None:
-    again = compare_route("against", [answer()], [answer()], cancelled=0, evidence=HAPPENED)
+    again = compare_route("against", [answer()], [answer()], model="m", cancelled=0, evidence=HAPPENED)
     found = list(judge_route(route(answer(4, (7, 8))), tolerance_of(again.compared, None)))
     assert next(one for one in found if one.criterion.startswith("unexplained")).verdict is Verdict.MISSED

@@ -30,7 +30,7 @@ def run_of(path: Path, **fields: Any) -> Path:
 
 def compared(run_dir: Path, route: str, **of: Any) -> None:
     one = Answer(0, (7,), (-0.5,), ({"7": -0.5},), (), "length", 1, None, {}, None, 1, None)
-    found = compare_route(route, [one], [one], cancelled=0, evidence=Evidence((), None, **of))
+    found = compare_route(route, [one], [one], model="m", cancelled=0, evidence=Evidence((), None, **of))
     PARITY.write(parity_directory(run_dir), Parity(None, None, (found,)))
 
 

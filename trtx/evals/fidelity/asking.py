@@ -7,8 +7,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from trtx.bench.answers import model_name
+from trtx.bench.named_models import other_models
 from trtx.config.wording import counted
 from trtx.errors import NoVerdictError
 from trtx.evals.fidelity import forms
@@ -45,6 +48,14 @@ def ask_served(
         ) from error
     FIDELITY.write(Path(endpoint.directory), found)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """One answer: natural log-probabilities by token id, of each position but the first, and the model it names."""
+
+    rows: list[dict[int, float]]
+    model: str | None
 
 
 class _Asking:
@@ -86,17 +97,19 @@ class _Asking:
             self._route = route
             reason = ""
             for top in _TOPS:
-                rows = await self._rows(client, probe, top)
-                if not isinstance(rows, Refused):
+                served = await self._ask(client, probe, top)
+                if not isinstance(served, Refused):
                     return top
-                reason = rows.reason
+                reason = served.reason
             said.append(f"asked with {route.name}: {reason}")
         return "; ".join(said)
 
-    async def _rows(self, client: Client, ids: list[int], top: int) -> list[dict[int, float]] | Refused:
-        """Of each position but the first."""
+    async def _ask(self, client: Client, ids: list[int], top: int) -> _Served | Refused:
         answer = await client.ask(self._route.question(ids, top))
-        return answer if isinstance(answer, Refused) else self._route.rows(answer, ids, len(ids) - 1)
+        if isinstance(answer, Refused):
+            return answer
+        rows = self._route.rows(answer, ids, len(ids) - 1)
+        return rows if isinstance(rows, Refused) else _Served(rows, model_name(answer.get("model")))
 
     async def _worker(self, client: Client, left: Iterator[forms.Sequence], top: int) -> None:
         for sequence in left:
@@ -114,11 +127,11 @@ class _Asking:
             return Refused(
                 f"it has {len(ids)} tokens and asks for one more, and the engine's context holds {self._context_length}"
             )
-        served = await self._rows(client, ids, top)
+        served = await self._ask(client, ids, top)
         if isinstance(served, Refused):
             return served
         reference = sequence.rows(top)
-        positions = [compare(before, after, top) for before, after in zip(reference, served, strict=True)]
+        positions = [compare(before, after, top) for before, after in zip(reference, served.rows, strict=True)]
         return ComparedSequence(
             index=sequence.index,
             key=_key(sequence),
@@ -127,7 +140,8 @@ class _Asking:
             agrees=tuple(one.agrees for one in positions),
             shared=tuple(round(one.shared, 6) for one in positions),
             reference_logprob=tuple(row[token] for token, row in zip(ids[1:], reference, strict=True)),
-            served_logprob=tuple(round(row[token], 7) for token, row in zip(ids[1:], served, strict=True)),
+            served_logprob=tuple(round(row[token], 7) for token, row in zip(ids[1:], served.rows, strict=True)),
+            models=() if served.model is None else (served.model,),
         )
 
     def _found(self, top: int | None, note: str | None) -> TopologyFidelity:
@@ -146,6 +160,7 @@ class _Asking:
                 for reason, count in reasons.most_common()
             ),
             note=note,
+            others=other_models(self._endpoint.model, (one.models for one in ordered)),
         )
 
     def _report(self) -> None:

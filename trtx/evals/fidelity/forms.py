@@ -8,6 +8,7 @@ from typing import Literal
 
 from trtx.bench.documents import Document
 from trtx.bench.intervals import Interval
+from trtx.bench.named_models import OtherModels
 from trtx.evals.forms import Unanswered
 from trtx.evals.lines import read_lines
 
@@ -74,6 +75,7 @@ class ComparedSequence:
     shared: tuple[float, ...]
     reference_logprob: tuple[float, ...]  # natural, of the position's own token
     served_logprob: tuple[float, ...]
+    models: tuple[str, ...] = ()  # that the answer says gave it
 
     def positions(self, part: Part) -> slice:
         """Of the lists: the prompt's, or those of the reference's text."""
@@ -114,6 +116,7 @@ class TopologyFidelity:
     parts: tuple[PartFigures, ...]  # none without an answer
     unanswered: tuple[Unanswered, ...]
     note: str | None = None  # why nothing was compared
+    others: OtherModels | None = None  # that answers name in place of the one that was asked
 
     def part(self, name: Part) -> PartFigures | None:
         return next((one for one in self.parts if one.part == name), None)

@@ -36,6 +36,8 @@ def judge_fidelity(
         )  # fmt: skip
     else:
         yield whole
+    if found.others is not None and found.others.are_several:
+        yield _judgement(found.topology, "named_models", Verdict.NO_VERDICT, found.others.sentence)
     if max_kl is not None:
         yield _judge_kl(found, max_kl)
     if min_agreement is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from trtx.bench.answers import Answer as Whole
-from trtx.bench.answers import Asked, words
+from trtx.bench.answers import Asked, model_name, words
 from trtx.evals.parity.forms import Answer, Prompt
 from trtx.tls import trust_of
 
@@ -223,6 +223,7 @@ class Stream:
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)  # by role
+    models: dict[str, None] = field(default_factory=dict)
 
     @property
     def worker(self) -> int | None:
@@ -233,6 +234,8 @@ class Stream:
         """One event. Raises KeyError, TypeError, ValueError for what is not in the form that was asked for."""
         self.events += 1
         self.usage = document.get("usage") or self.usage
+        if (model := model_name(document.get("model"))) is not None:
+            self.models[model] = None
         extra = document.get("nvext") or {}
         self.prompt_rows = (extra.get("engine_data") or {}).get("prompt_logprobs") or self.prompt_rows
         for name, value in (extra.get("worker_id") or {}).items():
@@ -273,6 +276,7 @@ class Stream:
             resent=resent,
             attempts=attempts,
             failure=failure,
+            models=tuple(self.models),
         )
 
 

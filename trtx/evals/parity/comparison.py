@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtx.bench.intervals import CONFIDENCE
+from trtx.bench.named_models import other_models
 from trtx.evals.parity.distance import Distance, distance
 from trtx.evals.parity.forms import Answer, Compared, ComparedRoute, Divergence, Evidence, Worst
 from trtx.evals.statistics import mean_interval
@@ -15,16 +16,18 @@ def compare_route(
     reference: Sequence[Answer],
     answers: Sequence[Answer],
     *,
+    model: str,
     cancelled: int,
     evidence: Evidence,
     confidence: float = CONFIDENCE,
 ) -> ComparedRoute:
-    """``reference`` and ``answers``: of the same prompts. Those without a whole answer on either side are told, not
-    compared."""
+    """``reference`` and ``answers``: of the same prompts, the latter asked of ``model``. Those without a whole answer
+    on either side are told, not compared."""
     expected = {one.index: one for one in reference if one.failure is None}
     failures = tuple(f"request {one.index}: {one.failure}" for one in answers if one.failure is not None)
     pairs = [(expected[one.index], one) for one in answers if one.failure is None and one.index in expected]
-    return ComparedRoute(route, len(answers), failures, cancelled, evidence, _compared(pairs, confidence))
+    others = other_models(model, (one.models for one in answers))
+    return ComparedRoute(route, len(answers), failures, cancelled, evidence, _compared(pairs, confidence), others)
 
 
 def _compared(pairs: Sequence[tuple[Answer, Answer]], confidence: float) -> Compared:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from trtx.bench.documents import RESTORE, Document, parsed, plain
 from trtx.bench.files import write_text
 from trtx.bench.intervals import Interval
+from trtx.bench.named_models import OtherModels
 from trtx.errors import UsageError
 
 PARITY = Document("parity.json", version=2, oldest=1, since="")
@@ -62,6 +63,7 @@ class Answer:
     resent: int | None
     attempts: int
     failure: str | None  # why there is no whole answer, in the server's words; None: it is whole
+    models: tuple[str, ...] = ()  # that its events say gave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class ComparedRoute:
     cancelled: int  # requests whose client left before their end
     evidence: Evidence
     compared: Compared
+    others: OtherModels | None = None  # that answers name in place of the one that was asked
 
 
 @dataclass(frozen=True, slots=True)

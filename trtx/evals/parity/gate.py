@@ -55,6 +55,7 @@ def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
 def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
     """Whether it is one that others can be held against."""
     yield _answered(reference)
+    yield from _named(reference)
     cell, what = reference.route, "yardstick"
     if tolerance is None:
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
@@ -78,6 +79,7 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
 def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
     """``tolerance`` None: there is no yardstick, and no verdict."""
     yield _answered(route)
+    yield from _named(route)
     if route.evidence.is_checked:
         yield _happened(route)
     if tolerance is None or not route.compared.requests:
@@ -118,6 +120,14 @@ def _answered(route: ComparedRoute) -> Judgement:
         cell=route.route, criterion=criterion, verdict=Verdict.FAILED, value=float(count), limit=0.0,
         reason=f"{count} of {route.sent} requests have no whole answer: {told}{more}",
     )  # fmt: skip
+
+
+def _named(route: ComparedRoute) -> Iterator[Judgement]:
+    """Of answers by several models nothing can be said of the one that was asked."""
+    if route.others is not None and route.others.are_several:
+        yield Judgement(
+            cell=route.route, criterion="named_models", verdict=Verdict.NO_VERDICT, reason=route.others.sentence
+        )
 
 
 def _happened(route: ComparedRoute) -> Judgement:
