@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 EVENT_BUFFER = 100_000
 """KV events kept until they are polled; Dynamo's TensorRT-LLM backend asks for as many when it publishes."""
+_TEXT_BEFORE = 5
+"""Tokens of the prompt that an answer's text leans on: as many as Dynamo's frontend takes where it makes the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,20 @@ class LoadedEngine:
     shutdown_seconds: float  # longest wait for Engine.shutdown
 
     def stop_strings(self, request: WorkerRequest) -> StopStrings:
-        """Raises InvalidRequest where there is no tokenizer to find them with."""
+        """Raises InvalidRequest where there is no tokenizer to find them with.
+
+        Of many tokenizers (Llama 2, Mistral, LLaVA) a text loses the space that it begins with. So the answer's is made
+        as what follows the prompt, which after a migration is also what was answered before.
+        """
         if self.tokenizer is None:
             raise InvalidRequest("stop strings need a fast tokenizer, which this model has not; use stop_token_ids")
+        text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
+        before = request.token_ids[-_TEXT_BEFORE:]
+        if text.feed(before) != self.tokenizer.decode(before, request.skip_special_tokens):
+            text.finish()  # half a character at the prompt's end is none of the answer's
         return StopStrings(
             request.stop_strings,
-            TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens),
+            text,
             include=request.includes_stop_string,
             min_tokens=request.sampling.get("min_tokens", 0),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.text import load_tokenizer
+from trtx.text import StopStrings, load_tokenizer
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.request import parse
 
@@ -16,12 +17,29 @@ from trtx.worker.request import parse
 def test_special_tokens_are_in_the_text_as_the_client_asked(asked: bool | None, text: str) -> None:
     tokenizer = load_tokenizer(resolve_checkpoint("synthetic:tiny").path)
     tokens = [tokenizer.encode(piece, add_special_tokens=False).ids[0] for piece in ("b", "<|im_start|>", "c")]
+    stops = stop_strings(tokenizer, [5], "never", skip_special_tokens=asked)
+    assert stops.feed(tokens, is_last=True).text == text
+
+
+def test_the_space_that_an_answer_begins_with_stays() -> None:
+    """Llama 2's tokenizer, in small: it takes the space from the beginning of whatever it decodes."""
+    tokenizer = Tokenizer(models.BPE(vocab={"▁the": 0, "▁red": 1, "▁door": 2}, merges=[]))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    assert stop_strings(tokenizer, [0], "never").feed([1, 2], is_last=True).text == " red door"
+    assert stop_strings(tokenizer, [0], " red").feed([1, 2], is_last=True).stop == " red"
+    assert stop_strings(tokenizer, [0, 1], "never").feed([2], is_last=True).text == " door"
+
+
+def test_half_a_character_that_a_prompt_ends_with_is_not_in_the_answer() -> None:
+    tokenizer = load_tokenizer(resolve_checkpoint("synthetic:tiny").path)
+    *_, half = tokenizer.encode("aé", add_special_tokens=False).ids[:2]
+    letters = tokenizer.encode("bc", add_special_tokens=False).ids
+    assert tokenizer.decode([half]) == "\N{REPLACEMENT CHARACTER}"
+    assert stop_strings(tokenizer, [5, half], "never").feed(letters, is_last=True).text == "bc"
+
+
+def stop_strings(tokenizer: Any, prompt: list[int], stop: str, **output_options: Any) -> StopStrings:
     facts: dict[str, Any] = dict.fromkeys(LoadedEngine.__dataclass_fields__)
     engine = LoadedEngine(**{**facts, "tokenizer": tokenizer})
-    request = {
-        "token_ids": [5],
-        "stop_conditions": {"stop": ["never"]},
-        "output_options": {"skip_special_tokens": asked},
-    }
-    stops = engine.stop_strings(parse(request, context_length=10))
-    assert stops.feed(tokens, is_last=True).text == text
+    request = {"token_ids": prompt, "stop_conditions": {"stop": [stop]}, "output_options": output_options}
+    return engine.stop_strings(parse(request, context_length=10))
