@@ -49,7 +49,7 @@ def agg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topol
 @pytest.fixture(scope="module")
 def disagg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
     with topology(tmp_path_factory.mktemp("torch-disagg"), model) as running:
-        running.start_frontend()
+        running.start_frontend("--migration-limit", "3")
         for role in ("prefill", "decode"):
             running.start_worker(f"{role}-0", role=role, engine="torch", **TORCH)
         running.wait_ready(prefill=1, decode=1)
@@ -242,16 +242,28 @@ def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model:
 def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:
     """Last of this topology: one of its workers is gone afterwards. What is left of a stream is less than its
     ``min_tokens``."""
+    agg.children.remove(streams_outlive_an_engine(agg, agg.children[1:]))
+
+
+def test_streams_of_a_dead_decode_engine_go_on_elsewhere(disagg: Topology) -> None:
+    """Through prefill once more, which sees in place of decode that they have moved."""
+    second = disagg.start_worker("decode-1", role="decode", engine="torch", **TORCH)
+    disagg.wait_ready(prefill=1, decode=2)
+    disagg.children.remove(streams_outlive_an_engine(disagg, [second]))
+
+
+def streams_outlive_an_engine(running: Topology, workers: list[Child]) -> Child:
+    """Kills the engine of one of ``workers`` under streams whose ``min_tokens`` is more than what is left of them."""
     body = {"max_tokens": 300, "min_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
-    before = {worker.name: metric(worker, "trtx_generated_tokens_total") for worker in agg.children[1:]}
+    before = {worker.name: metric(worker, "trtx_generated_tokens_total") for worker in workers}
 
     def is_busy(worker: Child) -> bool:
         has_some = metric(worker, "trtx_generated_tokens_total") > before[worker.name]
         return has_some and metric(worker, "trtx_open_requests") > 0
 
     with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(events, agg, prompt=f"{i} {PROMPT}", **body) for i in range(8)]
-        victim = until("streams have tokens", lambda: next(filter(is_busy, agg.children[1:]), None), seconds=30)
+        streams = [pool.submit(events, running, prompt=f"{i} {PROMPT}", **body) for i in range(8)]
+        victim = until("streams have tokens", lambda: next(filter(is_busy, workers), None), seconds=30)
         os.kill(victim.status()["engine_pid"], signal.SIGKILL)
         assert victim.process.wait(15) == 4
         assert victim.status()["error"].startswith("the engine died")
@@ -259,7 +271,7 @@ def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topo
             last = stream.result(120)[-1]
             assert "usage" in last, last
             assert last["usage"]["completion_tokens"] == 300
-    agg.children.remove(victim)
+    return victim
 
 
 def test_a_dead_prefill_engine_ends_its_worker_too(disagg: Topology) -> None:

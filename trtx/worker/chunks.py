@@ -56,8 +56,9 @@ class ChunkWriter:
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
-        # Whoever has the request next must not hold it to min_tokens. Of a prefill worker that is decode, always.
-        self._marks_move = "min_tokens" in request.sampling and not hands_off
+        # Whoever has the request next must not hold it to min_tokens. Of a prefill worker that is decode, always, which
+        # sees this link in place of the one that came here.
+        self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
         self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
         self.sent = 0
         self.cached_tokens = 0

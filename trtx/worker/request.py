@@ -48,6 +48,7 @@ class WorkerRequest:
     pictures: tuple[Picture, ...] = ()  # and videos, as the request brought them
     routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
     ready: ReadyPrompt | None = None  # what an engine that prepares pictures itself made of ``token_ids`` and these
+    has_moved: bool = False  # another worker gave tokens of the answer, which are the end of the prompt
     contradiction: str = ""  # why it is refused once the engine has it: a prefill worker keeps its KV until then
 
 
@@ -83,7 +84,8 @@ def parse(
         sampling = _sampling(request)
     except Unsuitable as error:
         raise InvalidRequest(str(error)) from error
-    contradiction = "" if hands_off or _has_moved(request) else _contradiction(sampling)
+    has_moved = _has_moved(request)
+    contradiction = "" if hands_off or has_moved else _contradiction(sampling)
     if contradiction and not request.get("prefill_result"):
         raise InvalidRequest(contradiction)
     sampling["max_tokens"] = min(sampling.get("max_tokens", room), room)
@@ -114,6 +116,7 @@ def parse(
             dp_rank=routing.get("dp_rank"),
             conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
         ),
+        has_moved=has_moved,
         contradiction=contradiction,
     )
 
@@ -209,8 +212,8 @@ def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:
 def _has_moved(request: Mapping[str, Any]) -> bool:
     """Whether another worker had ``request`` and gave tokens of its answer, which are the end of its prompt now: Dynamo
     1.4.2 has taken them off ``max_tokens``, and not off ``min_tokens``. It hands on the link of that worker's chunks
-    (:data:`trtx.worker.chunks.NO_TRACE`). Where Dynamo traces, prefill's chunks have one too, so nothing is known of a
-    decode worker's requests."""
+    (:data:`trtx.worker.chunks.NO_TRACE`), and to a decode worker that of prefill's. Where Dynamo traces, these have one
+    always, so nothing is known of a decode worker's requests."""
     return request.get("migration_link") is not None
 
 

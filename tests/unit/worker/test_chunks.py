@@ -56,12 +56,22 @@ def test_each_reason_in_dynamos_words(given_reason: str, sent: str) -> None:
     assert (chunk["token_ids"], chunk["finish_reason"]) == ([7], sent)
 
 
-@pytest.mark.parametrize(("min_tokens", "hands_off", "marked"), [(2, False, True), (0, False, False), (2, True, False)])
+@pytest.mark.parametrize(
+    ("min_tokens", "hands_off", "has_moved", "marked"),
+    [
+        (2, False, False, True),
+        (0, False, False, False),
+        (2, True, False, False),
+        (2, True, True, True),
+    ],
+)
 def test_a_request_with_a_least_length_is_marked_for_whoever_has_it_next(
-    min_tokens: int, hands_off: bool, marked: bool
+    min_tokens: int, hands_off: bool, has_moved: bool, marked: bool
 ) -> None:
-    """On its first tokens, so that none is taken off its length without the mark. Not for a decode worker."""
-    asked = parse({"token_ids": PROMPT, "stop_conditions": {"min_tokens": min_tokens}}, context_length=1000)
+    """On its first tokens, so that none is taken off its length without the mark. For a decode worker only where the
+    request had moved before."""
+    wire = {"token_ids": PROMPT, "stop_conditions": {"min_tokens": min_tokens}}
+    asked = parse(wire | ({"migration_link": NO_TRACE} if has_moved else {}), context_length=1000)
     chunks, output = ChunkWriter(asked, block_size=4, hands_off=hands_off), CompletionOutput(0)
     first, second = (chunks.next(look(output, [token_id])) for token_id in (7, 8))
     assert first is not None and second is not None
