@@ -19,7 +19,7 @@ from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import Shortage, media_problem
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
-from trtx.torch_engine.core.stats import iteration_stats
+from trtx.torch_engine.core.stats import iteration_stats, since_the_step
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import Handoff, HandoffStats, KvTransfer, Logprob, StepReport, Submit, Update
 
@@ -86,6 +86,7 @@ class EngineCore:
         self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
         self._updates: list[Update] = []
         self._stats: dict[str, Any] | None = None  # of the step committed last
+        self._reported_stats: dict[str, Any] | None = None
         self._reported_handoff = HandoffStats()
         self._process = psutil.Process()
         self._measure_memory()
@@ -216,6 +217,9 @@ class EngineCore:
     def _report(self, *, has_computed: bool) -> StepReport | None:
         updates, self._updates = self._updates, []
         stats, self._stats = self._stats, None
+        if stats is None and self._reported_stats is not None and self._under_way is None:
+            stats = since_the_step(self._reported_stats, self.scheduler)
+        self._reported_stats = stats or self._reported_stats
         events = self._events.take() if self._events is not None else None
         handoff_stats = None
         if self._handoffs is not None and self._handoffs.stats != self._reported_handoff:

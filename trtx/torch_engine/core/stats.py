@@ -26,8 +26,6 @@ def iteration_stats(
     ``began``, ``ended``: in seconds on the clock of ``Sequence.arrived_s``. A step that waited behind another began
     when that one was committed. Blocks are counted as whole ones of all layers: one of each layer group.
     """
-    groups = scheduler.groups.count
-    pool, counters = scheduler.pool, scheduler.pool.counters
     decodes = step.sequences[: step.num_generating]
     prompts = step.sequences[step.num_generating :]
     fresh = [s for s in step.admitted if not s.is_resumed]
@@ -45,17 +43,7 @@ def iteration_stats(
         "maxNumActiveRequests": scheduler.max_batch_size,
         "maxBatchSizeRuntime": scheduler.max_batch_size,
         "attentionDpRank": 0,
-        "kvCacheStats": {
-            "maxNumBlocks": pool.num_blocks // groups,
-            "freeNumBlocks": pool.num_available // groups,
-            "usedNumBlocks": pool.num_blocks // groups - pool.num_available // groups,
-            "tokensPerBlock": pool.tokens_per_block,
-            "allocTotalBlocks": counters.allocated // groups,
-            "allocNewBlocks": counters.allocated_new // groups,
-            "reusedBlocks": counters.reused // groups,
-            "missedBlocks": counters.missed // groups,
-            "cacheHitRate": counters.hit_rate,
-        },
+        "kvCacheStats": _kv_cache_stats(scheduler),
         "inflightBatchingStats": {
             "numScheduledRequests": len(step.sequences),
             "numContextRequests": len(prompts),
@@ -72,6 +60,38 @@ def iteration_stats(
             "numQueuedGenKvTokens": sum(s.num_tokens for s in handed_off),
             "numPausedKvTokens": sum(s.num_tokens for s in paused),
         },
+    }
+
+
+def since_the_step(row: dict[str, Any], scheduler: Scheduler) -> dict[str, Any] | None:
+    """``row``, of the last step, once more, where other blocks are in use by now: leases and reads end without a step,
+    and nobody would be told before the next one. None: as many as it says."""
+    cache = _kv_cache_stats(scheduler)
+    if cache["usedNumBlocks"] == row["kvCacheStats"]["usedNumBlocks"]:
+        return None
+    return {
+        **row,
+        "numActiveRequests": scheduler.num_active,
+        "numQueuedRequests": len(scheduler.waiting),
+        "numCompletedRequests": 0,  # told already, as are those that were new
+        "numNewActiveRequests": 0,
+        "kvCacheStats": cache,
+    }
+
+
+def _kv_cache_stats(scheduler: Scheduler) -> dict[str, Any]:
+    groups = scheduler.groups.count
+    pool, counters = scheduler.pool, scheduler.pool.counters
+    return {
+        "maxNumBlocks": pool.num_blocks // groups,
+        "freeNumBlocks": pool.num_available // groups,
+        "usedNumBlocks": pool.num_blocks // groups - pool.num_available // groups,
+        "tokensPerBlock": pool.tokens_per_block,
+        "allocTotalBlocks": counters.allocated // groups,
+        "allocNewBlocks": counters.allocated_new // groups,
+        "reusedBlocks": counters.reused // groups,
+        "missedBlocks": counters.missed // groups,
+        "cacheHitRate": counters.hit_rate,
     }
 
 

@@ -26,9 +26,11 @@ class Pair:
         decode_blocks: int = 64,
         overlap: bool = True,
         windows: tuple[int | None, ...] = FULL,
+        with_stats: bool = False,
     ) -> None:
         """Blocks are counted for one layer group."""
         self.windows = windows
+        self.with_stats = with_stats
         self.now = 100.0
         self.overlap = overlap
         wire = Wire()
@@ -45,6 +47,7 @@ class Pair:
             transport=transport,
             kv_transfer_timeout_s=TIMEOUT_S,
             disable_overlap_scheduler=not self.overlap,
+            enable_iter_perf_stats=self.with_stats,
             clock=lambda: self.now,
         )
         harness.transport = transport  # type: ignore[attr-defined]
@@ -100,6 +103,20 @@ def test_decode_goes_on_where_prefill_stopped_and_the_lease_ends(length: int) ->
     assert told.bytes > 0 and told.seconds > 0 and not told.recomputed_because
     assert pair.prefill.is_empty()
     assert pair.decode.is_empty()
+
+
+def test_blocks_of_a_lease_that_ended_are_told_to_be_free_though_no_step_runs() -> None:
+    pair = Pair(with_stats=True)
+    handoff = pair.context(1, prompt_of(13))
+    assert pair.prefill.stats[-1]["kvCacheStats"]["usedNumBlocks"] == 4
+    for _ in range(3):
+        pair.prefill.step()
+    told = len(pair.prefill.stats)
+    pair.decode.submit(1, prompt_of(13), 2, handoff=handoff)
+    pair.finish_decode()
+    (row,) = pair.prefill.stats[told:]
+    assert (row["kvCacheStats"]["usedNumBlocks"], row["iter"]) == (0, pair.prefill.stats[told - 1]["iter"])
+    assert sum(row["numCompletedRequests"] for row in pair.prefill.stats) == 1
 
 
 def test_only_the_blocks_that_the_prefix_cache_lacks_are_read() -> None:
