@@ -138,7 +138,7 @@ class StopStrings:
             if len(self._text) > before and (found := self._find(before)) is not None:
                 return self._match(*found)
             return self._release(len(self._text) + 1, len(self._text))
-        safe = self._hold_from()
+        safe = self._token_border(self._hold_from())
         return self._release(safe, safe)
 
     def _find(self, before: int) -> tuple[int, str] | None:
@@ -164,6 +164,13 @@ class StopStrings:
             if any(stop.startswith(tail) for stop in self._stops):
                 return start
         return len(text)
+
+    def _token_border(self, at: int) -> int:
+        """Where the token begins in whose text character ``at`` is: who goes on behind tokens that were given out, as
+        another worker may, takes all of their text for seen."""
+        if at == len(self._text) or at in self._held:
+            return at
+        return max(start for start in self._held if start < at)
 
     def _release(self, tokens_before: int, text_before: int) -> Released:
         """Gives out held tokens that start before one character, and text up to another."""

@@ -123,6 +123,29 @@ def test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_no
     assert [(r.num_tokens, r.text) for r in seen] == [(1, "c"), (0, ""), (0, ""), (3, "abcb")]
 
 
+def test_a_token_goes_with_all_of_its_text() -> None:
+    """Whoever goes on behind the tokens that were given out, where a worker died, would lose the rest of it."""
+    finder = StopStrings(["cc"], stream(), include=False, min_tokens=0)
+    seen = [finder.feed(ids(piece), is_last=False) for piece in ("a", "abc", "b")]
+    assert [(r.num_tokens, r.text) for r in seen] == [(1, "a"), (0, ""), (2, "abcb")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, len(ALPHABET) + 255), min_size=1, max_size=20),
+    stops=st.lists(st.text(alphabet="abc é", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_text_that_was_given_out_is_that_of_the_tokens(tokens: list[int], stops: list[str]) -> None:
+    finder = StopStrings(stops, stream(), include=False, min_tokens=0)
+    given, text = 0, ""
+    for token in tokens:
+        released = finder.feed([token], is_last=False)
+        given, text = given + released.num_tokens, text + released.text
+        if released.stop is not None:
+            return
+        assert text == TOKENIZER.decode(tokens[:given])
+
+
 def test_what_is_held_at_the_end_is_given_out() -> None:
     assert run(["abca"], ["c", "ab", "c"]) == (ids("c", "ab", "c"), "cabc", None)
 
