@@ -16,6 +16,9 @@ Ending = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, cou
 # A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun. All of them ask
 # encode workers, decode where it has to compute a prompt itself.
 _STAGES = (("prefill",), ("agg", "decode"), ("encode",), ("frontend",))
+_LEFT = 1 / 8
+"""Of the deadline, what each stage leaves to each one after it that has processes: those have little left to wait for,
+while the workers before them end answers that may take as long as anybody asked for."""
 _POLL_S = 0.05
 _KILL_S = 5.0
 
@@ -30,15 +33,15 @@ def stop(
 ) -> dict[str, Ending]:
     """Ends all children of ``slots`` and whatever they started; returns how each ended.
 
-    Each stage gets SIGTERM and may drain until ``deadline_s`` from now, one deadline for all, of which a stage leaves a
-    part to those after it. ``hurry`` is asked while waiting: once true, the rest is killed at once. ``sessions``: pids
-    of all children ever started. Afterwards no process of the topology lives, but for one that waits in the kernel.
+    Each stage gets SIGTERM and may drain until ``deadline_s`` from now, one deadline for all, as :func:`deadlines` has
+    it. ``hurry`` is asked while waiting: once true, the rest is killed at once. ``sessions``: pids of all children ever
+    started. Afterwards no process of the topology lives, but for one that waits in the kernel.
     """
     start = time.monotonic()
     endings: dict[str, Ending] = {}
-    for number, roles in enumerate(_STAGES, start=1):
-        stage = [slot for slot in slots if slot.spec.role in roles and slot.child is not None]
-        deadline = start + deadline_s * number / len(_STAGES)
+    stages = [[slot for slot in slots if slot.spec.role in roles and slot.child is not None] for roles in _STAGES]
+    for stage, seconds in zip(stages, deadlines([len(stage) for stage in stages], deadline_s), strict=True):
+        deadline = start + seconds
         for slot in stage:
             assert slot.child is not None
             slot.state = "draining"
@@ -69,6 +72,12 @@ def stop(
     for pid in stuck:
         endings.setdefault(f"pid {pid}", "stuck")
     return endings
+
+
+def deadlines(processes: Sequence[int], deadline_s: float) -> list[float]:
+    """Seconds from the start until each stage is killed, of so many ``processes`` each."""
+    later = [sum(count > 0 for count in processes[number:]) for number in range(1, len(processes) + 1)]
+    return [deadline_s * (1 - _LEFT * count) for count in later]
 
 
 def _alive(stage: Sequence[Slot]) -> bool:

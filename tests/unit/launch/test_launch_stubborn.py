@@ -16,7 +16,7 @@ from trtx.launch.events import Event
 from trtx.launch.interruption import Interruption
 from trtx.launch.processes import members
 from trtx.launch.served import Timeouts
-from trtx.launch.stopping import Ending, stop
+from trtx.launch.stopping import Ending, deadlines, stop
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import Plan
 
@@ -56,6 +56,19 @@ def test_one_that_ignores_sigterm_is_killed_at_the_deadline(tmp_path: Path) -> N
     supervisor = watched(plan, [])
     wait_until(lambda: "deaf" in plan.workers[0].log_path.read_text())
     assert end(plan, supervisor) == {"agg-0": "forced", "agg-1": "clean"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([0, 2, 0, 1], [24, 28, 28, 32]),  # aggregated: no stage waits for one that has nobody
+        ([1, 1, 0, 1], [24, 28, 28, 32]),
+        ([2, 1, 1, 1], [20, 24, 28, 32]),
+        ([0, 1, 0, 0], [28, 32, 32, 32]),  # of a host without the frontend
+    ],
+)
+def test_answers_have_nearly_all_of_the_deadline_to_end(processes: list[int], expected: list[float]) -> None:
+    assert deadlines(processes, 32.0) == expected
 
 
 def test_one_that_exits_before_ready_ends_the_launch_with_its_last_words(tmp_path: Path) -> None:
