@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,9 +98,12 @@ class TextStream:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Tokens and text that no stop string can take back. ``stop`` is the one that matched, which ends the sequence."""
+    """Tokens and text that no stop string can take back. ``stop`` is the one that matched, which ends the sequence.
 
-    num_tokens: int
+    ``pieces``: of each token what it adds to the text, "" where a character lacks bytes yet. They join to the text, but
+    for the last one of a match, which may reach into the stop string."""
+
+    pieces: tuple[str, ...]
     text: str
     stop: str | None = None
 
@@ -154,7 +158,7 @@ class StopStrings:
             released = self._release(at + len(stop), at + len(stop))
         else:
             released = self._release(at, at)
-        return Released(released.num_tokens, released.text, stop)
+        return Released(released.pieces, released.text, stop)
 
     def _hold_from(self) -> int:
         """Where the longest suffix begins that some stop string begins with."""
@@ -177,7 +181,8 @@ class StopStrings:
         count = 0
         while count < len(self._held) and self._held[count] < tokens_before:
             count += 1
+        starts = [*self._held[:count], *(self._held[count : count + 1] or [len(self._text)])]
         del self._held[:count]
         text = self._text[self._given : text_before]
         self._given = max(self._given, text_before)
-        return Released(count, text)
+        return Released(tuple(self._text[begin:end] for begin, end in pairwise(starts)), text)

@@ -97,7 +97,7 @@ def run(
     given, text = 0, ""
     for at in range(0, len(tokens), cut):
         released = finder.feed(tokens[at : at + cut], is_last=at + cut >= len(tokens))
-        given += released.num_tokens
+        given += len(released.pieces)
         text += released.text
         if released.stop is not None:
             return tokens[:given], text, released.stop
@@ -120,14 +120,14 @@ def test_include_gives_the_stop_string_out_too() -> None:
 def test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not() -> None:
     finder = StopStrings(["abca"], stream(), include=False, min_tokens=0)
     seen = [finder.feed(ids(piece), is_last=False) for piece in ("c", "ab", "c", "b")]
-    assert [(r.num_tokens, r.text) for r in seen] == [(1, "c"), (0, ""), (0, ""), (3, "abcb")]
+    assert [(len(r.pieces), r.text) for r in seen] == [(1, "c"), (0, ""), (0, ""), (3, "abcb")]
 
 
 def test_a_token_goes_with_all_of_its_text() -> None:
     """Whoever goes on behind the tokens that were given out, where a worker died, would lose the rest of it."""
     finder = StopStrings(["cc"], stream(), include=False, min_tokens=0)
     seen = [finder.feed(ids(piece), is_last=False) for piece in ("a", "abc", "b")]
-    assert [(r.num_tokens, r.text) for r in seen] == [(1, "a"), (0, ""), (2, "abcb")]
+    assert [(len(r.pieces), r.text) for r in seen] == [(1, "a"), (0, ""), (2, "abcb")]
 
 
 @settings(max_examples=200, deadline=None)
@@ -140,10 +140,11 @@ def test_text_that_was_given_out_is_that_of_the_tokens(tokens: list[int], stops:
     given, text = 0, ""
     for token in tokens:
         released = finder.feed([token], is_last=False)
-        given, text = given + released.num_tokens, text + released.text
+        given, text = given + len(released.pieces), text + released.text
         if released.stop is not None:
             return
         assert text == TOKENIZER.decode(tokens[:given])
+        assert "".join(released.pieces) == released.text
 
 
 def test_what_is_held_at_the_end_is_given_out() -> None:
@@ -163,7 +164,7 @@ def test_a_stop_string_with_split_characters_is_found() -> None:
     finder = StopStrings(["日"], stream(), include=False, min_tokens=0)
     released = [finder.feed([token], is_last=False) for token in tokens[:4]]
     assert released[-1].stop == "日"
-    assert sum(r.num_tokens for r in released) == 1
+    assert sum(len(r.pieces) for r in released) == 1
     assert "".join(r.text for r in released) == "x"
 
 

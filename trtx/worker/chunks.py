@@ -72,11 +72,11 @@ class ChunkWriter:
             # A context_only request ends with "length"; TensorRT-LLM's executor/result.py (the line of 1.2) lets it say
             # this too, and its own router goes on after either. Dynamo knows only "length".
             reason = "length"
-        end, text = len(output.token_ids), None
+        end, text, pieces = len(output.token_ids), None, None
         if self._stops is not None:
             released = self._stops.feed(output.token_ids[self._seen : end], is_last=reason is not None)
             self._seen = end
-            end, text = self.sent + released.num_tokens, released.text
+            end, text, pieces = self.sent + len(released.pieces), released.text, released.pieces
             if released.stop is not None:
                 reason = "stop"
         new_tokens = output.token_ids[self.sent : end]
@@ -88,7 +88,7 @@ class ChunkWriter:
             # beginning of it.
             chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
-            self._add_logprobs(chunk, output)
+            self._add_logprobs(chunk, output, pieces)
         if self._marks_move and new_tokens and not self.sent:
             chunk["worker_trace_link"] = NO_TRACE
         self.sent += len(new_tokens)
@@ -102,8 +102,9 @@ class ChunkWriter:
                 chunk["engine_data"] = {"prompt_logprobs": prompt_logprobs}
         return chunk
 
-    def _add_logprobs(self, chunk: Chunk, output: Any) -> None:
-        """For exactly the chunk's tokens: Dynamo drops all of them where there are more or fewer."""
+    def _add_logprobs(self, chunk: Chunk, output: Any, pieces: tuple[str, ...] | None) -> None:
+        """For exactly the chunk's tokens: Dynamo drops all of them where there are more or fewer. ``pieces``: what each
+        adds to the text, where that is made here."""
         count = len(chunk["token_ids"])
         log_probs, top_logprobs = extract_from_completion_output(
             output, self.sent, self._tokenizer, include_bytes=self._tokenizer is not None
@@ -112,8 +113,8 @@ class ChunkWriter:
             chunk["log_probs"] = log_probs[:count]
         if top_logprobs is not None:
             chunk["top_logprobs"] = top_logprobs[:count]
-        if self._tokenizer is not None:
-            chunk["tokens"] = [self._tokenizer.decode([token_id]) for token_id in chunk["token_ids"]]
+        if pieces is not None:
+            chunk["tokens"] = [*pieces]
 
     def cancelled(self) -> Chunk:
         """The terminal chunk of a request that nobody waits for any more."""

@@ -25,7 +25,8 @@ def test_the_space_that_an_answer_begins_with_stays() -> None:
     """Llama 2's tokenizer, in small: it takes the space from the beginning of whatever it decodes."""
     tokenizer = Tokenizer(models.BPE(vocab={"▁the": 0, "▁red": 1, "▁door": 2}, merges=[]))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    assert stop_strings(tokenizer, [0], "never").feed([1, 2], is_last=True).text == " red door"
+    whole = stop_strings(tokenizer, [0], "never").feed([1, 2], is_last=True)
+    assert (whole.text, whole.pieces) == (" red door", (" red", " door"))
     assert stop_strings(tokenizer, [0], " red").feed([1, 2], is_last=True).stop == " red"
     assert stop_strings(tokenizer, [0, 1], "never").feed([2], is_last=True).text == " door"
 

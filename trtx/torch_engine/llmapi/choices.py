@@ -33,13 +33,12 @@ class Choice:
         released = self.stop_strings.feed(update.token_ids, is_last=update.finish_reason is not None)
         if released.stop is not None:
             update.finish_reason, update.stop_reason = "stop", released.stop
-        is_news = released.num_tokens or released.text or update.prompt_logprobs or update.reused_blocks
+        count = len(released.pieces)
+        is_news = count or released.text or update.prompt_logprobs or update.reused_blocks
         if update.finish_reason is None and not is_news:
             return None
-        update.token_ids = self._held_tokens[: released.num_tokens]
-        update.logprobs = self._held_logprobs[: released.num_tokens]
-        del self._held_tokens[: released.num_tokens]
-        del self._held_logprobs[: released.num_tokens]
+        update.token_ids, update.logprobs = self._held_tokens[:count], self._held_logprobs[:count]
+        del self._held_tokens[:count], self._held_logprobs[:count]
         return Delivery(self.index, update, released.text)
 
 
