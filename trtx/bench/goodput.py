@@ -40,10 +40,13 @@ def request_bounds(objectives: Sequence[Objective]) -> Bounds:
 
 
 def goodput(records: Records, bounds: Bounds, span: Span | None = None) -> float | None:
-    """Of one trial, in requests/s; None where no time passed, as no request was measured.
+    """Of one trial, in requests/s; None where no time passed, as no request was measured, and where a latency of a
+    request can't be computed because nobody counted its tokens: it may have been good.
 
     ``span``: of this part of it, in which each good request counts by the share of its time that lies in it.
     """
+    if any(_is_unknown(record, bounds) for record in records):
+        return None
     if span is not None:
         return sum(requests_in(record, span) for record in records if _is_good(record, bounds)) / span.duration_s
     duration = benchmark_duration(records)
@@ -61,7 +64,20 @@ def judge_goodput(sample: Sample, goodputs: Sequence[float | None], minimum: flo
     return judge_bound(sample, criterion, bound, math.fsum(known) / len(known) if is_whole else None, goodputs)
 
 
+def _is_unknown(record: RequestRecord, bounds: Bounds) -> bool:
+    """Nobody counted its tokens, and all that is known of it keeps its bounds."""
+    if not record.succeeded or record.is_counted:
+        return False
+    samples = _samples(record, bounds)
+    return not all(values for values, _ in samples) and all(
+        bound.holds(one) for found, bound in samples for one in found
+    )
+
+
 def _is_good(record: RequestRecord, bounds: Bounds) -> bool:
-    # By the figure's own formula, which gives no sample of a request that failed.
-    samples = [(figure.formula([record]), bound) for figure, bound in bounds.items()]
-    return all(values and bound.holds(values[0]) for values, bound in samples)
+    return all(values and bound.holds(values[0]) for values, bound in _samples(record, bounds))
+
+
+def _samples(record: RequestRecord, bounds: Bounds) -> list[tuple[list[float], Bound]]:
+    """By the figure's own formula, which gives none of a request that failed."""
+    return [(figure.formula([record]), bound) for figure, bound in bounds.items()]

@@ -11,8 +11,10 @@ from trtx.bench.checks import Level
 from trtx.bench.figures import Spread, all_figures
 from trtx.bench.goodput import goodput, judge_goodput, request_bounds
 from trtx.bench.judgement import Verdict
+from trtx.bench.metrics import time_to_first_token
 from trtx.bench.sample import Sample, parse_percent
 from trtx.bench.slo import judge_error_rate, judge_objective, parse_objective
+from trtx.bench.windows import Span
 from trtx.errors import UsageError
 
 TTFT_P99 = parse_objective("time_to_first_token:p99:le:500")
@@ -220,6 +222,21 @@ def test_goodput_is_of_requests_that_meet_every_latency() -> None:
     assert goodput([request(0, None)], bounds) == 0
     assert goodput([], bounds) is None
     assert goodput(trial, request_bounds(objectives[:1])) == pytest.approx(4 / 8)
+
+
+def test_goodput_is_not_known_where_nobody_counted_the_tokens_of_a_request_that_may_be_good() -> None:
+    bounds = request_bounds(
+        [parse_objective("time_to_first_token:p99:le:200"), parse_objective("inter_token_latency:p99:le:20")]
+    )
+    uncounted = replace(request(0, 100, itl=None), output_sequence_length=None)
+    late = replace(request(0, 300, itl=None), output_sequence_length=None)
+    assert goodput([request(0, 100), uncounted], bounds) is None
+    assert goodput([request(0, 100), uncounted], bounds, Span(0, 10**9)) is None
+    assert goodput([late, replace(uncounted, error="HTTP 500")], bounds) == 0  # whatever they were worth
+    assert goodput([uncounted], {figure: one for figure, one in bounds.items() if figure is time_to_first_token})
+    sample = of_requests([uncounted])
+    judged = judge_goodput(sample, [goodput([uncounted], bounds)], 1)
+    assert judged.verdict is Verdict.NO_VERDICT and "1 answers carry no usage" in judged.reason
 
 
 def test_the_widest_bound_of_a_latency_is_that_of_a_request() -> None:
