@@ -53,7 +53,8 @@ class Answer:
     error: str | None = None  # the server's own words
     is_done: bool = False  # ``[DONE]`` was seen
     texts: int = 0  # events that carried text
-    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice; of several the first that cuts it
+    begun: set[int] = field(default_factory=set)  # choices that carried text
     _bodies: int = 0  # whole completions, which are no event of a stream
     models: list[str] = field(default_factory=list)  # that it says it is of, each once: few
     _model: object = None  # as it was named last
@@ -96,11 +97,15 @@ class Answer:
             message = choice.get("message")
             is_body = is_body or isinstance(message, dict)
             part = choice.get("delta") or message or choice
+            index = choice.get("index")
+            index = index if isinstance(index, int) else 0
             if isinstance(part, dict) and _has_text(part):
                 has_text = True
+                self.begun.add(index)
             if reason := choice.get("finish_reason"):
-                index = choice.get("index")
-                self.finish_reasons[index if isinstance(index, int) else 0] = str(reason)
+                before = self.finish_reasons.get(index)
+                if before is None or early_end(before) is None:
+                    self.finish_reasons[index] = str(reason)
         self.texts += has_text
         self._bodies += is_body
 
@@ -131,7 +136,7 @@ class Answer:
             return f"error in the answer: {self.error}"
         if self._garbled is not None:
             return f"no JSON in the answer: {self._garbled}"
-        if len(self.finish_reasons) < asked.choices:
+        if len(self.finish_reasons) < asked.choices or not self.begun <= self.finish_reasons.keys():
             return self._what_is_missing()
         if len(self.finish_reasons) > asked.choices:
             return f"{len(self.finish_reasons)} choices ended where {asked.choices} was asked"

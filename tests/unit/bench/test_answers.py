@@ -80,6 +80,14 @@ def test_every_choice_must_end() -> None:
     assert fault([*words(OSL), END, usage(2 * OSL)], n=2) == "cut off: no finish_reason"
     assert fault([*words(OSL), END, second, usage(2 * OSL)], n=2) is None
     assert fault([*words(OSL), END, second, usage(OSL)]) == "2 choices ended where 1 was asked"
+    begun = {"choices": [{"index": 1, "delta": {"content": "w"}}], "object": "chat.completion.chunk"}
+    assert fault([*words(OSL), begun, END, usage(OSL)]) == "cut off: no finish_reason"
+
+
+def test_an_end_that_cuts_a_choice_is_not_mended_by_one_after_it() -> None:
+    assert fault([*words(OSL), chunk({}, "abort"), END, usage(OSL)]) == "ended early with finish_reason 'abort'"
+    assert fault([*words(OSL), END, chunk({}, "abort"), usage(OSL)]) == "ended early with finish_reason 'abort'"
+    assert fault([*words(OSL), END, END, usage(OSL)]) is None
 
 
 def test_stop_strings_may_end_an_answer_that_ignores_the_end_of_sequence() -> None:
