@@ -56,7 +56,7 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     criterion = f"{UNANSWERED}:avg:le:0"
     cell = cell_of(topology, task.task)
     missing = task.samples - task.answered
-    if task.note is not None:
+    if task.note is not None and not task.unanswered:
         return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=task.note)
     told = "; ".join(map(str, task.unanswered[:3]))
     reason = (
@@ -64,6 +64,8 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
         if missing
         else "every sample has its answer"
     )
+    if task.note is not None:  # why the others have no score either
+        reason += f"; {task.note}"
     return Judgement(
         cell=cell, criterion=criterion, verdict=Verdict.FAILED if missing else Verdict.PASS, reason=reason,
         value=missing, limit=0, unit="samples",

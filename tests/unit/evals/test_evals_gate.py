@@ -27,7 +27,9 @@ def score(low: float, value: float, high: float, *, better: bool | None = True, 
 
 
 def task(*scores: Score, samples: int = 10, answered: int = 10, note: str | None = None) -> ScoredTask:
-    reasons = (Unanswered("HTTP 500: oh", samples - answered, 3),) if answered < samples else ()
+    reasons = (
+        (Unanswered("HTTP 500: oh", samples - answered, 3),) if 0 < answered < samples else ()
+    )  # or it was not asked
     return ScoredTask("sums", "generate_until", "1", 0, samples, answered, scores, reasons, note)
 
 
@@ -152,6 +154,14 @@ def test_samples_without_an_answer_fail_their_task_and_a_task_that_was_not_score
         and "2 of 10 samples without an answer: sample 3: HTTP 500: oh" in lacking.reason
     )
     assert judge_answers("agg", task(answered=0, note="no logprobs")).verdict is Verdict.NO_VERDICT
+
+
+def test_why_a_task_has_no_score_hides_no_sample_without_an_answer() -> None:
+    found = judge_answers("agg", task(answered=8, note="all 8 answers are empty"))
+    assert found.verdict is Verdict.FAILED
+    assert found.reason == (
+        "2 of 10 samples without an answer: sample 3: HTTP 500: oh, and 1 more like it; all 8 answers are empty"
+    )
 
 
 def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> Judgement:

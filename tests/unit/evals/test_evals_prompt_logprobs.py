@@ -39,6 +39,14 @@ def test_an_echo_is_summed_up_to_the_token_that_was_made() -> None:
     assert Echo().scored(echoed(own, tops), IDS, 2) == Scored(-1.5, False)
 
 
+def test_an_echo_of_more_tokens_than_were_sent_is_of_another_prompt() -> None:
+    begun = [None, -0.1, -9.0, -1.0, -0.5, -3.0]  # a server that put a begin-of-text token before the prompt
+    found = Echo().scored(echoed(begun, [None, *[{"a": -0.1}] * 5]), IDS, 2)
+    assert isinstance(found, Refused) and found.reason == (
+        "the answer has logprobs of 6 tokens, and 4 were sent and one made"
+    )
+
+
 @pytest.mark.parametrize(
     ("way", "answer"),
     [

@@ -121,11 +121,16 @@ class Echo:
         try:
             (choice,) = answer["choices"]
             told = choice["logprobs"]
+            read = len(told["token_logprobs"])
             # The prompt's tokens, and after them the one that was made.
             own = [float(value) for value in told["token_logprobs"][len(ids) - count : len(ids)]]
             tops = [max(map(float, row.values())) for row in told["top_logprobs"][len(ids) - count : len(ids)]]
         except (KeyError, TypeError, ValueError, AttributeError):
             return Refused("the answer has no logprobs of its prompt that can be read")
+        if (
+            read > len(ids) + 1
+        ):  # it put tokens before those that were sent, or cut the prompt into others: all are moved
+            return Refused(f"the answer has logprobs of {read} tokens, and {len(ids)} were sent and one made")
         if len(own) != count or len(tops) != count:
             return Refused(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
         return _scored(own, tops)
