@@ -215,13 +215,15 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
         tell(f"trtx: {outcome.error}")
     if outcome.baseline is not None:
         tell(f"candidate for a baseline: {outcome.baseline}")
+    if outcome.unsaved is not None:
+        tell(f"trtx: {outcome.unsaved}")
     if as_json:
         tell(f"report: {outcome.report}")
         typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
     else:
         typer.echo(str(outcome.report))
-    if outcome.error is not None:
-        raise typer.Exit(outcome.error.exit_code)
+    if (error := outcome.error or outcome.unsaved) is not None:
+        raise typer.Exit(error.exit_code)
 
 
 def show_plans(spec: ExperimentSpec, output: Path) -> None:

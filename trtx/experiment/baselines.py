@@ -5,6 +5,7 @@ Made for git or the cache of a CI job: nothing in it depends on where it lies.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,16 @@ class Baselines:
         if path.exists() and read_baseline(path).promoted_at is not None:
             raise UsageError(
                 f"{path} is promoted, and saving would replace it; save under another name, which can be promoted then"
+            )
+
+    def check_can_write(self) -> None:
+        """Raises UsageError where this machine can write no baseline. Writes nothing."""
+        there = next(one for one in (self.directory, *self.directory.absolute().parents) if os.access(one, os.F_OK))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "is no directory" if not there.is_dir() else "can't be written to"
+            raise UsageError(
+                f"no baseline can be saved in {str(self.directory)!r}, as {str(there)!r} {why}; name another with "
+                "--baseline-dir"
             )
 
     def save(self, run_dir: Path, name: str) -> Path:

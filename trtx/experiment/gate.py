@@ -52,7 +52,13 @@ def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], prov
 
 
 def check_can_save(spec: ExperimentSpec) -> None:
-    """Raises UsageError where ``--save-baseline`` names one that must not be replaced."""
+    """Raises UsageError where ``--save-baseline`` names one that must not be replaced, or that can't be written."""
+    _check_name(spec)
+    if spec.gate.save_baseline is not None:
+        Baselines(Path(spec.gate.baseline_dir)).check_can_write()
+
+
+def _check_name(spec: ExperimentSpec) -> None:
     if spec.gate.save_baseline is not None:
         Baselines(Path(spec.gate.baseline_dir)).check_can_save(spec.gate.save_baseline)
 
@@ -80,9 +86,10 @@ def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
 
 
 def check_elsewhere(spec: ExperimentSpec) -> None:
-    """What can be told here of the gate of a run on another machine: all but the conditions of that machine, and a
-    baseline that is picked by them. Raises UsageError as :func:`check_can_save` and :func:`baseline_of`."""
-    check_can_save(spec)
+    """What can be told here of the gate of a run on another machine: all but the conditions of that machine, what can
+    be written there, and a baseline that is picked by them. Raises UsageError as :func:`check_can_save` and
+    :func:`baseline_of`."""
+    _check_name(spec)
     gate = spec.gate
     if not takes_baseline(spec) or gate.baseline is None or gate.limit is None or is_picked(gate.baseline):
         return

@@ -74,6 +74,7 @@ class FinishedRun:
     report: Path
     error: TrtxError | None
     baseline: Path | None = None  # that was made of it
+    unsaved: UsageError | None = None  # why none was, though one was asked for: the run's own error comes first
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +214,12 @@ def _measure_missing(state: _Run) -> FinishedRun:
                 _measure(state, host, step)
     error = error_of(VERDICT.read(state.run_dir, RunVerdict))
     has_results = not isinstance(error, LoadGeneratorError)
-    saved = gate.saved(state.run_dir, state.spec) if has_results else None
-    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved)
+    saved, unsaved = None, None
+    try:
+        saved = gate.saved(state.run_dir, state.spec) if has_results else None
+    except UsageError as failure:  # the run has ended and is judged: what came of it is still told
+        unsaved = failure
+    return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved, unsaved)
 
 
 def _plan(state: _Run) -> None:

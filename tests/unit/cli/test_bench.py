@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 
 from trtx.cli import bench
 from trtx.cli.app import run
-from trtx.experiment import axes
+from trtx.errors import GateError, UsageError
+from trtx.experiment import FinishedRun, axes
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]
@@ -199,6 +201,22 @@ def test_an_output_that_is_a_file_is_refused(
     said = capsys.readouterr().err.strip()
     assert said.startswith("trtx: ") and "\n" not in said
     assert str(tmp_path / "taken") in said and "-o" in said
+
+
+@pytest.mark.parametrize(("error", "code"), [(GateError("agg-c1 missed"), 1), (None, 2)])
+def test_a_baseline_that_can_not_be_saved_hides_nothing_of_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, error: GateError | None, code: int
+) -> None:
+    kept = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    unsaved = UsageError("main.json can't be written")
+    with pytest.raises(typer.Exit) as ended:
+        bench.run_and_show(
+            lambda listener: FinishedRun(kept, kept / "report.html", error, unsaved=unsaved), as_json=False
+        )
+    shown = capsys.readouterr()
+    assert ended.value.exit_code == code and "agg-c1" in shown.out + shown.err
+    assert "trtx: main.json can't be written" in shown.err
+    assert error is None or "trtx: agg-c1 missed" in shown.err
 
 
 def test_a_sweep_file_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -356,6 +356,16 @@ def test_a_run_that_would_be_saved_over_a_promoted_baseline_is_not_begun(tmp_pat
         prepare(run, gated(run, save_baseline="main", baseline_dir=str(baselines.directory)))
 
 
+def test_a_run_that_could_not_be_saved_is_not_begun_and_leaves_no_directory(tmp_path: Path) -> None:
+    run, file = a_run(tmp_path / "run"), tmp_path / "a file"
+    file.write_text("")
+    for directory in (file, file / "below"):
+        with pytest.raises(UsageError, match="no baseline can be saved in .*'.*a file' is no directory; name another"):
+            prepare(run, gated(run, save_baseline="main", baseline_dir=str(directory)))
+    prepare(run, gated(run, save_baseline="main", baseline_dir=str(tmp_path / "not" / "yet")))
+    assert not (tmp_path / "not").exists()
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
