@@ -175,6 +175,7 @@ class Number(Measured[N]):
     """One number: from the requests of all trials, or the mean of each trial's own."""
 
     mean_over_trials: bool = False
+    samples: Callable[[Figures], int] | None = None  # requests that a median is of; None: all that succeeded
     within: Callable[[Records, Span], N] | None = None  # over a part of a trial, where time enters; a mean over trials
 
     def __post_init__(self) -> None:

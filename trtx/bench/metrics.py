@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtx.bench.failures import Reasons, count_reasons
-from trtx.bench.figures import Extent, Heading, Number, Records, Spread, figure, per_device
+from trtx.bench.figures import Extent, Figures, Heading, Number, Records, Spread, figure, per_device
 from trtx.bench.statistics import percentile
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 
@@ -150,6 +150,12 @@ def output_token_throughput(records: Records) -> float | None:
     return _rate(sum(_values(records, "output_sequence_length")), records) if _all_counted(records) else None
 
 
+def _paced_request_count(figures: Figures) -> int:
+    """Requests that have an ITL."""
+    found = figures[inter_token_latency]
+    return 0 if found is None else found.count
+
+
 @figure(
     Number[float | None],
     title="tokens/s/user",
@@ -159,6 +165,7 @@ def output_token_throughput(records: Records) -> float | None:
     heading=Heading.TOKEN_THROUGHPUT,
     label="a user",
     statistic="p50",
+    samples=_paced_request_count,
     table={None: "/user"},
     markdown=[None],
 )

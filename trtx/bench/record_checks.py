@@ -19,6 +19,7 @@ _INPUT_TOKENS = 2  # a chat template's, which aiperf and a server may count diff
 _HIT_SHARE = 0.02
 _SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25  # of an answer's time: its latencies are short by as much
 _SILENT_TOKENS = 2  # the end's own has no text and takes a step
+_ONE_PIECE_SHARE = 0.10
 _SILENT_MS = 10.0  # a busy client's own, between two events: 3 to 12 were seen with ten busy processes a core
 
 
@@ -104,6 +105,26 @@ def _silent_end(evidence: Evidence) -> Found | NotObserved | None:
         return None
     level = Level.INVALID if share > _SILENT_INVALID else Level.SUSPECT
     return Found(level, f"answers go on for {silent_ms:.3g} ms after their last text, {share:.0%} of their time")
+
+
+@check(
+    name="one piece",
+    suspect=f"more than {_ONE_PIECE_SHARE:.0%} of the answers of several tokens came in one piece, and not all",
+    why="ITL and tokens/s/user are of the others alone; a proxy, or a server, that gathers text makes them nobody's",
+)
+def _one_piece(evidence: Evidence) -> Found | NotObserved | None:
+    streamed = [
+        record
+        for record in evidence.answered
+        if record.time_to_first_token is not None and (record.output_sequence_length or 0) > 1
+    ]
+    gathered = sum(record.inter_token_latency is None for record in streamed)
+    if gathered <= _ONE_PIECE_SHARE * len(streamed) or gathered == len(streamed):  # of all: there is no ITL
+        return None
+    return Found(
+        Level.SUSPECT,
+        f"{gathered:,} of {len(streamed):,} answers came in one piece, so ITL is of {len(streamed) - gathered:,}",
+    )
 
 
 @check(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trtx.bench.cells import Cell, DeviceKind
 from trtx.bench.checks import Level
-from trtx.bench.figures import Distribution, Figure, Figures, all_figures
+from trtx.bench.figures import Distribution, Figure, Figures, Number, all_figures
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.bench.statistics import samples_needed
 from trtx.errors import UsageError
@@ -60,7 +60,10 @@ class Metric:
         value = self.figure.read(figures, device_count)
         if isinstance(value, Distribution):
             return value.count
-        return 0 if value is None else figures[request_count]
+        if value is None:
+            return 0
+        samples = self.figure.samples if isinstance(self.figure, Number) else None
+        return figures[request_count] if samples is None else samples(figures)
 
 
 @dataclass(frozen=True, slots=True)

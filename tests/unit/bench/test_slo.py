@@ -145,6 +145,10 @@ def test_a_figure_that_is_a_median_takes_as_many_requests_as_one() -> None:
     for count, verdict in ((10, Verdict.NO_VERDICT), (11, Verdict.PASS)):
         judged = judge_objective(of_requests([request(number, 100) for number in range(count)]), objective)
         assert judged.verdict is verdict
+        beside = [request(number, 100, itl=None) for number in range(count, 2 * count)]  # each came in one piece
+        assert judge_objective(of_requests([request(number, 100) for number in range(count)] + beside), objective) == (
+            judged
+        )
 
 
 def test_a_bound_within_the_spread_of_the_trials_is_marked() -> None:

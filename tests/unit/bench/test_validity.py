@@ -148,6 +148,8 @@ SHOWN: list[tuple[str, Level, Evidence, str]] = [
      "input was 3 tokens on average, 64 were asked"),
     ("silent end", Level.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their time"),
     ("silent end", Level.INVALID, _with(_silent(0.5)), "after their last text, 50% of their time"),
+    ("one piece", Level.SUSPECT, _with(lambda r: {"inter_token_latency": None}, every=5),
+     "40 of 200 answers came in one piece, so ITL is of 160"),
     ("late client", Level.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
      "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
     ("late client", Level.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
@@ -238,7 +240,7 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
     found = judge(BARE)
     assert found.level is Level.VALID
     assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
-        "samples", "silent end", "late client", "steady", "warm-up",  # which records alone can answer
+        "samples", "silent end", "one piece", "late client", "steady", "warm-up",  # which records alone can answer
     }  # fmt: skip
     assert "not checked: restarts (nobody watched the server's processes)" in map(str, found.unchecked)
 
@@ -301,6 +303,7 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
         _with(lambda r: {"models": ()}, every=2),  # an answer without a name proves nothing
         _with(_silent(0.5), every=3),  # some end with a token that has no text
         _with(_silent(0.09)),
+        _with(lambda r: {"inter_token_latency": None}, every=10),
         replace(GOOD, gpus=()),  # no GPU in it
         replace(GOOD, cpu=_busy(0.049)),
         replace(GOOD, cpu=_daemon_beside_idle_cores()),
