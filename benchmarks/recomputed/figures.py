@@ -107,7 +107,13 @@ def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | No
 
 
 def goodput(trial: Sequence[Request], bounds: dict[str, Callable[[float], bool]]) -> float | None:
-    """Of one trial, in requests/s: requests with every latency of ``bounds``, each within its own."""
+    """Of one trial, in requests/s: requests with every latency of ``bounds``, each within its own. None where one that
+    has no usage may be such."""
+    for request in trial:
+        known = [holds(request.values[name]) for name, holds in bounds.items() if name in request.values]
+        is_uncounted = not request.failed and "output_sequence_length" not in request.values
+        if is_uncounted and all(known) and len(known) < len(bounds):
+            return None
     good = sum(
         not request.failed
         and all(name in request.values and holds(request.values[name]) for name, holds in bounds.items())

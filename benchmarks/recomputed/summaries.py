@@ -11,6 +11,7 @@ from typing import Any
 from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, PER_DEVICE, Cell, Comparison, cell_status
 from recomputed.figures import LATENCIES, RATES, SAMPLES_NEEDED
 
+MEDIANS = ("output_token_throughput_per_user",)  # of 1 / ITL
 WITH_INTERVAL = ("output_token_throughput", "output_token_throughput_per_user", PER_DEVICE, "request_throughput")
 IMAGES = "images_per_second"  # it has columns, and with them intervals, where requests have images
 PARTS = {"figures": "", "steady": "steady_"}
@@ -114,8 +115,9 @@ def _shown(cell: Cell | None, name: str, statistic: str | None) -> str:
     value = _latency(cell, "figures", name, statistic) if statistic else cell.number("figures", name, None)
     if value is None:
         return "–"
-    needed = SAMPLES_NEEDED[int(statistic[1:])] if statistic else 0
-    unsure = statistic and (_latency(cell, "figures", name, "count") or 0) < needed
+    of, percentile = ("inter_token_latency", "p50") if name in MEDIANS else (name, statistic)
+    needed = SAMPLES_NEEDED[int(percentile[1:])] if percentile else 0
+    unsure = percentile and (_latency(cell, "figures", of, "count") or 0) < needed
     ends = cell.interval("figures", name, statistic)
     margin = "" if ends is None else f" ±{_two_digits((ends[1] - ends[0]) / 2)}"
     return f"{'~' if unsure else ''}{_three_digits(value)}{margin}"

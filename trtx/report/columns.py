@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench import Distribution, Figure, samples_needed
+from trtx.bench import Figure, samples_needed
 from trtx.bench.figures import Heading, all_figures
 from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.metrics import error_request_count, request_count
+from trtx.bench.sample import Metric
 from trtx.report.view import Part, Row, RunView
 
 MISSING = "–"
@@ -53,9 +54,8 @@ class Column:
         return "avg" if self.percentile is None else f"p{self.percentile}"
 
     def is_sure(self, row: Row) -> bool:
-        """False for a percentile of fewer samples than it needs."""
-        found = row.value(self.figure, self.part)
-        return self.percentile is None or not isinstance(found, Distribution) or found.supports(self.percentile)
+        """False for a percentile of fewer samples than it needs, a figure that is a median too."""
+        return row.supports(Metric(self.figure, self.percentile), self.part)
 
     def text(self, row: Row) -> str:
         value = self.figure.number(row.value(self.figure, self.part), self.percentile)

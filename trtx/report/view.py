@@ -31,7 +31,7 @@ from trtx.bench.metrics import (
     request_count,
     uncounted_request_count,
 )
-from trtx.bench.sample import DEVICES
+from trtx.bench.sample import DEVICES, Metric
 from trtx.bench.validity import Validity
 from trtx.report.conditions import (
     NOT_KNOWN,
@@ -120,6 +120,12 @@ class Row:
         if self.cell is None or (figures := _part_of(self.cell, part)) is None:
             return None
         return figure.read(figures, self._device_count)
+
+    def supports(self, metric: Metric, part: Part = "whole") -> bool:
+        """Whether there are enough requests to state it, where it is stated."""
+        figures = None if self.cell is None else _part_of(self.cell, part)
+        count = metric.count(figures, self._device_count)
+        return count >= metric.samples_needed or metric.of(figures, self._device_count) is None
 
     def interval(self, figure: Figure[T], column: int | None, part: Part = "whole") -> Interval | None:
         """Student's, of one number of a figure over the trials; None for a single trial, or where one lacks the number.

@@ -67,6 +67,20 @@ def test_the_console_table_fits_80_columns_and_marks_what_lacks_samples(golden_r
     assert "~" in text  # 12 samples support a median, no p90
 
 
+def test_tokens_a_user_are_marked_where_few_answers_came_in_several_pieces(golden_run: Path) -> None:
+    shown = []
+    for count in (11, 10):  # of 12 requests, as many as have an ITL
+        for file in golden_run.glob("cells/*/cell.json"):
+            document = json.loads(file.read_text())
+            document["figures"]["inter_token_latency"]["count"] = count
+            document["figures"]["output_token_throughput_per_user"] = 1234.0
+            file.write_text(json.dumps(document))
+        render(golden_run)
+        texts = (_console_text(read_run(golden_run)), (golden_run / "summary.md").read_text(encoding="utf-8"))
+        shown.append(["~1,234" in text for text in texts])
+    assert shown == [[False, False], [True, True]]
+
+
 def test_the_console_table_fits_80_columns_with_large_figures_and_failures(golden_run: Path) -> None:
     for file in golden_run.glob("cells/disagg-*/cell.json"):
         document = json.loads(file.read_text())
