@@ -95,6 +95,7 @@ class Figure(ABC, Generic[T]):
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there
     markdown: Sequence[int | None] = ()  # columns of summary.md
     of_images: bool = False  # it has columns in runs alone whose requests have images
+    of_stream: bool = False  # no request has it whose answer came as one body
 
     def __post_init__(self) -> None:
         filled = {part for text in self._texts for _, part, *_ in Formatter().parse(text) if part is not None}

@@ -165,6 +165,7 @@ def _paced_request_count(figures: Figures) -> int:
     heading=Heading.TOKEN_THROUGHPUT,
     label="a user",
     statistic="p50",
+    of_stream=True,
     samples=_paced_request_count,
     table={None: "/user"},
     markdown=[None],
@@ -195,6 +196,7 @@ output_token_throughput_per_device = per_device(
     meaning="request sent to first content received",
     better="lower",
     heading=Heading.TTFT,
+    of_stream=True,
     table={50: "TTFT", 90: "p90", 99: "p99"},
     markdown=[50, 99],
 )
@@ -211,6 +213,7 @@ def time_to_first_token(records: Records) -> list[float]:
     better="lower",
     heading=Heading.ITL,
     table={50: "ITL"},
+    of_stream=True,
     markdown=[50, 99],
 )
 def inter_token_latency(records: Records) -> list[float]:

@@ -138,12 +138,23 @@ class ExperimentSpec(BaseModel):
             )
         for one in self.topologies if self.load.image_batch_size else ():
             self._refuse_images_beyond(one)
+        self._refuse_unstreamed()
         if self.cell_count > self.max_cells:
             raise ValueError(
                 f"{len(self.labels)} topologies at {self.load.load_count} loads make {self.cell_count} cells, and "
                 f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
             )
         return self
+
+    def _refuse_unstreamed(self) -> None:
+        """Raises ValueError for what is judged of a stream, where none is asked: no request would have it."""
+        judged = [objective.metric for objective in self.gate.objectives]
+        judged += self.gate.compared if self.gate.limit is not None else ()
+        if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.figure.of_stream]):
+            raise ValueError(
+                f"gate judges {', '.join(lacking)} of a stream, and load.streaming is false, so no request has it; "
+                "judge request_latency or a throughput, or let answers stream"
+            )
 
     def _refuse_images_beyond(self, topology: NamedTopology) -> None:
         """Raises ValueError for more, or larger, images than the workers of a topology take."""

@@ -104,6 +104,28 @@ def test_a_value_of_another_type_is_not_taken_for_one_of_the_fields(tmp_path: Pa
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("gate", "names"),
+    [
+        ('{slo: ["time_to_first_token:p50:le:500"], min_goodput: 1}', "time_to_first_token:p50"),
+        ('{slo: ["request_latency:p50:le:9", "inter_token_latency:avg:le:9"]}', "inter_token_latency:avg"),
+        ("{baseline: main, max_regression: 5%}", "time_to_first_token:p50, inter_token_latency:p50"),
+        (
+            "{baseline: main, max_regression: 5%, metrics: output_token_throughput_per_user}",
+            "output_token_throughput_per_user:p50",
+        ),
+    ],
+)
+def test_what_takes_a_stream_is_not_judged_where_none_is_asked(tmp_path: Path, gate: str, names: str) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(f"load: {{streaming: false}}\ngate: {gate}\n")
+    with pytest.raises(UsageError) as refused:
+        load_sweep(file, {})
+    assert f"gate judges {names} of a stream, and load.streaming is false, so no request has it" in str(refused.value)
+    file.write_text(f"gate: {gate}\n")
+    load_sweep(file, {})
+
+
 def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text("topology: {gpus: [0, 1], media: {max_video_s: 4}}\nload: {request_rate: [2], isl_stddev: 3}\n")
