@@ -317,6 +317,26 @@ def test_a_score_is_that_of_lm_evals_metric_over_the_filtered_answers() -> None:
     assert (score.metric, score.kind) == ("exact_match", "binomial") and score.value == pytest.approx(5 / 6)
 
 
+def test_what_answers_are_graded_by_is_noted_and_no_request_says_it(folder: Callable[..., Path]) -> None:
+    def noted(rows: list[dict[str, Any]] = ROWS, more: str = "", **files: str) -> tuple[str | None, list[str]]:
+        (task,) = load(job("sums", folder=folder(rows, more, **files))).tasks
+        return scoring.grading(task.task, task.documents), [one.key for one in task.documents]
+
+    judge = "def judge(doc, results):\n    return {'acc': float(results[0] == doc['answer'])}\n"
+    own = "process_results: !function judge.judge\nmetric_list: [{metric: acc, aggregation: mean}]\n"
+    found = [
+        noted(),
+        noted([{**ROWS[0], "answer": "none"}, *ROWS[1:]]),
+        noted(more="metric_list: [{metric: exact_match, aggregation: mean, ignore_case: true}]\n"),
+        noted(more="filter_list: [{name: first, filter: [{function: take_first}]}]\n"),
+        noted(more=own, judge_py=judge),
+        noted(more=own, judge_py=judge.replace("==", "in")),
+    ]
+    assert len({grading for grading, _ in found} - {None}) == len(found)
+    assert all(keys == found[0][1] for _, keys in found)
+    assert noted() == found[0] and noted(more=own, judge_py=judge) == found[-2]
+
+
 def test_a_metric_that_is_no_number_names_the_sample(folder: Callable[..., Path]) -> None:
     judge = "def judge(doc, results):\n    return {'odd': float('nan') if results[0] == 'x' else 1.0}\n"
     more = "process_results: !function judge.judge\nmetric_list: [{metric: odd, aggregation: mean}]\n"

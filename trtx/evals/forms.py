@@ -82,6 +82,7 @@ class ScoredTask:
     subtasks: tuple[str, ...] = ()
     retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
     doubts: tuple[str, ...] = ()  # why its scores may be of something else than was asked, as sentences
+    grading: str | None = None  # a hash of what answers are held against, and how; None: nobody noted it, or a group
 
 
 @dataclass(frozen=True, slots=True)

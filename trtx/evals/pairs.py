@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class TaskValues:
     num_fewshot: int
     samples: dict[str, Value]  # by the beginning of the sample's key; of a group, behind its task
     aggregation: Aggregation = "mean"  # what makes the score of its samples
+    grading: str | None = None  # as of the scored task; of a group, of all of its tasks; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,16 @@ def read_values(run_dir: Path, topology: str) -> TopologyValues | None:
     directory = eval_directory(run_dir, topology)
     compared = [task for task in outermost(scores.tasks) if task.scores]
     answered = {task.task: task.answered for task in scores.tasks}
-    tasks = tuple(_values(directory, task, task.scores[0], answered) for task in compared)
+    grading = {task.task: task.grading for task in scores.tasks}
+    tasks = tuple(
+        replace(_values(directory, task, task.scores[0], answered), grading=_graded(task, grading)) for task in compared
+    )
     return TopologyValues(topology, scores.lm_eval, scores.endpoint_type, scores.limit, tasks)
+
+
+def _graded(task: ScoredTask, grading: Mapping[str, str | None]) -> str | None:
+    known = [found for name in task.subtasks or (task.task,) if (found := grading.get(name)) is not None]
+    return "-".join(known) if len(known) == len(task.subtasks or (task.task,)) else None
 
 
 def partner_of(topology: str, others: Sequence[TopologyValues]) -> TopologyValues | None:
@@ -144,6 +153,11 @@ def _why_not_paired(
             f"{counted(shared, 'sample')} in both runs, of {len(task.samples)} here and {len(before.samples)} in "
             f"{baseline.topology} of the baseline; expected the same samples; ask both the same tasks, limit "
             "and few-shot examples"
+        )
+    if None not in (task.grading, before.grading) and task.grading != before.grading:
+        return (
+            f"{task.task} was graded in another way then: its targets, filters or metrics have changed; score both by "
+            "the same task"
         )
     return None
 

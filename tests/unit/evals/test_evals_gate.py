@@ -82,6 +82,26 @@ def test_samples_without_an_answer_decide_as_the_worst_and_the_best_that_they_co
     assert lacking(0.6, 10, 98, 100, better=False).verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [("a", "a", Verdict.PASS), ("a", "b", Verdict.NO_VERDICT), (None, "b", Verdict.PASS), ("a", None, Verdict.PASS)],
+)
+def test_samples_that_were_graded_in_another_way_are_no_pairs(
+    before: str | None, now: str | None, verdict: Verdict
+) -> None:
+    values: dict[str, Value] = {str(place): 1.0 for place in range(200)}
+    both = [
+        TopologyValues(
+            "agg", "0.4.13", "completions", None, (TaskValues("sums", "acc", 1.0, True, 0, values, grading=one),)
+        )
+        for one in (now, before)
+    ]
+    (found,) = paired_differences(*both)
+    judged = judge_difference("agg", found, "agg", 0.1)
+    assert judged.verdict is verdict
+    assert verdict is Verdict.PASS or "sums was graded in another way then: its targets, filters" in judged.reason
+
+
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 10), st.floats(0, 1), st.booleans())
 def test_no_value_of_a_lost_sample_turns_a_verdict(
     answered: int, ones: int, lost: int, bound: float, better: bool

@@ -310,6 +310,7 @@ def _scored(run: _TaskRun, ordered: list[Sample], model: str) -> ScoredTask:
         note=note,
         retrievals=needle.retrievals([one.doc for one in run.loaded.documents], ordered) if _is_needle(run) else (),
         doubts=() if others is None or others.are_several else (others.sentence,),
+        grading=scoring.grading(run.loaded.task, run.loaded.documents),
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import inspect
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +23,8 @@ from trtx.evals.session.loading import Document
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
 _OF_ALL_AT_ONCE = "its tasks compute this metric over all samples at once, so no sample has a value to draw"
+_GRADING = ("filter_list", "metric_list", "process_results")  # of a task's config
+_DIGITS = 16  # of a hash
 Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → of each sample
 
 
@@ -71,6 +76,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def grading(task: Task, documents: Sequence[Document]) -> str | None:
+    """A hash of what decides what an answer is worth, which no request says: targets, filters and metrics. None where
+    a task's own code gives no target of a row."""
+    try:
+        told = [plain(task.doc_to_target(document.doc)) for document in documents]
+    except Exception:  # of a task's own code
+        return None
+    rules = {name: _told(task.get_config(name)) for name in _GRADING}
+    return hashlib.sha256(json.dumps([rules, told], sort_keys=True, default=str).encode()).hexdigest()[:_DIGITS]
+
+
+def _told(value: Any) -> Any:
+    """A function as its source, which is the same in every process."""
+    if isinstance(value, dict):
+        return {str(name): _told(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_told(one) for one in value]
+    if not callable(value):
+        return plain(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):  # such as a built-in one
+        return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def values_of(samples: Sequence[Sample]) -> Values:
