@@ -46,7 +46,7 @@ class Baseline:
     cells: tuple[Cell, ...]
     scores: tuple[TopologyValues, ...] = ()  # none of a run that asked for none
     records_unchecked: str | None = None  # of which cells nobody can tell whether figures are of their records, and why
-    unmeasured: tuple[str, ...] = ()  # cells that its run was asked for and ended before; a saved one says none
+    unmeasured: tuple[str, ...] = ()  # cells that its run was asked for and ended before
     unscored: tuple[str, ...] = ()  # the same of topologies that it was asked to score
 
     def samples(self, window: Window) -> tuple[Sample, ...]:
@@ -84,6 +84,8 @@ class Stored:
     cells: tuple[dict[str, Any], ...]
     scores: tuple[TopologyValues, ...] = ()
     records_unchecked: str | None = "it was saved before records were checked"
+    unmeasured: tuple[str, ...] = ()
+    unscored: tuple[str, ...] = ()
 
 
 def of_run(run_dir: Path) -> Baseline:
@@ -177,7 +179,7 @@ def read_baseline(path: Path) -> Baseline:
         cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
-        stored.superseded_by, tuple(cells), stored.scores, stored.records_unchecked,
+        stored.superseded_by, tuple(cells), stored.scores, stored.records_unchecked, stored.unmeasured, stored.unscored,
     )  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     stored = Stored(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
-        baseline.scores, baseline.records_unchecked,
+        baseline.scores, baseline.records_unchecked, baseline.unmeasured, baseline.unscored,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
     listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}

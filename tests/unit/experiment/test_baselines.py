@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -54,7 +55,17 @@ def test_what_is_saved_is_read_as_the_run_was_and_is_small(kept: Baselines, run:
     assert found.cells == measured.cells and found.conditions == measured.conditions
     assert (found.run, found.verdict, found.state) == ("run", Verdict.PASS, "candidate")
     assert path.stat().st_size < 2000 + 3000 * (3 + 1) * len(measured.cells)  # conditions; each trial, and their pool
-    assert path.read_text().count("\n") == 13 + len(measured.cells)  # a line a cell
+    assert path.read_text().count("\n") == 15 + len(measured.cells)  # a line a cell
+
+
+def test_what_a_run_ended_before_is_saved_with_it(kept: Baselines, run: Path) -> None:
+    shutil.rmtree(run / "cells" / "agg-c2")
+    path = kept.save(run, "early")
+    assert kept.get("early").unmeasured == of_run(run).unmeasured == ("agg-c2",)
+    document = json.loads(path.read_text())
+    del document["unmeasured"], document["unscored"]  # as it was kept before they were
+    path.write_text(json.dumps(document))
+    assert kept.get("early").unmeasured == ()
 
 
 def test_a_candidate_of_that_name_is_replaced_and_a_promoted_one_is_not(kept: Baselines, run: Path) -> None:
