@@ -216,6 +216,7 @@ def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     assert lasted_ms >= 0.5 * (times_ms[-1] - times_ms[0]), "a load that does not wait sends them at once"
 
 
+@pytest.mark.proof  # both cores are taken from all other tests
 def test_a_busy_process_beside_a_run_is_told_of_its_cells_and_an_idle_machine_was_looked_at(
     tmp_path: Path, rows: list[dict[str, Any]]
 ) -> None:

@@ -299,6 +299,7 @@ def test_the_encoder_ends_with_its_parent(model_dir: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.proof  # an encoder's start for each sentence
 def test_what_cannot_be_loaded_is_said(model_dir: Path) -> None:
     with pytest.raises(UsageError, match="sees no pictures"):
         MultimodalEncoder("synthetic:tiny")

@@ -56,6 +56,7 @@ def generate(vl: SimpleNamespace, inputs: Any, params: Any = None) -> Any:
     return vl.llm.generate(inputs, vl.sampling(), disaggregated_params=params)
 
 
+@pytest.mark.proof  # what tests/trtllm/test_images.py asks through workers
 def test_pictures_handles_and_both_stages_give_the_same_tokens(vl: SimpleNamespace) -> None:
     raw = {"prompt_token_ids": vl.token_ids, "multi_modal_data": {"image": IMAGES}, "mm_processor_kwargs": {}}
     expected = generate(vl, raw)
