@@ -170,12 +170,14 @@ class Aiperf:
         self.argv = tuple(argv)
         self._host = host
         self._log_path = log_path
+        self._is_called = False  # the host was asked for it, which takes calls once it has imported all
         self._session: int | None = None  # None until the host has forked it
         self._exit_code: int | None = None
 
     def __enter__(self) -> Self:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._host.call(self.argv, self._log_path)
+        self._log_path.touch()  # whoever is told to read it finds it, also where the call is ended before its fork
+        self._call_once_ready()
         return self
 
     def __exit__(
@@ -183,8 +185,7 @@ class Aiperf:
     ) -> None:
         self.poll()
         deadline = time.monotonic() + GRACE_S
-        # A host that takes calls forks within milliseconds; one that still imports is ended with this call unread.
-        while self._host.is_ready and self._session is None and self.poll(0.05) is None:
+        while self._is_called and self._session is None and self.poll(0.05) is None:  # it forks within milliseconds
             if time.monotonic() > deadline:
                 break
         self._end_session()
@@ -198,7 +199,14 @@ class Aiperf:
             for reply in self._host.replies(wait_s):
                 self._session = reply.get("pid", self._session)
                 self._exit_code = reply.get("exit")
+            self._call_once_ready()
         return self._exit_code
+
+    def _call_once_ready(self) -> None:
+        """Not before: a call that waited in its pipe would be made after this one is left, and nobody would end it."""
+        if self._host.is_ready and not self._is_called and self._exit_code is None:
+            self._is_called = True
+            self._host.call(self.argv, self._log_path)
 
     def _end_session(self) -> None:
         if self._session is None:

@@ -129,6 +129,23 @@ def test_a_host_that_dies_before_it_has_named_its_fork_is_an_end_of_the_call_and
     _all_end(log.read_text())
 
 
+def test_a_call_left_while_its_host_imports_is_never_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, pathlib, sys, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+        "def main(): print('made'); sys.exit(int(sys.argv[1]))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with AiperfHost(tmp_path / "host.log", program=("program:main",)) as host:
+        with Aiperf(host, ("program", "3"), tmp_path / "left.log") as left:
+            assert left.poll(0.05) is None
+        (tmp_path / "go").touch()
+        with Aiperf(host, ("program", "4"), tmp_path / "next.log") as process:
+            assert _exit_code(process) == 4
+    assert (tmp_path / "left.log").read_text() == ""
+    assert (tmp_path / "next.log").read_text() == "made\n"
+
+
 def test_what_a_host_runs_dies_with_it_where_nobody_is_left_to_end_it(tmp_path: Path, host_of: Start) -> None:
     host = host_of("print(os.getppid(), os.getpid(), flush=True)\nimport time; time.sleep(600)")
     log = tmp_path / "log"
@@ -145,6 +162,8 @@ def test_a_call_that_nobody_asked_about_ends_whole_and_so_does_one_with_its_host
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
     with AiperfHost(tmp_path / "host.log", program=("program:main",)) as host:
+        while not host.is_ready:
+            assert host.replies(30) == []
         with Aiperf(host, ("x",), tmp_path / "first"):
             text = _until(tmp_path / "first", ("ready", "child\n"), lambda: None)
         _all_end(text.split("ready ")[1].removesuffix("child\n"))
