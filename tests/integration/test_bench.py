@@ -199,6 +199,7 @@ def test_a_cell_is_made_again_from_a_copy_of_the_lock_alone(
     assert {**again, "provenance": None} == {**lock, "provenance": None}
 
 
+@pytest.mark.proof  # a run for one property of aiperf's, held to times
 def test_a_trace_is_sent_by_its_own_times(tmp_path: Path) -> None:
     """Of hash_ids, whose prompts aiperf makes in processes that read the tokenizer offline."""
     times_ms = [1000 + 250 * n for n in range(12)]

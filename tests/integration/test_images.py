@@ -292,6 +292,7 @@ def encoder_of(served: Served) -> int:
     return pid
 
 
+@pytest.mark.proof  # a topology of its own; the death of an encode worker's is below
 def test_an_encoder_of_a_workers_own_that_is_killed_costs_no_answer(agg: Served, disagg: Served) -> None:
     """SIGKILL, with pictures in it: another one is started, which encodes them."""
     asked = [[{"role": "user", "content": [text("what"), picture((77, shade, 3))]}] for shade in range(6)]

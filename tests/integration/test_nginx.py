@@ -270,6 +270,7 @@ def started(number: int, *, is_stream: bool, port: int, plan: Plan, tokens: int)
     return one, thread
 
 
+@pytest.mark.proof  # two frontends and a topology; what nginx does is above
 def test_a_frontend_that_is_killed_loses_its_own_streams_alone(tmp_path: Path) -> None:
     """Over TLS, on both sides of nginx. While it starts again, nobody sees that it is away."""
     pair, port = make(tmp_path, "own", ["localhost", "127.0.0.1"]), two_ports()

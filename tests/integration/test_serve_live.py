@@ -128,6 +128,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proof  # its engines take 8 s of CPU to start
 def test_dynamos_mocker_is_served_like_any_engine() -> None:
     with trtx_serve("--engine", "simulated", "--mode", "disagg", "--set", "speedup_ratio=1000") as serve:
         plan = serve.wait_ready()

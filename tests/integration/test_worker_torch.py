@@ -186,6 +186,7 @@ def one_lease_out(running: Topology) -> Iterator[tuple[Child, Child, Future[http
         yield prefill, decode, answer
 
 
+@pytest.mark.proof  # a pair of its own; that it drains for a live one is below
 def test_prefill_does_not_drain_for_the_leases_of_a_dead_decode_worker(model: Path, tmp_path: Path) -> None:
     with topology(tmp_path, model) as running, one_lease_out(running) as (prefill, decode, answer):
         os.killpg(decode.process.pid, signal.SIGKILL)
