@@ -33,6 +33,11 @@ class EvaluationSpec(ScoringSpec):
         refuse_twice("--mode", value)
         return value
 
+    @field_validator("baseline")
+    @classmethod
+    def _found_from_anywhere(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).absolute())  # a run may be resumed from another directory
+
     def worded(self, sentence: str) -> str:
         """As it stands: its fields were typed as options."""
         return sentence

@@ -90,6 +90,15 @@ def test_answers_least_scores_and_differences_are_judged_together(tmp_path: Path
     assert "against agg of the baseline" in found["agg-sums acc:drop:le:0.02"].reason
 
 
+def test_a_baseline_is_found_by_its_run_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scored(tmp_path / "before", {"words": RIGHT})
+    run = scored(tmp_path / "now", {"words": RIGHT}, baseline="before", max_drop=0.05)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert judge(run)["agg-words acc:drop:le:0.05"].verdict is Verdict.PASS
+
+
 def test_a_larger_drop_is_allowed_where_it_is_said(tmp_path: Path) -> None:
     before = scored(tmp_path / "before", {"words": RIGHT})
     run = scored(tmp_path / "now", {"words": RIGHT}, baseline=str(before), max_drop=0.05)
