@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from trtx.config.wording import quoted
+from trtx.config.wording import quoted, shown
 
 
 def parse_json(text: str) -> Any:
     """Raises ValueError: what is wrong; RecursionError for levels beyond what Python reads."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+    return json.loads(
+        text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_each_once
+    )
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    """1e999 is a number of JSON that Python reads as infinity, and what is compared with that passes or fails by it."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{shown(text)} is larger than any number that can be computed with")
+    return number
+
+
+def _whole(text: str) -> int:
+    """Where a fraction may stand, pydantic makes infinity of a whole number that is as large."""
+    _finite(text)
+    return int(text)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -220,6 +220,17 @@ def test_nan_is_no_figure(run: Path) -> None:
         read_cells(run)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
+def test_a_number_that_python_takes_for_infinity_is_no_figure(run: Path, number: str) -> None:
+    cell = run / "cells" / "agg-c1" / "cell.json"
+    _spoil(cell, lambda document: document["figures"].update(request_throughput="MARK"))
+    cell.write_text(cell.read_text().replace('"MARK"', number))
+    with pytest.raises(
+        UsageError, match=r"cell\.json is not JSON.*is larger than any number that can be computed with"
+    ):
+        read_cells(run)
+
+
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
 @pytest.mark.parametrize(
     "file",
