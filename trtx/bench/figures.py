@@ -228,7 +228,7 @@ class Spread(Measured[Distribution | None]):
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         since = {"count": FIRST_SCHEMA, "avg": FIRST_SCHEMA}
         since |= {f"p{q}": self.percentiles_since.get(q, FIRST_SCHEMA) for q in self.percentiles}
-        forms = {key: handler.generate_schema(int if key == "count" else float) for key in since}
+        forms = {key: _not_negative(handler.generate_schema(int if key == "count" else float)) for key in since}
         return core_schema.nullable_schema(_fields(forms, since))
 
     def number(self, value: Distribution | None, column: int | None) -> float | None:
@@ -257,7 +257,8 @@ class Extent(Measured[Range | None]):
         return None if kept is None else Range(**kept)
 
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.nullable_schema(_fields(dict.fromkeys(("min", "max"), handler.generate_schema(float)), {}))
+        number = _not_negative(handler.generate_schema(float))
+        return core_schema.nullable_schema(_fields(dict.fromkeys(("min", "max"), number), {}))
 
     def flat(self, value: Range | None, key: str) -> dict[str, Any]:
         return {}
@@ -346,10 +347,21 @@ class Figures:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
-        forms = {figure.name: figure.form(handler) for figure in measured}
+        forms = {figure.name: _not_negative(figure.form(handler)) for figure in measured}
         fields = _fields(forms, {figure.name: figure.since for figure in measured})
         written = core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)
         return core_schema.no_info_after_validator_function(cls, fields, serialization=written)
+
+
+def _not_negative(form: CoreSchema) -> CoreSchema:
+    """No count, time or rate is: a share of failed requests below 0 would keep any bound."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (int, float)) and value < 0:
+            raise PydanticCustomError("negative", "0 or more")
+        return value
+
+    return core_schema.no_info_after_validator_function(check, form)
 
 
 def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSchema:

@@ -231,6 +231,28 @@ def test_a_number_that_python_takes_for_infinity_is_no_figure(run: Path, number:
         read_cells(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request_throughput", -5.0),
+        ("request_error_rate", -5.0),
+        ("error_request_count", -1),
+        ("time_to_first_token", {"p50": -5.0}),
+        ("input_sequence_lengths", {"min": -1.0}),
+    ],
+)
+def test_what_is_below_0_is_no_figure(run: Path, name: str, value: Any) -> None:
+    cell = run / "cells" / "agg-c1" / "cell.json"
+
+    def change(document: Any) -> None:
+        figures = document["figures"]
+        figures[name] = {**figures[name], **value} if isinstance(value, dict) else value
+
+    _spoil(cell, change)
+    with pytest.raises(UsageError, match=rf"cell\.json .*figures\.{name}.* is -\d.*; expected 0 or more"):
+        read_cells(run)
+
+
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
 @pytest.mark.parametrize(
     "file",
