@@ -87,7 +87,7 @@ class Document:
             return document
         if "schema_version" not in document:
             raise UsageError(f"{source}: schema_version is missing; expected {self._readable}; {RESTORE}")
-        why = f": {self.since}" if type(version) is int and version < self.oldest else ""
+        why = f": {self.since}" if self.since and type(version) is int and version < self.oldest else ""
         raise UsageError(
             f"{source} has schema_version {quoted(version)}, this trtx reads {self._readable}{why}; start a new run"
         )
