@@ -15,7 +15,7 @@ from typing import Any
 
 from trtx.bench import Cell, Load, cell_name
 from trtx.bench.cells import CELL
-from trtx.bench.documents import Document, plain
+from trtx.bench.documents import RESTORE, Document, plain
 from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import as_kept, read_kept, refuse_changed, why_unchecked
 from trtx.bench.judgement import Verdict
@@ -177,10 +177,23 @@ def read_baseline(path: Path) -> Baseline:
     for place, fields in enumerate(stored.cells):
         source = f"{path}, cells.{place}"
         cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
+    _refuse_twice(path, cells)
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
         stored.superseded_by, tuple(cells), stored.scores, stored.records_unchecked, stored.unmeasured, stored.unscored,
     )  # fmt: skip
+
+
+def _refuse_twice(path: Path, cells: Sequence[Cell]) -> None:
+    """Raises UsageError where a cell or a trial stands there twice, as two versions merged by lines have it: one of the
+    cells would be compared, and nobody told which; a trial would count as two."""
+    names = [cell.name for cell in cells]
+    for cell in cells:
+        numbers = [trial.number for trial in cell.trials]
+        if names.count(cell.name) > 1:
+            raise UsageError(f"{path}: cell {cell.name} stands there twice; expected each once; {RESTORE}")
+        if len(set(numbers)) < len(numbers):
+            raise UsageError(f"{path}: a trial of {cell.name} stands there twice; expected each once; {RESTORE}")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

@@ -206,6 +206,10 @@ def test_a_run_a_file_or_a_name_can_be_compared(kept: Baselines, run: Path) -> N
         open_measured(str(kept.directory), kept)
 
 
+def _repeat(listed: list[Any]) -> None:
+    listed.append(listed[0])
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -214,6 +218,8 @@ def test_a_run_a_file_or_a_name_can_be_compared(kept: Baselines, run: Path) -> N
         (lambda found: found["cells"][0].update(schema_version=99), r"cells\.0 has schema_version 99"),
         (lambda found: found["cells"][0]["figures"].pop("request_count"), "figures.request_count is missing"),
         (lambda found: found["conditions"].update(machine=[]), "conditions.machine is"),
+        (lambda found: found["cells"].append(found["cells"][0]), "cell agg-c1 stands there twice"),
+        (lambda found: _repeat(found["cells"][1]["trials"]), "a trial of agg-c2 stands there twice"),
     ],
 )
 def test_a_file_that_can_not_be_read_is_told_with_its_field(kept: Baselines, run: Path, change: Any, told: str) -> None:
