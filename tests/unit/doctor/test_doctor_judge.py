@@ -296,6 +296,8 @@ def test_processes_whose_launcher_is_gone_fail_and_stale_files_warn() -> None:
 def test_one_trtx_for_each_rank_of_mpirun_fails_and_variables_that_workers_do_not_get_are_fine() -> None:
     ranks = replace(h100_box(), environment={"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"})
     assert amiss(ranks) == {"MPI variables": "failed"}
+    odd = replace(h100_box(), environment={"PMI_SIZE": "²", "PMIX_SIZE": "", "SLURM_STEP_NUM_TASKS": "many"})
+    assert "failed" not in amiss(odd).values()  # what is no count is none of several ranks
     slurm = replace(h100_box(), environment={"SLURM_JOB_ID": "1", "PMI_RANK": "0"})
     assert rows(slurm)["MPI variables"].status == "ok"
     site = replace(h100_box(), environment={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"})

@@ -41,9 +41,9 @@ def judge_topologies(facts: Facts) -> Iterator[Check]:
 def judge_environment(facts: Facts) -> Iterator[Check]:
     """Engines that find variables of an MPI job join it (TensorRT-LLM #5495, ai-dynamo #808): trtx takes them away."""
     environment = facts.environment
-    ranks = [
-        name for name in _RANK_COUNTS if environment.get(name, "1").isdigit() and int(environment.get(name, 1)) > 1
-    ]
+    # isdecimal: isdigit takes ² too, of which int makes nothing. A long one is no count, and int refuses it.
+    counts = {name: environment.get(name, "") for name in _RANK_COUNTS}
+    ranks = [name for name, said in counts.items() if said[:9].isdecimal() and int(said[:9]) > 1]
     if ranks:
         yield failed(
             "MPI variables",
