@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from trtx.checkpoint.documents import CONFIG
 from trtx.checkpoint.facts import Checkpoint, read_checkpoint, read_config
@@ -64,10 +65,23 @@ def hub_revision(directory: Path) -> str | None:
     return directory.name if directory.parent.name == "snapshots" else None
 
 
+def load_hub() -> Any:
+    """``huggingface_hub``, which reads its variables as it is loaded. Raises UsageError where one that takes a number
+    holds none."""
+    try:
+        import huggingface_hub.constants
+    except ValueError as error:
+        said = ", ".join(sorted(name for name in os.environ if name.startswith("HF_"))) or "none"
+        raise UsageError(
+            f"huggingface_hub can't be loaded, as one of its variables can't be read ({error}); set here: {said}; "
+            "correct it or unset it"
+        ) from error
+    return huggingface_hub
+
+
 def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_weights: bool) -> None:
     """A model's files from the hub into ``directory``. Raises UsageError."""
-    from huggingface_hub import snapshot_download
-
+    snapshot_download = load_hub().snapshot_download
     files = _FILES if with_weights else _DESCRIPTION
     try:
         snapshot_download(name, revision=revision, allow_patterns=list(files), local_dir=directory)
@@ -103,8 +117,7 @@ def _missing_files(directory: Path) -> list[str]:
 
 
 def _find_on_hub(name: str, files: tuple[str, ...] = _FILES) -> Path:
-    from huggingface_hub import snapshot_download
-
+    snapshot_download = load_hub().snapshot_download
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
     except Exception as error:

@@ -169,10 +169,11 @@ def _model_directory(model: str) -> Path:
         return directory
     if directory.exists() or model.startswith(("synthetic:", ".", "/", "~")):
         return resolve_checkpoint(model).path
-    from huggingface_hub import try_to_load_from_cache
+    from trtx.checkpoint.resolve import load_hub
 
+    hub = load_hub()
     try:
-        cached = try_to_load_from_cache(model, "config.json")
+        cached = hub.try_to_load_from_cache(model, "config.json")
     except ValueError as error:
         raise UsageError(
             f"model {quoted(model)} is no directory here, and no name of the hub; expected such as Qwen/Qwen3-8B"

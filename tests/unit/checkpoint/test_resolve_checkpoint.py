@@ -186,6 +186,15 @@ def test_a_cached_hub_name_is_found_without_a_network(tiny: Checkpoint, tmp_path
     assert run.stdout.split() == ["someone/small", str((repository / "snapshots" / commit).resolve())]
 
 
+def test_a_variable_of_the_hub_that_is_no_number_is_one_sentence() -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "soon"}
+    for words in (["bench", "--dry-run", "--model", "someone/small"], ["build", "someone/small", "--check"]):
+        command = [sys.executable, "-m", "trtx", *words]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+        assert "'soon'" in run.stderr and "HF_HUB_DOWNLOAD_TIMEOUT" in run.stderr
+
+
 def test_the_default_model_depends_on_the_gpu() -> None:
     names = [name for name, _ in list_shapes()]
     assert default_model(on_gpu=True) == "synthetic:qwen3-0.6b"
