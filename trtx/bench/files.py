@@ -13,7 +13,10 @@ def name_of(directory: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces ``path`` at once: a reader sees the old text or the new, never a part. A failure leaves nothing new."""
+    """Replaces ``path`` at once: a reader sees the old text or the new, never a part. A failure leaves nothing new.
+
+    An OSError names ``path``: a write on a full disk does not, and who catches it asks whose disk that is.
+    """
     _write(path, text.encode("utf-8"))
 
 
@@ -31,7 +34,9 @@ def _write(path: Path, content: bytes) -> None:
     try:
         beside.write_bytes(content)
         beside.replace(path)
-    except BaseException:  # an interrupt too
+    except BaseException as error:  # an interrupt too
         with contextlib.suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,7 @@ from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
 # Fields of topology.media that came with version 7: workers before it took no videos.
 MEDIA_CAME_WITH, BEFORE_VIDEOS = 7, {"max_videos": 0, "max_video_frames": 32, "max_video_s": 600.0}
@@ -165,7 +167,7 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, LoadGeneratorError) as error:
-        if (reason := write_problem(run_dir)) is None:
+        if (reason := write_problem(run_dir) or _no_room(error, run_dir)) is None:
             raise
         if not run_dir.is_dir():
             raise _removed(run_dir) from error
@@ -173,6 +175,14 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
         ) from error
+
+
+def _no_room(error: Exception, run_dir: Path) -> str | None:
+    """That a file of ``run_dir`` was too large for what room there is, in the system's words: a report has 5 MB, and a
+    smaller file is taken there still."""
+    if not isinstance(error, OSError) or error.errno not in _FULL or not isinstance(error.filename, str):
+        return None
+    return error.strerror if Path(error.filename).is_relative_to(run_dir) else None
 
 
 def _removed(run_dir: Path) -> UsageError:

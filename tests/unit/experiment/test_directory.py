@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trtx.bench.files import write_text
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
 from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
@@ -64,3 +66,16 @@ def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_ba
             (run_dir / "journal.jsonl").write_text("")
         finally:
             run_dir.mkdir()  # as the launcher makes its own part of it again
+
+
+def test_a_file_that_is_larger_than_the_room_is_told_though_a_small_one_is_taken_still(tmp_path: Path) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for parent in (run_dir, elsewhere):
+        parent.mkdir()
+        (parent / f".report.html.{os.getpid()}").symlink_to("/dev/full")  # beside the file, until it is whole
+    told = rf"{run_dir} can't be written \(No space left on device\).*make room there"
+    with pytest.raises(UsageError, match=told), told_if_unwritable(run_dir):
+        write_text(run_dir / "report.html", "text")
+    assert not any(run_dir.iterdir())
+    with pytest.raises(OSError, match="No space left on device"), told_if_unwritable(run_dir):
+        write_text(elsewhere / "report.html", "text")  # of another disk
