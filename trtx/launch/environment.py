@@ -9,15 +9,17 @@ from trtx.engine.tensorrt_llm.environment import is_job_variable
 
 # Another Dynamo's planes and discovery: a worker that finds their variables joins them.
 _DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "TRTX_TOPOLOGY")
+# Processes of a topology ask each other alone, and Dynamo's HTTP client asks a proxy for loopback too.
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})  # in small letters or large
 # The fault is a plan's to set, which tells of it.
 _DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES", KV_FAULT_VARIABLE})
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
     """``inherited`` without the names above and those of another MPI job, and ``additions`` on top."""
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES) and not is_job_variable(name)
-    }
+    kept = {name: value for name, value in inherited.items() if not (_is_dropped(name) or is_job_variable(name))}
     return kept | dict(additions)
+
+
+def _is_dropped(name: str) -> bool:
+    return name in _DROPPED or name.lower() in _PROXIES or name.startswith(_DROPPED_PREFIXES)

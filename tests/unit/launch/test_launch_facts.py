@@ -151,6 +151,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_children_inherit_nothing_that_reaches_into_another_system() -> None:
     inherited = {"PATH": "/bin", "DYN_NAMESPACE": "a", "ETCD_ENDPOINTS": "b", "NATS_SERVER": "c", "SLURM_JOB_ID": "d"}
     inherited |= {"PMIX_RANK": "e", "OMPI_COMM_WORLD_RANK": "f", "TRTX_TOPOLOGY": "g", "HOME": "/root"}
+    inherited |= {"http_proxy": "h", "HTTPS_PROXY": "i", "all_proxy": "j"}
     assert child_environment(inherited, {"DYN_NAMESPACE": "mine"}) == {
         "PATH": "/bin",
         "HOME": "/root",
