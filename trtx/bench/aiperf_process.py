@@ -257,6 +257,7 @@ def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
         # Its own limit, 2,500 to a worker process, would let the requests above it wait in the client, unseen.
         "AIPERF_HTTP_CONNECTION_LIMIT": str(MAX_CONCURRENCY),
         "COLUMNS": "120",
+        "PYTHONIOENCODING": "utf-8",  # it prints its table's lines before it has written its result, or ends over them
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # that there is no torch

@@ -262,6 +262,16 @@ def test_aiperf_sees_no_offline_switch_and_no_remote_hub(
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
+def test_aiperf_prints_the_lines_of_its_table_whatever_encoding_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    host = host_of("print('┏━')")
+    with Aiperf(host, ("program",), tmp_path / "aiperf.log") as process:
+        assert _exit_code(process) == 0
+    assert (tmp_path / "aiperf.log").read_text(encoding="utf-8") == "┏━\n"
+
+
 @pytest.mark.parametrize("key", ["sk-1", None])
 def test_aiperf_gets_the_key_of_this_server_alone_and_not_by_its_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start, key: str | None
