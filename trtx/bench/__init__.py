@@ -7,7 +7,7 @@ Always holds: aiperf's files stay as it wrote them; a request succeeds only with
 a failed one or a failed cell is recorded beside the figures.
 """
 
-from trtx.bench.aiperf import check_endpoint, command
+from trtx.bench.aiperf import check_endpoint, check_settings, command
 from trtx.bench.aiperf_flags import check_load
 from trtx.bench.aiperf_process import AiperfHost
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
@@ -42,6 +42,7 @@ __all__ = [
     "changed_files",
     "check_endpoint",
     "check_load",
+    "check_settings",
     "command",
     "describe",
     "held_trials",

@@ -21,6 +21,7 @@ from trtx.bench.load_field import aiperf_words, plain
 from trtx.errors import UsageError
 
 PROGRAM = "aiperf"
+_SETTINGS = "AIPERF_"  # what the names of its variables begin with
 _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes for one run
 # Where cores are few, aiperf shares them with what it measures, so it is asked to get along with little:
 # - one worker process, which carries some thousand tokens/s;
@@ -60,6 +61,16 @@ def check_endpoint() -> None:
         raise UsageError(
             f"the installed trtx does not offer aiperf its endpoint {ENDPOINT_TYPE!r} (entry point {ENTRY_POINT!r} of "
             f"{ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again (make setup, pip install)"
+        )
+
+
+def check_settings() -> None:
+    """Raises UsageError where the environment has settings of aiperf: it would take them without a word, such as a new
+    connection for each request, or end over one before it has a log, and nothing of a run says so."""
+    if found := sorted(name for name in os.environ if name.startswith(_SETTINGS)):
+        raise UsageError(
+            f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set, which aiperf would measure by and no run "
+            "tells of; unset it, and name what has a flag with --aiperf-args"
         )
 
 

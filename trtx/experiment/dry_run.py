@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trtx.bench import Target, cell_directory, cell_name, check_load, command, planned_trials, trial_directory
+from trtx.bench import (
+    Target,
+    cell_directory,
+    cell_name,
+    check_load,
+    check_settings,
+    command,
+    planned_trials,
+    trial_directory,
+)
 from trtx.experiment import gate
 from trtx.experiment.conditions import conditions_of
 from trtx.experiment.deployment import ask_context_length, ask_deployment
@@ -46,6 +55,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
     directory's name. Raises UsageError as that would before anything starts, over the gate's baseline and tasks too.
     """
     run_dir = parent / "RUN"
+    check_settings()
     check_load(spec.load)
     if spec.attach is not None:
         deployment = ask_deployment(spec.attach)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from trtx.bench import check_endpoint
+from trtx.bench import check_endpoint, check_settings
 from trtx.bench.documents import RESTORE
 from trtx.config import TopologySpec
 from trtx.config.wording import shown
@@ -69,6 +69,7 @@ def differences_here(locked: Locked) -> tuple[Difference, ...]:
     Raises UsageError where the run can't be made here: an engine, GPUs, a model or a deployment is not there.
     """
     check_endpoint()
+    check_settings()
     with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:
         spec = spec_to_run(locked, Path(scratch))
         try:

@@ -20,6 +20,7 @@ from trtx.bench import (
     cell_name,
     check_endpoint,
     check_load,
+    check_settings,
     read_cells,
     sweep,
 )
@@ -131,6 +132,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
     """
     started_at = datetime.now(UTC)
     check_endpoint()
+    check_settings()
     check_load(spec.load)
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
@@ -169,6 +171,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     configs are others than recorded: such cells would not compare.
     """
     check_endpoint()
+    check_settings()
     run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
     check_load(spec.load)

@@ -25,6 +25,7 @@ from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
+from trtx.experiment.dry_run import plan_only
 
 pytestmark = pytest.mark.slow
 
@@ -383,6 +384,18 @@ def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
     monkeypatch.setattr("trtx.bench.aiperf.ENTRY_POINT", "missing")
     with pytest.raises(UsageError, match="does not offer aiperf its endpoint 'trtx_chat'.*install trtx again"):
         run(ExperimentSpec(), parent=tmp_path / "runs", argv=["trtx", "bench"])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("AIPERF_HTTP_FORCE_CLOSE", "true"), ("AIPERF_HTTP_SO_RCVBUF", "many")])
+def test_a_setting_of_aiperf_in_the_environment_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=rf"{name} is set, .*unset it"):
+        run(ExperimentSpec(), parent=tmp_path / "runs", argv=["trtx", "bench"])
+    with pytest.raises(UsageError, match=rf"{name} is set, .*unset it"):
+        plan_only(ExperimentSpec(), parent=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
