@@ -1,5 +1,6 @@
 """A server that sends its client on to another address. Nobody here follows: another host would be measured than was
-named, or each request be sent twice, and what a request carries would go where nobody meant it to go. Pure.
+named, or each request be sent twice, and what a request carries would go where nobody meant it to go. So it would by
+a proxy that the environment names, where the server is on this machine. Pure.
 """
 
 from __future__ import annotations
@@ -26,3 +27,9 @@ def sent_on(status: int | None, location: str | None, asked: str) -> str | None:
     except ValueError:
         where = "what is no address"
     return f"it sends on to {shown(where)}, and no redirect is followed"
+
+
+def takes_proxy(url: str) -> bool:
+    """Whether a proxy of the environment may be asked for it. On loopback none: a proxy has a loopback of its own."""
+    host = urlsplit(url).hostname or ""
+    return not (host in ("localhost", "::1") or host.startswith("127."))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from trtx.bench.redirects import sent_on
+from trtx.bench.redirects import sent_on, takes_proxy
 from trtx.engine import worker_facts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
@@ -46,7 +46,9 @@ def ask_deployment(attach: Attach) -> Deployment:
     # server does over a chat without messages, and whatever is asked on it next is reset.
     limits = httpx.Limits(max_keepalive_connections=0)
     trust = trust_of(attach.url)
-    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust) as client:
+    with httpx.Client(
+        base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust, trust_env=takes_proxy(attach.url)
+    ) as client:
         uses_key = _asks_for_key(client)
         if uses_key:
             client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"
@@ -82,7 +84,10 @@ def ask_context_length(deployment: Deployment) -> int | None:
     key = api_key(deployment)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     trust = trust_of(deployment.url)
-    with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers, verify=trust) as client:
+    with httpx.Client(
+        base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers, verify=trust,
+        trust_env=takes_proxy(deployment.url),
+    ) as client:  # fmt: skip
         entries = _at(_document(client, _MODELS), "data")
     for entry in entries if isinstance(entries, list) else ():
         if _at(entry, "id") == deployment.model:

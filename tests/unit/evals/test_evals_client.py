@@ -66,3 +66,11 @@ def test_a_redirect_is_no_answer_and_not_followed() -> None:
     """To a port at which nobody listens: one that followed it would tell so."""
     found = answer_to(b"", 307, "http://127.0.0.1:9/v1/completions?token=secret")
     assert found == Refused("HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed")
+
+
+def test_a_server_on_loopback_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # at which nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    found = answer_to(b'{"choices": [{"text": "x", "finish_reason": "stop"}]}')
+    assert isinstance(found, dict)

@@ -34,6 +34,16 @@ def told(documents: dict[str, Any], **said: Any) -> Deployment:
         return asked(server, **said)
 
 
+def test_a_server_on_loopback_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # at which nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with other_server(dynamo("cpu", aggregated=1)) as server:
+        deployment = asked(server)
+        assert deployment.model == MODEL
+        ask_context_length(deployment)
+
+
 def test_a_gpu_that_two_workers_share_is_one() -> None:
     def of(role: Role, *gpus: str) -> PublishedWorker:
         told = worker(role, *(["H100"] * len(gpus)))
