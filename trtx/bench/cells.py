@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trtx.bench import cores, handoffs
-from trtx.bench.documents import Document, plain
+from trtx.bench.documents import RESTORE, Document, plain
 from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
@@ -29,6 +29,8 @@ from trtx.bench.readings import (
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
 from trtx.bench.validity import Validity, judge
 from trtx.bench.windows import Phases, Span, phases_of
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
 
 CELL = Document(
     "cell.json",
@@ -304,8 +306,16 @@ def write_cell(directory: Path, cell: Cell) -> None:
 
 def read_cells(run_dir: Path) -> tuple[Cell, ...]:
     """The finished cells of a run, by topology and rising load. Or UsageError: file and field."""
-    cells = (CELL.read(path.parent, Cell) for path in (run_dir / "cells").glob(f"*/{CELL.file}"))
-    return tuple(sorted(cells, key=lambda cell: in_order(cell.topology, cell.load)))
+    cells: dict[str, tuple[Path, Cell]] = {}
+    for path in sorted((run_dir / "cells").glob(f"*/{CELL.file}")):
+        cell = CELL.read(path.parent, Cell)
+        if cell.name in cells:  # as a copied directory has it: one of the two would be shown, and nobody told which
+            raise UsageError(
+                f"{cells[cell.name][0]} and {path} are both of the cell {quoted(cell.name)}; expected one; move the "
+                f"other out of the run, or {RESTORE}"
+            )
+        cells[cell.name] = path, cell
+    return tuple(sorted((cell for _, cell in cells.values()), key=lambda cell: in_order(cell.topology, cell.load)))
 
 
 def in_order(topology: str, load: Load) -> tuple[Any, ...]:

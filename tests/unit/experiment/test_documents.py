@@ -253,6 +253,21 @@ def test_what_is_below_0_is_no_figure(run: Path, name: str, value: Any) -> None:
         read_cells(run)
 
 
+def test_two_files_of_one_cell_are_refused(run: Path) -> None:
+    """A copy beside it, or in another's place."""
+    cells = run / "cells"
+    shutil.copytree(cells / "agg-c1", cells / "agg-c1 copy")
+    with pytest.raises(
+        UsageError, match=r"agg-c1/cell\.json and .*agg-c1 copy/cell\.json are both of the cell 'agg-c1'"
+    ):
+        read_cells(run)
+    shutil.rmtree(cells / "agg-c1 copy")
+    other = next(path for path in sorted(cells.iterdir()) if path.name != "agg-c1")
+    shutil.copy(cells / "agg-c1" / "cell.json", other / "cell.json")
+    with pytest.raises(UsageError, match=rf"{other.name}/cell\.json are both of the cell 'agg-c1'"):
+        read_cells(run)
+
+
 @pytest.mark.parametrize("version", [0, 99, "1", True, 1.0, None])
 @pytest.mark.parametrize(
     "file",

@@ -84,7 +84,8 @@ def test_tokens_a_user_are_marked_where_few_answers_came_in_several_pieces(golde
 def test_the_console_table_fits_80_columns_with_large_figures_and_failures(golden_run: Path) -> None:
     for file in golden_run.glob("cells/disagg-*/cell.json"):
         document = json.loads(file.read_text())
-        document["load"] |= {"concurrency": 1024, "label": "c1024"}
+        concurrency = 1023 + document["load"]["concurrency"]
+        document["load"] |= {"concurrency": concurrency, "label": f"c{concurrency}"}
         document["figures"] |= {"request_count": 1024, "error_request_count": 12, "output_token_throughput": 54321.0}
         document["figures"]["output_token_throughput_per_user"] = 1234.5
         document["figures"]["time_to_first_token"] |= {"p50": 12345.6, "p90": 23456.7, "p99": 34567.8}
