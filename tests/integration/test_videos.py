@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from test_images import ALL_IN_ONE, E_P_D, Served, picture, text
 from topology_clients import trtx_serve
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from without_videos import pythonpath_without_pyav
 
 from trtx.checkpoint import resolve_checkpoint
 
@@ -168,3 +170,20 @@ def test_every_topology_answers_as_transformers_does(shape: str) -> None:
             if options == E_P_D:
                 assert served.metric("decode-0", "trtx_embedding_cache_lookups") == 0
     assert len(answers) == 1
+
+
+def test_without_pyav_a_video_is_refused_in_one_sentence_and_images_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", pythonpath_without_pyav(tmp_path))
+    with trtx_serve("--engine", "torch", "--model", "synthetic:tiny-qwen2.5-vl", "--decode-processes", "1") as started:
+        served = Served(started.wait_ready(150))
+        said = " ".join(started.output.read_text().split())
+        assert "warning: requests with videos are refused: videos are decoded by PyAV" in said
+        code, said = served.refused(text("what is it"), video("portrait"))
+        assert (code, said) == (
+            400,
+            "the request brings a video, and videos are decoded by PyAV, which is not installed here; install it with "
+            "pip install 'trtx[video]', or send frames as images",
+        )
+        assert served.ask([{"role": "user", "content": [picture("red"), text("what is it")]}])

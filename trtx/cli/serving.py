@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -55,7 +56,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     host = host_here(plan.hosts, this_host)
     share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
     take_place(share)  # what is refused here is refused before anybody hears of it
-    warn_of_planes(plan)
+    warn_of_planes(plan, share.warnings)
     with publishing(plan, Published.of(asked, plan.model_path), host) as presence:
         others = [one.name for one in plan.hosts if one.name != host]
         if others:
@@ -63,9 +64,10 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
         run_plan(share, plan, presence)
 
 
-def warn_of_planes(plan: Plan) -> None:
-    """Tells what etcd and NATS lack. Raises LaunchError where one can't be used."""
-    warn((*check_planes(plan), *plan.warnings, _IN_THE_CLEAR))
+def warn_of_planes(plan: Plan, warnings: Iterable[str]) -> None:
+    """Tells what etcd and NATS lack, and the ``warnings`` of this host's share. Raises LaunchError where one can't be
+    used."""
+    warn((*check_planes(plan), *warnings, _IN_THE_CLEAR))
 
 
 def _join_command(plan: Plan) -> str:

@@ -42,6 +42,7 @@ class Software:
     packages: Mapping[str, Package]
     torch_cuda: str | None = None  # CUDA release that torch was built for, such as 13.0; None: a CPU build
     open_mpi: str | None = None  # of the mpirun on PATH
+    gpl_codecs: tuple[str, ...] = ()  # that came with PyAV: of x264 and x265
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
 from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
+from trtx.launch.videos import video_warnings
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
 from trtx.planes.secret_files import judge_secrets, look_at_secrets
@@ -133,7 +134,10 @@ def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> P
         run_dir=run_dir.absolute(),
         scratch_parent=Path(tempfile.gettempdir()),
     )
-    return with_memory(settled, machine) if settled.workers else settled
+    if not settled.workers:
+        return settled
+    warnings = (*settled.warnings, *video_warnings(settled.engine, model_path))
+    return with_memory(replace(settled, warnings=warnings), machine)
 
 
 def join_share(

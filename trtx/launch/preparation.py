@@ -42,6 +42,7 @@ from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
+from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check_size, plan
 
@@ -71,6 +72,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     machine = probe()
     spec, certificate = with_certificate(spec)
     resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
+    of_videos = video_warnings(resolved.engine, resolved.checkpoint.path, spec.media)
     namespace = f"trtx-{secrets.token_hex(4)}"
     ports = _hold_ports(spec, frontends)
     try:
@@ -90,7 +92,8 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     except UsageError:
         HOLDER.release((*ports.http, *ports.internal))
         raise
-    return replace(_with_fault(as_seen_outside(planned, certificate), fault), findings=resolved.findings)
+    planned = _with_fault(as_seen_outside(planned, certificate), fault)
+    return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos))
 
 
 def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:

@@ -9,11 +9,13 @@ from typing import Any
 
 from blake3 import blake3
 
+from trtx.config.video_decoder import PACKAGE
+
 _DOMAIN = b"trtx medium 1"
 _DOCUMENTS = ("preprocessor_config.json", "processor_config.json")
 _OF_VIDEOS = ("video_preprocessor_config.json",)
 _DECODED_BY = ("pillow", "transformers", "numpy")
-_VIDEOS_BY = ("av",)
+_VIDEOS_BY = (PACKAGE,)
 KEY_BYTES = 32
 DECODING = 1
 """Of what ``decoder/pictures.py`` makes of a file: another number for each change of a pixel."""

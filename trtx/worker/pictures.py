@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trtx.checkpoint.vision import VisionConfig
+from trtx.config.video_decoder import NO_DECODER, decodes_videos
 from trtx.engine.api import Clip, MediaSpan
 from trtx.media import Kind, MediaLimits
 from trtx.worker.request import InvalidRequest
@@ -113,8 +114,10 @@ def _url(item: Any, kind: Kind) -> str:
 
 
 def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
-    """Raises InvalidRequest for more media than a request may bring."""
+    """Raises InvalidRequest for more media than a request may bring, and for videos where nothing decodes them."""
     videos = sum(one.kind == "video" for one in sent)
+    if videos and not decodes_videos():
+        raise InvalidRequest(f"the request brings a video, and {NO_DECODER}, or send frames as images")
     for what, count, most in (("images", len(sent) - videos, limits.max_images), ("videos", videos, limits.max_videos)):
         if count > most:
             raise InvalidRequest(f"the request brings {count} {what}, expected at most {most}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from trtx import engine
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
+from trtx.config.video_decoder import decodes_videos
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingExports, remove_left
 from trtx.errors import UsageError
@@ -177,6 +178,6 @@ class Seeing:
 def _processing(options: WorkerOptions, config: VisionConfig) -> dict[Kind, str]:
     """Of each kind that the model takes, what decides what a file of it becomes."""
     found: dict[Kind, str] = {"image": processor_options(options.model), "embedding": embedding_options()}
-    if config.video_token_id is not None:
+    if config.video_token_id is not None and decodes_videos():
         found["video"] = video_options(options.model, options.media.max_video_frames)
     return found

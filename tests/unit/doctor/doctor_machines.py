@@ -135,10 +135,18 @@ def _amiss() -> Facts:
         processes=(GpuProcess(4_194_303, "python3.12", 79 * GIB), GpuProcess(4_194_304, None, None)),
         free_bytes=1 * GIB,
     )
-    trtx = Package("0.1.0", (*PACKAGES["trtx"].requires, 'nvidia-modelopt<0.48,>=0.47; extra == "quantize"'))
+    extras = ('nvidia-modelopt<0.48,>=0.47; extra == "quantize"', 'av<19,>=18; extra == "video"')
+    trtx = Package("0.1.0", (*PACKAGES["trtx"].requires, *extras))
     engine = Package("1.2.1", ("torch==2.9.1", "numpy<2.4", "mpi4py>=4"))
     facts = with_packages(
-        facts, trtx=trtx, tensorrt_llm=engine, numpy="2.5.0", mpi4py="3.1.5", nvidia_modelopt="0.46.0", nixl_cu13=None
+        facts,
+        trtx=trtx,
+        tensorrt_llm=engine,
+        numpy="2.5.0",
+        mpi4py="3.1.5",
+        nvidia_modelopt="0.46.0",
+        nixl_cu13=None,
+        av="17.0.0",
     )
     system = replace(
         SYSTEM,
@@ -204,8 +212,13 @@ _NO_DRIVER = replace(laptop(), gpus=Gpus(problem="Driver Not Loaded", installed=
 _HIDDEN = replace(
     laptop(), gpus=Gpus(driver="580.95.05", installed=8), environment={"CUDA_VISIBLE_DEVICES": ""}
 )  # by the caller
+_VIDEOS = with_packages(h100_box(), av="18.1.0")
 MACHINES = {
     "one H100": h100_box(),
+    "one that decodes videos": _VIDEOS,
+    "one that decodes videos, with PyAV's wheel": replace(
+        _VIDEOS, software=replace(_VIDEOS.software, gpl_codecs=("x264", "x265"))
+    ),
     "eight H100": h100_box(8),
     "two GPUs on PCIe": h100_box(2, nvlink=False),
     "laptop": laptop(),

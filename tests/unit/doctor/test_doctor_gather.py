@@ -152,6 +152,13 @@ def test_packages_are_read_without_importing_them() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def test_the_codecs_of_pyavs_wheel_are_those_that_its_folder_of_libraries_holds() -> None:
+    import av
+
+    libraries = (Path(av.__file__).parents[1] / "av.libs").glob("libx26[45]*")
+    assert gather_software().gpl_codecs == tuple(sorted(path.name[3:7] for path in libraries))
+
+
 def test_a_package_is_described_as_importlib_describes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file, text in (
         ("readme-1.dist-info", "METADATA", "Name: A_Readme\nVersion: 1\nRequires-Dist: b>=2\n\nVersion: 2\n"),

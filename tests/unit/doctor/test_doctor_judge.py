@@ -315,3 +315,14 @@ def test_of_files_of_credentials_those_that_others_can_read_are_told_with_the_mo
     found = rows(replace(h100_box(), hosts=HOSTS["credentials here and there"]))
     assert (found["credentials"].status, found["credentials (2)"].status) == ("failed", "warning")
     assert found["credentials (2)"].fix == "chmod 600 /etc/trtx/key.pem"
+
+
+def test_pyav_is_an_extra_whose_wheel_brings_codecs_under_the_gpl() -> None:
+    trtx = Package("0.1.0", ('av<19,>=18; extra == "video"',))
+    absent = rows(with_packages(h100_box(), trtx=trtx))["av"]
+    assert absent.status == "absent" and "pip install 'trtx[video]'" in absent.seen
+    assert rows(with_packages(h100_box(), trtx=trtx, av="17.1.0"))["av"].status == "warning"
+    built_here = with_packages(h100_box(), trtx=trtx, av="18.1.0")
+    assert rows(built_here)["av"].seen == "18.1.0"
+    wheel = replace(built_here, software=replace(built_here.software, gpl_codecs=("x264", "x265")))
+    assert rows(wheel)["av"].seen == "18.1.0; its wheel holds x264 and x265, under the GPL"

@@ -16,9 +16,11 @@ import numpy as np
 import picture_files as files
 import psutil
 import pytest
+import video_files
 from PIL import Image
 from processes import freeze
 from safetensors.numpy import save
+from without_videos import pythonpath_without_pyav
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
@@ -413,3 +415,15 @@ async def test_a_process_maps_no_memory_anew_for_each_picture(tmp_path: Path) ->
             await pool.prepare(picture)
         assert pool.pids == (pid,)
         assert faults(pid) - before < 4000, "of 4 KiB, where 12 MiB of pixels four times would be 12,000"
+
+
+async def test_a_video_is_refused_in_one_sentence_where_nothing_decodes_it_and_pictures_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", pythonpath_without_pyav(tmp_path))
+    video = Blob(video_files.saved(video_files.drawn(4)), "clip.mp4", "video")
+    async with PicturePool(resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path, PATIENT, videos="each") as pool:
+        with pytest.raises(MediaError, match=r"^clip.mp4 can't be decoded: .* pip install 'trtx\[video\]'$") as refused:
+            await pool.prepare(video)
+        assert refused.value.status == 415
+        await works(pool)

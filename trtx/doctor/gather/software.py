@@ -13,6 +13,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from trtx.config.video_decoder import PACKAGE
 from trtx.doctor.facts import Package, Software
 from trtx.engine import installed_version
 
@@ -36,6 +37,7 @@ def gather_software() -> Software:
         packages=packages,
         torch_cuda=_torch_cuda(),
         open_mpi=_open_mpi() if "tensorrt-llm" in packages else None,
+        gpl_codecs=_gpl_codecs(),
     )
 
 
@@ -72,6 +74,15 @@ def _torch_cuda() -> str | None:
             if found := _CUDA_RELEASE.search(text):
                 return found[1]
     return None
+
+
+def _gpl_codecs() -> tuple[str, ...]:
+    """Which of x264 and x265 PyAV's wheel installed, by the names of its files. One that was built here has neither."""
+    try:
+        files = metadata.files(PACKAGE) or ()
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(sorted({found[1] for file in files if (found := re.match(r"lib(x26[45])\b", file.name))}))
 
 
 def _open_mpi() -> str | None:

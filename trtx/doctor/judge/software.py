@@ -39,6 +39,7 @@ def judge_software(facts: Facts) -> Iterator[Check]:
         yield _mpi(software)
     yield _extra(software, "modelopt", "nvidia-modelopt", "quantize", "trtx build --quant")
     yield _extra(software, "lm-eval", "lm-eval", "eval", "trtx eval, and eval in a sweep,")
+    yield _video(software)
     rest = [p for p in problems if not any(p.name in members for members in _ROWS.values())]
     if rest:
         yield _refused("other packages", rest)
@@ -175,3 +176,10 @@ def _extra(software: Software, row: str, name: str, extra: str, user: str) -> Ch
             wanted = str(requirement.specifier)
             return warning(row, package.version, wanted, f"pip install '{name}{wanted}'")
     return ok(row, package.version)
+
+
+def _video(software: Software) -> Check:
+    found = _extra(software, "av", "av", "video", "serving videos")
+    if found.status == "ok" and software.gpl_codecs:
+        return ok("av", f"{found.seen}; its wheel holds {' and '.join(software.gpl_codecs)}, under the GPL")
+    return found

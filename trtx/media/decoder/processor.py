@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from trtx.config.video_decoder import NO_DECODER, decodes_videos
 from trtx.errors import UsageError
 from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, frames_by_time, read_options
 from trtx.media.errors import MediaError
@@ -114,11 +115,13 @@ class ImageProcessor:
 
     def prepare_video(self, data: bytearray, label: str, limits: VideoLimits) -> tuple[np.ndarray, Grid, Clip]:
         """The same of frames of a video, ``[patches, values]``, and when they are. Raises as :meth:`prepare` does."""
-        from trtx.media.decoder import videos  # FFmpeg: 40 MB that no picture needs
-
         options = self._video
         if options is None:
             raise MediaError(415, f"{label} is a video, and this model takes pictures alone")
+        if not decodes_videos():
+            raise MediaError(415, f"{label} can't be decoded: {NO_DECODER}")
+        from trtx.media.decoder import videos  # FFmpeg: 40 MB that no picture needs
+
         facts = videos.look_at(data, label, max_pixels=limits.max_pixels, max_seconds=limits.max_seconds)
         if facts.times is None:
             indices = frame_indices(options, facts.frames, facts.fps, limits.max_frames)

@@ -1,4 +1,5 @@
-"""A video file becomes the frames that a model sees of it, by PyAV, which brings its own FFmpeg.
+"""A video file becomes the frames that a model sees of it, by PyAV, which brings its own FFmpeg and
+is an extra of its own (``trtx.config.video_decoder``): nothing else imports it.
 
 A change of one pixel is another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
 """
