@@ -13,11 +13,8 @@ def name_of(directory: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces ``path`` at once: a reader sees the old text or the new, never a part. A failure leaves nothing new.
-
-    An OSError names ``path``: a write on a full disk does not, and who catches it asks whose disk that is.
-    """
-    _write(path, text.encode("utf-8"))
+    """:func:`write_bytes` of text, as UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def take_out(secret: str, directory: Path) -> None:
@@ -25,10 +22,14 @@ def take_out(secret: str, directory: Path) -> None:
     for path in [path for path in directory.rglob("*") if path.is_file()]:
         found = path.read_bytes()
         if secret.encode() in found:
-            _write(path, found.replace(secret.encode(), b"[redacted]"))
+            write_bytes(path, found.replace(secret.encode(), b"[redacted]"))
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces ``path`` at once: a reader sees the old content or the new, never a part. A failure leaves nothing new.
+
+    An OSError names ``path``: a write on a full disk does not, and who catches it asks whose disk that is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trtx.bench.files import write_text
 from trtx.report.forms import SUMMARY
+from trtx.report.frames import write_tables
 from trtx.report.junit import junit_xml
 from trtx.report.page import page
 from trtx.report.summary import summary_csv, summary_fields, summary_markdown
@@ -15,7 +16,9 @@ REPORT_FILE = "report.html"
 
 
 def render(run_dir: Path) -> RunView:
-    """Writes ``summary.json``, ``summary.csv``, ``summary.md``, ``junit.xml``, ``report.html``; returns what they show.
+    """Writes ``summary.{json,csv,md,parquet}``, ``records.parquet``, ``junit.xml`` and ``report.html``.
+
+    Returns what they show.
 
     Reads the directory alone: no clock, no machine, no network. Rendering again gives the same bytes.
     """
@@ -23,6 +26,7 @@ def render(run_dir: Path) -> RunView:
     SUMMARY.write(run_dir, summary_fields(view))
     write_text(run_dir / "summary.csv", summary_csv(view))
     write_text(run_dir / "summary.md", summary_markdown(view))
+    write_tables(run_dir, view)
     write_text(run_dir / "junit.xml", junit_xml(view))
     write_text(run_dir / REPORT_FILE, page(view))
     return view

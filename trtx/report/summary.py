@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict
 from typing import Any
 
@@ -28,14 +26,14 @@ from trtx.report.validity import (
 from trtx.report.verdict import markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
 
-_PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
+PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
 # A load's field whose name is a figure's: how many were asked for in each trial, and how many succeeded in all of them.
-_ASKED = {"request_count": "request_count_asked"}
+ASKED = {"request_count": "request_count_asked"}
 
 
 def summary_rows(view: RunView) -> list[dict[str, Any]]:
     """One flat dict a cell, keys named as aiperf names the metrics; ms, s, tokens/s; None where there is no figure."""
-    return [_flat(view, row) for row in view.rows]
+    return [summary_row(view, row) for row in view.rows]
 
 
 def summary_json(view: RunView) -> dict[str, Any]:
@@ -64,13 +62,10 @@ def summary_fields(view: RunView) -> dict[str, Any]:
 
 
 def summary_csv(view: RunView) -> str:
-    out = io.StringIO()
+    import pandas as pd
+
     rows = summary_rows(view)
-    if rows:
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return out.getvalue()
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n") if rows else ""
 
 
 def summary_markdown(view: RunView) -> str:
@@ -120,9 +115,9 @@ def _markdown_validity(view: RunView) -> list[str]:
     return ["", "## Validity", "", *told] if told else []
 
 
-def _flat(view: RunView, row: Row) -> dict[str, Any]:
+def summary_row(view: RunView, row: Row) -> dict[str, Any]:
     """Figures over all measured requests under their own keys, those over the steady part under ``steady_``."""
-    asked = {_ASKED.get(name, name): value for name, value in asdict(row.load).items()}
+    asked = {ASKED.get(name, name): value for name, value in asdict(row.load).items()}
     flat: dict[str, Any] = {"topology": row.topology, **asked, "load": row.load.label, "status": row.status}
     del flat["label"]
     flat |= {
@@ -130,7 +125,7 @@ def _flat(view: RunView, row: Row) -> dict[str, Any]:
         "validity_reasons": reasons_text(row),
         "not_checked": ", ".join(not_checked_in(row)),
     }
-    for part, prefix in _PREFIXES.items():
+    for part, prefix in PREFIXES.items():
         for figure in all_figures():
             flat |= figure.flat(row.value(figure, part), prefix + figure.key(view.device))
         for column in interval_columns(view, part):

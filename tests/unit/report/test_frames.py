@@ -1,0 +1,171 @@
+"""The tables of a run that notebooks open: their rows, their nulls, their units, and the page that describes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from trtx.bench import Cell, cell_directory
+from trtx.bench.cells import read_cell, write_cell
+from trtx.bench.figures import all_figures
+from trtx.bench.readings import GpuReading, ServerReading, write_readings
+from trtx.report import read_run, render
+from trtx.report.frames import records_table, summary_table
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+RECORDS = "profile_export.jsonl"
+
+
+def tables(run: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    render(run)
+    return pd.read_parquet(run / "summary.parquet"), pd.read_parquet(run / "records.parquet")
+
+
+def lines_of(run: Path, name: str) -> list[dict[str, Any]]:
+    path = run / "cells" / name / "trial-01" / RECORDS
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rows_of_cells_are_those_of_the_csv_and_of_the_json(golden_run: Path) -> None:
+    summary, _ = tables(golden_run)
+    cells = summary[summary["scope"] == "cell"].drop(columns=["scope", "trial"]).reset_index(drop=True)
+    text = pd.read_csv(golden_run / "summary.csv", dtype=dict(cells.dtypes), keep_default_na=False, na_values=[""])
+    texts = [name for name, kind in cells.dtypes.items() if kind == "string"]  # the CSV has no null beside ""
+    pd.testing.assert_frame_equal(text.fillna(dict.fromkeys(texts, "")), cells.fillna(dict.fromkeys(texts, "")))
+    rows = json.loads((golden_run / "summary.json").read_text(encoding="utf-8"))["rows"]
+    for found, row in zip(cells.astype(object).to_dict("records"), rows, strict=True):
+        assert {name: None if value is pd.NA else value for name, value in found.items()} == row
+
+
+def test_a_row_of_a_trial_has_the_figures_of_its_requests_alone(run_of_two_trials: Path) -> None:
+    summary, requests = tables(run_of_two_trials)
+    trials = summary[summary["scope"] == "trial"].set_index(["topology", "load", "trial"])
+    measured = requests[requests["phase"] == "profiling"].groupby(["topology", "load", "trial"])
+    assert len(trials) == measured.ngroups > summary["scope"].eq("cell").sum()
+    for name in ("time_to_first_token", "inter_token_latency", "request_latency"):
+        for q in (50, 90, 99):
+            expected = measured[name].quantile(q / 100)
+            assert trials[f"{name}_p{q}"].to_dict() == pytest.approx(expected.to_dict(), rel=1e-12)
+        assert trials[f"{name}_count"].to_dict() == measured[name].count().to_dict()
+    seconds = (measured["end_ns"].max() - measured["start_ns"].min()) / 1e9
+    tokens = measured["output_sequence_length"].sum() / seconds
+    assert trials["output_token_throughput"].to_dict() == pytest.approx(tokens.to_dict(), rel=1e-12)
+
+
+def test_a_request_of_aiperf_is_one_row(golden_run: Path) -> None:
+    _, requests = tables(golden_run)
+    for name in ("agg-c1", "disagg-c2"):
+        topology, _, load = name.partition("-")
+        found = requests[(requests["topology"] == topology) & (requests["load"] == load)].set_index("start_ns")
+        lines = lines_of(golden_run, name)
+        assert len(found) == len(lines)
+        for line in lines:
+            row, metrics = found.loc[line["metadata"]["request_start_ns"]], line["metrics"]
+            assert (row["phase"], row["end_ns"]) == (
+                line["metadata"]["benchmark_phase"],
+                line["metadata"]["request_end_ns"],
+            )
+            for metric in ("time_to_first_token", "request_latency", "output_sequence_length"):
+                assert row[metric] == metrics[metric]["value"]
+
+
+def test_what_is_not_known_is_null_and_never_0(golden_run: Path) -> None:
+    shutil.rmtree(golden_run / "cells" / "agg-c1")
+    summary, requests = tables(golden_run)
+    (missing,) = summary[summary["status"] == "missing"].to_dict("records")
+    assert (missing["topology"], missing["load"], missing["trials"]) == ("agg", "c1", 0)
+    counted = {"concurrency", "request_count_asked", "warmup_request_count", "isl", "osl"}
+    quantities = summary.attrs["units"].keys() - counted
+    assert {name: missing[name] for name in quantities if pd.notna(missing[name])} == {}
+    assert summary["images_per_second"].isna().all() and requests["image_count"].isna().all()
+    assert requests["reading_ns"].isna().all() and requests["gpu_power_w_sum"].isna().all()
+
+
+def test_types_and_units_are_the_same_whatever_was_measured(golden_run: Path, tmp_path: Path) -> None:
+    whole = tables(golden_run)
+    nothing = Path(shutil.copytree(golden_run, tmp_path / "nothing"))
+    shutil.rmtree(nothing / "cells")
+    for full, empty in zip(whole, tables(nothing), strict=True):
+        assert len(full) > len(empty)
+        assert dict(full.dtypes) == dict(empty.dtypes)
+        of_workers = {name.replace("_gpu", "_worker") for name in full.attrs["units"]}
+        assert {name.replace("_gpu", "_worker") for name in empty.attrs["units"]} == of_workers
+        numbers = {name for name, kind in full.dtypes.items() if kind in ("Float64", "Int64")}
+        assert numbers - full.attrs["units"].keys() <= {"trial", "trials", "trials_asked"}
+
+
+def test_a_request_is_joined_with_the_last_reading_before_its_end(golden_run: Path) -> None:
+    first, *_, last = sorted(line["metadata"]["request_end_ns"] for line in lines_of(golden_run, "agg-c1"))
+    gpus = (GpuReading("GPU 0", 1980, power_w=400.0, temperature_c=60), GpuReading("GPU 1", 1200, power_w=300.0))
+    readings = [
+        ServerReading(first - 4_000_000_000, gpus, {"agg": {"agg-0": 1}}),
+        ServerReading(first + 1, gpus, {"agg": {"agg-0": 5, "agg-1": 2}}),
+        ServerReading(last + 1, None, None),
+    ]
+    write_readings(golden_run / "cells" / "agg-c1" / "trial-01", readings)
+    _, requests = tables(golden_run)
+    found = requests[(requests["topology"] == "agg") & (requests["load"] == "c1")].set_index("end_ns")
+    assert found.loc[first, "reading_ns"] is pd.NA, "the one before it is more than 3 s old"
+    assert found["reading_ns"].iloc[1:].eq(first + 1).all(), "an integer that no float has rounded"
+    row = found.loc[last]
+    assert (row["gpu_sm_clock_mhz_min"], row["gpu_power_w_sum"], row["ended_requests"]) == (1200, 700, 7)
+    assert row["gpu_temperature_c_max"] is pd.NA, "one of the GPUs does not say it"
+
+
+@pytest.mark.parametrize("lost", [lambda path: path.unlink(), lambda path: path.write_text('{"metadata": {')])
+def test_records_that_are_lost_are_no_rows_and_no_error(golden_run: Path, lost: Callable[[Path], None]) -> None:
+    lost(golden_run / "cells" / "agg-c1" / "trial-01" / RECORDS)
+    _, requests = tables(golden_run)
+    assert set(requests["topology"] + "-" + requests["load"]) == {"agg-c2", "disagg-c1", "disagg-c2"}
+
+
+def test_rendering_again_writes_the_same_bytes(golden_run: Path) -> None:
+    kept = []
+    for _ in range(2):
+        render(golden_run)
+        kept.append([(golden_run / name).read_bytes() for name in ("summary.parquet", "records.parquet")])
+    assert kept[0] == kept[1]
+
+
+def test_the_snippets_of_the_page_run_as_they_are(golden_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(golden_run)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, count = re.subn(r'(?m)^run = ".*"$', f"run = {str(golden_run)!r}", "".join(blocks))
+    assert count == 1
+    exec(compile(code, "docs/notebooks.md", "exec"), {})
+    assert "disagg" in (said := capsys.readouterr().out) and "tokens/s" in said and "0.99" in said
+
+
+def test_the_page_has_every_column_with_its_unit(golden_run: Path) -> None:
+    view = read_run(golden_run)
+    for table, file in ((summary_table(view), "summary.parquet"), (records_table(golden_run, view), "records.parquet")):
+        section = PAGE.partition(f"## `{file}`\n")[2].partition("\n## ")[0]
+        told: dict[str, str] = {}
+        for names, unit in re.findall(r"^\| (`.*?`) \| (.*?) ?\|", section, re.MULTILINE):
+            told |= dict.fromkeys(re.findall(r"`([a-z_]+)`", names), unit)
+        figures = {name for name in table.columns if name not in told} if file == "summary.parquet" else set()
+        assert told == {name: table.attrs["units"].get(name, "") for name in table.columns if name not in figures}
+        names = [figure.key(view.device) for figure in all_figures()]  # which docs/figures.md has
+        assert not {column for column in figures if not column.removeprefix("steady_").startswith(tuple(names))}
+
+
+@pytest.fixture
+def run_of_two_trials(golden_run: Path) -> Path:
+    """The kept run, as if each cell's load had been measured twice: the second time as another cell's requests."""
+    for name, other in (("agg-c1", "disagg-c1"), ("agg-c2", "disagg-c2")):
+        directory = cell_directory(golden_run, name)
+        shutil.copytree(golden_run / "cells" / other / "trial-01", directory / "trial-02")
+        cell, second = read_cell(golden_run, name), read_cell(golden_run, other)
+        again = replace(second.trials[0], number=2, directory="trial-02")
+        both: Cell = replace(cell, trials=(*cell.trials, again), trials_asked=2)
+        write_cell(directory, both)
+    return golden_run

@@ -1,0 +1,183 @@
+"""A run as tables of pandas: ``summary.parquet`` has a row a cell and a row a trial, ``records.parquet`` one a request.
+
+A value that is not known is null. The unit of each column is in ``DataFrame.attrs["units"]``, which parquet keeps;
+docs/notebooks.md describes the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtx.bench.cells import Trial, cell_directory
+from trtx.bench.figures import all_figures
+from trtx.bench.files import write_bytes
+from trtx.bench.load import Load
+from trtx.bench.readings import ServerReading, read_readings
+from trtx.bench.records import RECORDS_FILE, RequestRecord, read_trial
+from trtx.report.columns import interval_columns
+from trtx.report.summary import ASKED, PREFIXES, summary_row
+from trtx.report.view import Row, RunView
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUMMARY_TABLE, RECORDS_TABLE = "summary.parquet", "records.parquet"
+SCHEMA = 1
+"""Of both tables: rises where a column goes, or means something else."""
+
+Kind = Literal["string", "Int64", "Float64"]  # pandas' types that can hold a null
+_NEAR_NS = 3_000_000_000  # a request's reading is at most this much older than its end: they come about once a second
+_ROW: dict[str, tuple[Kind, str]] = {"scope": ("string", ""), "trial": ("Int64", "")}
+_LOAD: dict[str, tuple[Kind, str]] = {
+    "concurrency": ("Int64", "requests"),
+    "request_rate": ("Float64", "requests/s"),
+    "isl": ("Int64", "tokens"),
+    "osl": ("Int64", "tokens"),
+    "request_count": ("Int64", "requests"),
+    "warmup_request_count": ("Int64", "requests"),
+}
+_REQUEST: dict[str, tuple[Kind, str]] = {
+    "topology": ("string", ""),
+    "load": ("string", ""),
+    "trial": ("Int64", ""),
+    "phase": ("string", ""),
+    "start_ns": ("Int64", "ns since 1970"),
+    "end_ns": ("Int64", "ns since 1970"),
+    "error": ("string", ""),
+    "time_to_first_token": ("Float64", "ms"),
+    "inter_token_latency": ("Float64", "ms"),
+    "request_latency": ("Float64", "ms"),
+    "input_sequence_length": ("Float64", "tokens"),
+    "output_sequence_length": ("Float64", "tokens"),
+    "credit_issued_ns": ("Int64", "ns since 1970"),
+    "cached_input_tokens": ("Float64", "tokens"),
+    "image_count": ("Float64", "images"),
+    "models": ("string", ""),
+}
+_READING: dict[str, tuple[Kind, str]] = {
+    "reading_ns": ("Int64", "ns since 1970"),
+    "gpu_sm_clock_mhz_min": ("Float64", "MHz"),
+    "gpu_power_w_sum": ("Float64", "W"),
+    "gpu_temperature_c_max": ("Float64", "°C"),
+    "ended_requests": ("Int64", "requests"),
+}
+
+
+def summary_columns(view: RunView) -> dict[str, tuple[Kind, str]]:
+    """Type and unit of each column of ``summary.parquet``, in its order; unit "": it is no quantity."""
+    texts: tuple[Kind, str] = ("string", "")
+    columns = {**_ROW, "topology": texts}
+    columns |= {ASKED.get(one.name, one.name): _LOAD[one.name] for one in fields(Load) if one.name != "label"}
+    columns |= dict.fromkeys(("load", "status", "validity", "validity_reasons", "not_checked"), texts)
+    for part, prefix in PREFIXES.items():
+        for figure in all_figures():
+            for key in figure.flat(None, prefix + figure.key(view.device)):
+                is_text = key.endswith("_percentiles_supported")
+                unit = "requests" if key.endswith("_count") else figure.unit.format(device=view.device)
+                columns[key] = texts if is_text else ("Int64" if unit == "requests" else "Float64", unit)
+        for column in interval_columns(view, part):
+            unit = column.figure.unit.format(device=view.device)
+            columns |= {f"{prefix}{column.key}_{end}": ("Float64", unit) for end in ("low", "high")}
+    return {**columns, "trials": ("Int64", ""), "trials_asked": ("Int64", ""), "problem": texts}
+
+
+def summary_table(view: RunView) -> pd.DataFrame:
+    """A row for each cell (``scope`` "cell"), each followed by one for each of its trials (``scope`` "trial")."""
+    rows: list[dict[str, Any]] = []
+    for row in view.rows:
+        rows.append({"scope": "cell", "trial": None, **summary_row(view, row)})
+        for trial in row.cell.trials if row.cell else ():
+            rows.append({"scope": "trial", "trial": trial.number, **summary_row(view, _of_trial(row, trial))})
+    return _table(view, rows, summary_columns(view))
+
+
+def _of_trial(row: Row, trial: Trial) -> Row:
+    """The row as if the cell had this trial alone; its validity stays the cell's, which was judged as a whole."""
+    assert row.cell is not None
+    alone = replace(row.cell, trials=(trial,), trials_asked=1, figures=trial.figures, steady=trial.steady)
+    return replace(row, cell=alone)
+
+
+def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
+    """A row for each request of each trial that has a result: warm-up and failed ones too."""
+    import pandas as pd
+
+    tables = [_trial_table(view, run_dir, row, trial) for row, trial in _measured_trials(view)]
+    columns = {**_REQUEST, **_READING}
+    found = pd.concat(tables, ignore_index=True) if tables else _table(view, [], columns)
+    found.attrs = _attributes(view, columns)
+    return found
+
+
+def _measured_trials(view: RunView) -> Iterator[tuple[Row, Trial]]:
+    for row in view.rows:
+        for trial in row.cell.trials if row.cell else ():
+            if trial.figures is not None:
+                yield row, trial
+
+
+def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.DataFrame:
+    import pandas as pd
+
+    directory = cell_directory(run_dir, row.name) / trial.directory
+    try:
+        records = read_trial(directory / RECORDS_FILE)
+    except (OSError, ValueError):  # gone, or another than was measured: the run says so beside its figures
+        return _table(view, [], {**_REQUEST, **_READING})
+    of_trial = {"topology": row.topology, "load": row.load.label, "trial": trial.number}
+    phases = {"warmup": records.warm_up, "profiling": records.measured}
+    rows = [{**of_trial, "phase": phase, **_request(one)} for phase, all_of in phases.items() for one in all_of]
+    requests = _table(view, rows, _REQUEST).sort_values("end_ns", ignore_index=True)
+    readings = _table(view, [_reading(one) for one in read_readings(directory) or ()], _READING)
+    at = readings["reading_ns"].astype("int64")  # what tables are joined by may hold no null
+    near = pd.merge_asof(
+        requests.astype({"end_ns": "int64"}),
+        readings.assign(end_ns=at).sort_values("end_ns"),
+        on="end_ns",
+        tolerance=_NEAR_NS,
+    )
+    return near.astype({"end_ns": "Int64"})
+
+
+def _request(record: RequestRecord) -> dict[str, Any]:
+    return {**asdict(record), "models": ", ".join(record.models) or None}
+
+
+def _reading(reading: ServerReading) -> dict[str, Any]:
+    """What is known of all GPUs and of all workers together: null where it is not known of each."""
+
+    def over(name: str, summed: Any) -> float | None:
+        known = [getattr(gpu, name) for gpu in reading.gpus or ()]
+        return summed(known) if known and None not in known else None
+
+    ended = reading.ended_requests
+    return {
+        "reading_ns": reading.at_ns,
+        "gpu_sm_clock_mhz_min": over("sm_clock_mhz", min),
+        "gpu_power_w_sum": over("power_w", sum),
+        "gpu_temperature_c_max": over("temperature_c", max),
+        "ended_requests": None if ended is None else sum(sum(workers.values()) for workers in ended.values()),
+    }
+
+
+def _table(view: RunView, rows: list[dict[str, Any]], columns: dict[str, tuple[Kind, str]]) -> pd.DataFrame:
+    import pandas as pd
+
+    kinds = {key: kind for key, (kind, _) in columns.items()}
+    table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(kinds)
+    table.attrs = _attributes(view, columns)
+    return table
+
+
+def _attributes(view: RunView, columns: dict[str, tuple[Kind, str]]) -> dict[str, Any]:
+    units = {key: unit for key, (_, unit) in columns.items() if unit}
+    return {"schema": SCHEMA, "run": view.name, "model": view.model, "units": units}
+
+
+def write_tables(run_dir: Path, view: RunView) -> None:
+    """``summary.parquet`` and ``records.parquet``. Raises OSError."""
+    for name, table in ((SUMMARY_TABLE, summary_table(view)), (RECORDS_TABLE, records_table(run_dir, view))):
+        write_bytes(run_dir / name, table.to_parquet(engine="pyarrow", index=False))
