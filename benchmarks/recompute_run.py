@@ -3,11 +3,12 @@
     python benchmarks/recompute_run.py RUN
 
 A second implementation of docs/figures.md, docs/validity.md and docs/verdicts.md: it imports nothing of trtx (and of
-others PyYAML alone), and reads ``cells/*/trial-*/profile_export.jsonl``. What it computes it holds against all that the
-run says: ``cell.json``, ``summary.json``, ``summary.csv``, the table of ``summary.md`` and ``verdict.json``, numbers to
-12 digits, ends of intervals to 9, and texts as they stand there. A figure that it does not know is a mismatch too, and
-so is a trial that lies there and is in no cell. Exit code 1 where there is any. What a *baseline* measured it has to
-take from ``baseline.json``; the levels of validity, and what workers told of pictures, it does not judge.
+others PyYAML and pandas alone), and reads ``cells/*/trial-*/profile_export.jsonl``. What it computes it holds against
+all that the run says: ``cell.json``, ``summary.json``, ``summary.csv``, ``summary.parquet``, the table of
+``summary.md`` and ``verdict.json``, numbers to 12 digits, ends of intervals to 9, and texts as they stand there. A
+figure that it does not know is a mismatch too, and so is a trial that lies there and is in no cell. Exit code 1 where
+there is any. What a *baseline* measured it has to take from ``baseline.json``; the levels of validity, and what workers
+told of pictures, it does not judge.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ class Cell:
     recomputed: list[dict[str, Any]]  # of every trial: {"figures": …, "steady": …}
     parts: dict[str, Figures | None]  # over all trials
 
+    def alone(self, trial: int) -> Cell:
+        """As if it had one trial, by its place."""
+        found = self.recomputed[trial]
+        parts = {part: found[part] for part in self.parts}
+        return Cell({**self.says, "trials_asked": 1}, {}, [found], parts)
+
     def number(self, part: str, name: str, statistic: str | None, trial: int | None = None) -> float | None:
         """One number of a figure, of the cell or of one trial by its place."""
         figures = (self.parts if trial is None else self.recomputed[trial])[part]

@@ -1,12 +1,13 @@
-"""``summary.json``, ``summary.csv`` and the table of ``summary.md``."""
+"""``summary.json``, ``summary.csv``, ``summary.parquet`` and the table of ``summary.md``."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import pandas as pd
 
 from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, PER_DEVICE, Cell, Comparison, cell_status
 from recomputed.figures import LATENCIES, RATES, SAMPLES_NEEDED
@@ -30,13 +31,30 @@ def check_summaries(comparison: Comparison, lock: dict[str, Any], cells: dict[st
         told = sum(one["count"] for one in summary["failures"].get(name, ()))
         failed = (expected.get(name) or {}).get("error_request_count") or 0
         comparison.tree("summary.json", f"failures of {name}", told, failed)
-    with (run / "summary.csv").open(encoding="utf-8", newline="") as lines:
-        texts = {f"{row['topology']}-{row['load']}": row for row in csv.DictReader(lines)}
-    for name in {**expected, **texts}:
-        text = texts.get(name)
-        row = text and {key: _parsed(value, (expected.get(name) or {}).get(key)) for key, value in text.items()}
-        _check_row(comparison, "summary.csv", name, row, expected.get(name))
+    text = pd.read_csv(run / "summary.csv", keep_default_na=False, na_values=[""], float_precision="round_trip")
+    # CSV has nothing for null beside "".
+    in_text = {
+        name: {key: None if value == "" else value for key, value in row.items()} for name, row in expected.items()
+    }
+    _check_table(comparison, "summary.csv", text, in_text)
+    of_cells = {name: {"scope": "cell", "trial": None, **row} for name, row in expected.items()}
+    of_trials = {
+        f"{name} trial {says['number']}": {"scope": "trial", "trial": says["number"], **_row(alone, device, shown)}
+        for name, cell in cells.items()
+        for says, alone in zip(cell.says["trials"], map(cell.alone, range(len(cell.recomputed))), strict=True)
+    }
+    _check_table(comparison, "summary.parquet", pd.read_parquet(run / "summary.parquet"), {**of_cells, **of_trials})
     _check_markdown(comparison, (run / "summary.md").read_text(encoding="utf-8"), cells, names, device)
+
+
+def _check_table(comparison: Comparison, file: str, table: pd.DataFrame, expected: dict[str, dict[str, Any]]) -> None:
+    known = table.astype(object).where(table.notna(), None)
+    names = known["topology"] + "-" + known["load"]
+    if "trial" in known:
+        names += known["trial"].map(lambda number: "" if number is None else f" trial {number}")
+    rows = dict(zip(names, known.to_dict("records"), strict=True))
+    for name in {**expected, **rows}:
+        _check_row(comparison, file, name, rows.get(name), expected.get(name))
 
 
 def _check_row(comparison: Comparison, file: str, name: str, says: Any, found: dict[str, Any] | None) -> None:
@@ -135,18 +153,3 @@ def _two_digits(value: float) -> str:
         return "0"
     decimals = 1 - math.floor(math.log10(value))
     return f"{round(value, decimals):,.{decimals if round(value, decimals) < 10 else 0}f}"
-
-
-def _parsed(text: str, found: Any) -> Any:
-    """A field of the CSV as what it stands for; ``found``: what is expected there."""
-    if text == "":
-        return found if found == "" else None
-    return float(text) if isinstance(found, int | float) and _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -58,7 +58,7 @@ BUNDLED = {
 
 
 @dataclass(frozen=True)
-class Package:
+class Locked:
     name: str
     licence: str  # an SPDX expression; "": not known
     bundled: tuple[str, ...]  # libraries of BUNDLED in its wheel
@@ -124,7 +124,7 @@ def closure(requirements: Iterable[str]) -> set[str]:
 
 
 @cache
-def packages() -> tuple[Package, ...]:
+def packages() -> tuple[Locked, ...]:
     groups = {BASE: PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     brought = {group: closure(requirements) for group, requirements in groups.items()}
     found = []
@@ -132,7 +132,7 @@ def packages() -> tuple[Package, ...]:
         distribution = metadata.distribution(name)
         by = tuple(group for group, names in brought.items() if name in names)
         by = (BASE,) if BASE in by else by
-        found.append(Package(name, licence_of(distribution), bundled_in(distribution), by))
+        found.append(Locked(name, licence_of(distribution), bundled_in(distribution), by))
     return tuple(found)
 
 

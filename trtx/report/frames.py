@@ -7,7 +7,7 @@ docs/notebooks.md describes the columns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from trtx.bench.files import write_bytes
 from trtx.bench.load import Load
 from trtx.bench.readings import ServerReading, read_readings
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_trial
+from trtx.errors import UsageError
 from trtx.report.columns import interval_columns
 from trtx.report.summary import ASKED, PREFIXES, summary_row
 from trtx.report.view import Row, RunView
@@ -30,6 +31,8 @@ SCHEMA = 1
 
 Kind = Literal["string", "Int64", "Float64"]  # pandas' types that can hold a null
 _NEAR_NS = 3_000_000_000  # a request's reading is at most this much older than its end: they come about once a second
+# Of files that are gone, cut short, or another program's.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError)
 _ROW: dict[str, tuple[Kind, str]] = {"scope": ("string", ""), "trial": ("Int64", "")}
 _LOAD: dict[str, tuple[Kind, str]] = {
     "concurrency": ("Int64", "requests"),
@@ -57,6 +60,7 @@ _REQUEST: dict[str, tuple[Kind, str]] = {
     "image_count": ("Float64", "images"),
     "models": ("string", ""),
 }
+_OF_RECORD = [field.name for field in fields(RequestRecord)]
 _READING: dict[str, tuple[Kind, str]] = {
     "reading_ns": ("Int64", "ns since 1970"),
     "gpu_sm_clock_mhz_min": ("Float64", "MHz"),
@@ -114,7 +118,8 @@ def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
 
 def _measured_trials(view: RunView) -> Iterator[tuple[Row, Trial]]:
     for row in view.rows:
-        for trial in row.cell.trials if row.cell else ():
+        # Changed records are not those that the figures of their cell follow from; the page says so beside them.
+        for trial in row.cell.trials if row.cell and not row.kept.changed else ():
             if trial.figures is not None:
                 yield row, trial
 
@@ -124,14 +129,14 @@ def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.Dat
 
     directory = cell_directory(run_dir, row.name) / trial.directory
     try:
-        records = read_trial(directory / RECORDS_FILE)
-    except (OSError, ValueError):  # gone, or another than was measured: the run says so beside its figures
+        records, read = read_trial(directory / RECORDS_FILE), read_readings(directory) or ()
+    except _UNREADABLE:
         return _table(view, [], {**_REQUEST, **_READING})
     of_trial = {"topology": row.topology, "load": row.load.label, "trial": trial.number}
     phases = {"warmup": records.warm_up, "profiling": records.measured}
     rows = [{**of_trial, "phase": phase, **_request(one)} for phase, all_of in phases.items() for one in all_of]
     requests = _table(view, rows, _REQUEST).sort_values("end_ns", ignore_index=True)
-    readings = _table(view, [_reading(one) for one in read_readings(directory) or ()], _READING)
+    readings = _table(view, [_reading(one) for one in read], _READING)
     at = readings["reading_ns"].astype("int64")  # what tables are joined by may hold no null
     near = pd.merge_asof(
         requests.astype({"end_ns": "int64"}),
@@ -143,7 +148,7 @@ def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.Dat
 
 
 def _request(record: RequestRecord) -> dict[str, Any]:
-    return {**asdict(record), "models": ", ".join(record.models) or None}
+    return {name: getattr(record, name) for name in _OF_RECORD} | {"models": ", ".join(record.models) or None}
 
 
 def _reading(reading: ServerReading) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,36 @@ def test_a_request_is_joined_with_the_last_reading_before_its_end(golden_run: Pa
     assert row["gpu_temperature_c_max"] is pd.NA, "one of the GPUs does not say it"
 
 
-@pytest.mark.parametrize("lost", [lambda path: path.unlink(), lambda path: path.write_text('{"metadata": {')])
-def test_records_that_are_lost_are_no_rows_and_no_error(golden_run: Path, lost: Callable[[Path], None]) -> None:
-    lost(golden_run / "cells" / "agg-c1" / "trial-01" / RECORDS)
+UNREADABLE = ['{"metadata": {', "[]", "null", '{"metadata": {"benchmark_phase": "profiling"}}', '{"other": 1}', None]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+@pytest.mark.parametrize("file", [RECORDS, "readings.json"])
+def test_files_that_can_not_be_read_are_no_rows_and_no_error(golden_run: Path, file: str, text: str | None) -> None:
+    path = golden_run / "cells" / "agg-c1" / "trial-01" / file
+    if text is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(text, encoding="utf-8")
     _, requests = tables(golden_run)
-    assert set(requests["topology"] + "-" + requests["load"]) == {"agg-c2", "disagg-c1", "disagg-c2"}
+    lacks_readings = text is None and file != RECORDS  # as a run with --url does
+    assert ("agg-c1" in set(requests["topology"] + "-" + requests["load"])) == lacks_readings
+
+
+def test_records_that_were_changed_since_they_were_measured_are_no_rows(golden_run: Path) -> None:
+    path = golden_run / "cells" / "agg-c1" / "trial-01" / RECORDS
+    lines = (golden_run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    noted = {RECORDS: {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}}
+    events = [json.loads(line) for line in lines]
+    for event in events:
+        if event["event"] == "trial_ended" and event["cell"] == "agg-c1":
+            event["files"] = noted
+    text = "".join(f"{json.dumps(event)}\n" for event in events)
+    (golden_run / "journal.jsonl").write_text(text, encoding="utf-8")
+    for had_rows in (True, False):
+        _, requests = tables(golden_run)
+        assert ("agg-c1" in set(requests["topology"] + "-" + requests["load"])) == had_rows
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
 
 
 def test_rendering_again_writes_the_same_bytes(golden_run: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def test_a_real_run_says_what_its_records_give(golden_run: Path) -> None:
     render(golden_run)
     done = recompute(golden_run)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"1,\d\d\d numbers and texts compared, 0 mismatches\n", done.stdout)
+    assert re.fullmatch(r"2,\d\d\d numbers and texts compared, 0 mismatches\n", done.stdout)
 
 
 CELL, RECORDS = "cells/agg-c1/cell.json", "cells/agg-c1/trial-01/profile_export.jsonl"
@@ -82,6 +83,17 @@ def test_a_figure_that_is_another_is_told_with_its_place(
     edit(golden_run / name, old, new)
     table = check_run(golden_run).table()
     assert told in table, table
+
+
+@pytest.mark.parametrize("scope", ["cell", "trial"])
+def test_a_number_of_the_table_that_is_another_is_told_with_its_place(golden_run: Path, scope: str) -> None:
+    render(golden_run)
+    table = pd.read_parquet(golden_run / "summary.parquet")
+    table.loc[(table["scope"] == scope) & (table["load"] == "c2"), "time_to_first_token_p90"] *= 1.0001
+    table.to_parquet(golden_run / "summary.parquet", index=False)
+    told = check_run(golden_run).table()
+    place = "agg-c2" if scope == "cell" else "agg-c2 trial 1"
+    assert re.search(rf"summary.parquet +{place}.time_to_first_token_p90 ", told) and told.count("\n") == 2, told
 
 
 def test_one_mismatch_is_exit_1_and_no_run_is_exit_2(golden_run: Path) -> None:
