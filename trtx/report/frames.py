@@ -7,6 +7,7 @@ docs/notebooks.md describes the columns.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,10 +110,12 @@ def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
     """A row for each request of each trial that has a result: warm-up and failed ones too."""
     import pandas as pd
 
-    tables = [_trial_table(view, run_dir, row, trial) for row, trial in _measured_trials(view)]
-    columns = {**_REQUEST, **_READING}
+    columns, tables = {**_REQUEST, **_READING}, []
+    for row, trial in _measured_trials(view):
+        with suppress(*_UNREADABLE):
+            tables.append(_trial_table(view, run_dir, row, trial))
     found = pd.concat(tables, ignore_index=True) if tables else _table(view, [], columns)
-    found.attrs = _attributes(view, columns)
+    found.attrs.update(_attributes(view, columns))
     return found
 
 
@@ -128,10 +131,7 @@ def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.Dat
     import pandas as pd
 
     directory = cell_directory(run_dir, row.name) / trial.directory
-    try:
-        records, read = read_trial(directory / RECORDS_FILE), read_readings(directory) or ()
-    except _UNREADABLE:
-        return _table(view, [], {**_REQUEST, **_READING})
+    records, read = read_trial(directory / RECORDS_FILE), read_readings(directory) or ()
     of_trial = {"topology": row.topology, "load": row.load.label, "trial": trial.number}
     phases = {"warmup": records.warm_up, "profiling": records.measured}
     rows = [{**of_trial, "phase": phase, **_request(one)} for phase, all_of in phases.items() for one in all_of]
@@ -148,7 +148,9 @@ def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.Dat
 
 
 def _request(record: RequestRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _OF_RECORD} | {"models": ", ".join(record.models) or None}
+    # A server may name its model with half of a surrogate pair, which parquet can't hold.
+    models = ", ".join(record.models).encode("utf-8", "replace").decode("utf-8")
+    return {name: getattr(record, name) for name in _OF_RECORD} | {"models": models or None}
 
 
 def _reading(reading: ServerReading) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def _table(view: RunView, rows: list[dict[str, Any]], columns: dict[str, tuple[K
 
     kinds = {key: kind for key, (kind, _) in columns.items()}
     table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(kinds)
-    table.attrs = _attributes(view, columns)
+    table.attrs.update(_attributes(view, columns))
     return table
 
 

@@ -17,6 +17,7 @@ from trtx.bench import Cell, cell_directory
 from trtx.bench.cells import read_cell, write_cell
 from trtx.bench.figures import all_figures
 from trtx.bench.readings import GpuReading, ServerReading, write_readings
+from trtx.bench.records import NAMED_MODELS
 from trtx.report import read_run, render
 from trtx.report.frames import records_table, summary_table
 
@@ -121,7 +122,16 @@ def test_a_request_is_joined_with_the_last_reading_before_its_end(golden_run: Pa
     assert row["gpu_temperature_c_max"] is pd.NA, "one of the GPUs does not say it"
 
 
-UNREADABLE = ['{"metadata": {', "[]", "null", '{"metadata": {"benchmark_phase": "profiling"}}', '{"other": 1}', None]
+NO_TIME = {"benchmark_phase": "profiling", "request_start_ns": "now", "request_end_ns": 2}
+UNREADABLE = [
+    json.dumps({"metadata": NO_TIME}),
+    '{"metadata": {',
+    "[]",
+    "null",
+    '{"metadata": {"benchmark_phase": "profiling"}}',
+    '{"other": 1}',
+    None,
+]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
@@ -135,6 +145,15 @@ def test_files_that_can_not_be_read_are_no_rows_and_no_error(golden_run: Path, f
     _, requests = tables(golden_run)
     lacks_readings = text is None and file != RECORDS  # as a run with --url does
     assert ("agg-c1" in set(requests["topology"] + "-" + requests["load"])) == lacks_readings
+
+
+def test_a_text_that_is_no_unicode_is_shown_as_far_as_it_is(golden_run: Path) -> None:
+    path = golden_run / "cells" / "agg-c1" / "trial-01" / RECORDS
+    *others, last = lines_of(golden_run, "agg-c1")
+    last["metadata"][NAMED_MODELS] = ["half \ud83d a pair"]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*others, last]), encoding="utf-8")
+    _, requests = tables(golden_run)
+    assert "half ? a pair" in requests["models"].dropna().item()
 
 
 def test_records_that_were_changed_since_they_were_measured_are_no_rows(golden_run: Path) -> None:
