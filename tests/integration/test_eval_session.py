@@ -8,6 +8,7 @@ import copy
 import json
 import math
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -453,6 +454,15 @@ NAMED_BY_TENSORRT_LLM = (
     "mmlu", "gsm8k", "gpqa_diamond", "gpqa_main", "gpqa_extended", "cnn_dailymail", "longbench", "longbench_v2",
     "json_mode_eval",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra"), [("fuzzywuzzy", "longbench"), ("jieba", "longbench")])
+def test_a_package_that_a_task_imports_and_that_is_not_here_is_named(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval's own ImportError names no package."""
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(job("longbench_lcc"), [f"needs the package {package}, which is not installed", f"trtx[{extra}]"])
 
 
 @pytest.mark.proof  # as above

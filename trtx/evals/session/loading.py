@@ -40,6 +40,7 @@ ALIASES = {
     "json_mode_eval": "jsonschema_bench_easy",
     "longbench_v2": "longbench2",
 }
+_OF_LONGBENCH = ("fuzzywuzzy", "jieba", "rouge")
 _SEED = 1234  # lm-eval's, of few-shot examples
 _NEAREST = 3
 _TOLD = 8  # names of a folder's tasks in a sentence
@@ -193,15 +194,25 @@ def _file_of(entry: Any) -> Path:
 def _load(name: str, manager: TaskManager) -> dict[str, Any]:
     try:
         found: dict[str, Any] = manager.load([name])
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"task {name} needs the package {error.name}, which is not installed; install it beside trtx[eval]"
-        ) from error
     except Exception as error:
+        if isinstance(error, ImportError) and (package := _missing_package(error)) is not None:
+            extra = "longbench" if package in _OF_LONGBENCH else "eval"
+            raise UsageError(
+                f"task {name} needs the package {package}, which is not installed; install it beside trtx[{extra}]"
+            ) from error
         # datasets and huggingface_hub raise errors of a dozen classes for what isn't there (5.2, 1.x).
         logger.exception("task %s", name)
         raise UsageError(_why_not_loaded(name, manager, error)) from error
     return found
+
+
+def _missing_package(error: BaseException | None) -> str | None:
+    """The package that an import did not find, also where a task raises an error of its own about it."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError):
+            return error.name
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
