@@ -4,39 +4,49 @@ from __future__ import annotations
 
 import base64
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import video_files as files
-from PIL import Image
+from rope_index import rope_index
 from test_images import ALL_IN_ONE, E_P_D, Served, picture, text
 from topology_clients import trtx_serve
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Qwen2_5_VLProcessor,
+    Qwen3VLProcessor,
+)
+from transformers.video_utils import VideoMetadata
 from without_videos import pythonpath_without_pyav
 
 from trtx.checkpoint import resolve_checkpoint
 
 COUNT = 4
 CLOSE = 2e-3
-FPS = 10.0
-FILES = {
-    "landscape": files.saved(files.drawn(25, 90, 50)),
-    "portrait": files.saved(files.drawn(25, 50, 90)),
-    "WebM": files.saved(files.drawn(18, 70, 70), codec="libvpx-vp9", container="webm"),
+FILES = {  # and the rate of its frames
+    "landscape": (files.saved(files.drawn(25, 90, 50)), 10.0),
+    "portrait": (files.saved(files.drawn(25, 50, 90)), 10.0),
+    "WebM": (files.saved(files.drawn(18, 70, 70), codec="libvpx-vp9", container="webm"), 10.0),
+    # Of Qwen2.5-VL its time takes 25 positions, and its width 15.
+    "longer than wide": (files.saved(files.drawn(8, 90, 50), rate=Fraction(1, 2)), 0.5),
 }
 
 
 def video(name: str) -> dict[str, Any]:
     kind = "webm" if name == "WebM" else "mp4"
-    data = base64.b64encode(FILES[name]).decode()
+    data = base64.b64encode(FILES[name][0]).decode()
     return {"type": "video_url", "video_url": {"url": f"data:video/{kind};base64,{data}"}}
 
 
 class Oracle:
-    """transformers on the same checkpoint, given frames of another decoding and positions of its own."""
+    """transformers on the same checkpoint: its functions for videos, its processors and its ``generate()``, given
+    frames of another decoding."""
 
     def __init__(self, shape: str) -> None:
         torch.set_num_threads(1)
@@ -45,74 +55,50 @@ class Oracle:
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         self._pictures = AutoImageProcessor.from_pretrained(path, backend="pil")
         self._is_told = shape == "tiny-qwen3-vl"  # in text, when a step of a video is
-        self._videos = files.QWEN_3 if self._is_told else files.QWEN_2
 
     def logprobs(self, name: str, words: str) -> list[tuple[int, float]]:
         """Of the first tokens, greedy, and how probable each is."""
-        pictures = files.decoded(FILES[name])
-        indices = self._indices(len(pictures))
-        pixels, grid = self._pixels([pictures[index] for index in indices])
-        ids, seconds = self._ids(words, grid, indices, len(pictures))
-        found = []
-        for _ in range(COUNT):
-            asked = torch.tensor([ids])
-            kinds = torch.tensor([[2 * (token == self._model.config.video_token_id) for token in ids]])
-            if not found:
-                rope, delta = self._model.model.get_rope_index(asked, kinds, video_grid_thw=grid, **seconds)
-            after = (torch.arange(rope.shape[2], len(ids)) + int(delta)).expand(3, 1, -1)
-            with torch.inference_mode():
-                logits = self._model(
-                    input_ids=asked, mm_token_type_ids=kinds, pixel_values_videos=pixels, video_grid_thw=grid,
-                    position_ids=torch.cat([rope, after], dim=2),
-                ).logits[0, -1]  # fmt: skip
-            best = int(logits.argmax())
-            found.append((best, float(torch.log_softmax(logits, -1)[best])))
-            ids = [*ids, best]
-        return found
+        file, fps = FILES[name]
+        pixels, grid, metadata = files.prepared(
+            self._pictures, files.decoded(file), fps, is_third=self._is_told, size=self._pictures.size, most=32
+        )
+        ids = self._ids(words, grid, metadata)
+        asked = torch.tensor([ids])
+        more: dict[str, Any] = {"pixel_values_videos": pixels, "video_grid_thw": grid}
+        if not self._is_told:
+            more["second_per_grid_ts"] = torch.tensor([2 / metadata.sampled_fps])
+            places = rope_index(
+                self._model, ids, video_grid_thw=grid, second_per_grid_ts=more["second_per_grid_ts"]
+            )[:, None]  # fmt: skip
+            more["position_ids"] = torch.cat([torch.arange(len(ids)).expand(1, 1, -1), places])
+        found = self._model.generate(
+            input_ids=asked, attention_mask=torch.ones_like(asked), max_new_tokens=COUNT, do_sample=False,
+            mm_token_type_ids=2 * (asked == self._model.config.video_token_id), eos_token_id=None, pad_token_id=0,
+            output_logits=True, return_dict_in_generate=True, **more,
+        )  # fmt: skip
+        tokens = found.sequences[0, len(ids) :].tolist()
+        return [
+            (token, float(torch.log_softmax(logits[0], -1)[token]))
+            for token, logits in zip(tokens, found.logits, strict=True)
+        ]
 
     def text_of(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))
 
-    def _indices(self, count: int) -> list[int]:
-        asked: Any = type(
-            "Asked", (), {"num_frames": None, "fps": 2.0, "temporal_patch_size": 2, "min_frames": 4, "max_frames": 32}
-        )
-        metadata = type("Metadata", (), {"total_num_frames": count, "fps": FPS})
-        return [int(index) for index in self._videos.sample_frames(asked, metadata)]
-
-    def _pixels(self, pictures: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        processor = self._pictures
-        height, width = pictures[0].shape[:2]
-        factor, size = processor.patch_size * processor.merge_size, processor.size
-        limits = (size["shortest_edge"], size["longest_edge"])
-        if self._is_told:
-            high, wide = self._videos.smart_resize(len(pictures), height, width, 2, factor, *limits)
-        else:
-            high, wide = self._videos.smart_resize(height, width, factor, *limits)
-        shown = [np.asarray(Image.fromarray(one).resize((wide, high), Image.Resampling.BICUBIC)) for one in pictures]
-        values = (np.stack(shown) / 255 - processor.image_mean) / processor.image_std
-        batch = torch.tensor(values, dtype=torch.float32).permute(0, 3, 1, 2)[None]
-        patches, time, rows, columns = self._videos.patchify(
-            None, batch, processor.patch_size, processor.merge_size, processor.temporal_patch_size
-        )
-        return patches[0], torch.tensor([[time, rows, columns]])
-
-    def _ids(
-        self, words: str, grid: torch.Tensor, indices: list[int], count: int
-    ) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def _ids(self, words: str, grid: torch.Tensor, metadata: VideoMetadata) -> list[int]:
         mark, start, end = "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
         messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": words}]}]
         said = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        time, rows, columns = (int(size) for size in grid[0])
-        seconds = {}
-        if self._is_told:
-            times = files.QWEN_3_TEXT._calculate_timestamps(None, list(indices), FPS, 2)
-            steps = [f"<{at:.1f} seconds>{start}{mark * (rows * columns // 4)}{end}" for at in times]
-            said = said.replace(f"{start}{mark}{end}", "".join(steps))
-        else:
-            said = said.replace(mark, mark * (time * rows * columns // 4))
-            seconds = {"second_per_grid_ts": torch.tensor([2 / (len(indices) / count * FPS)])}
-        return self._tokenizer.encode(said, add_special_tokens=False), seconds
+        theirs: Any = Qwen3VLProcessor if self._is_told else Qwen2_5_VLProcessor
+        own = SimpleNamespace(
+            video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
+            video_token=mark, vision_start_token=start, vision_end_token=end,
+            _calculate_timestamps=lambda *given: theirs._calculate_timestamps(None, *given),
+        )  # fmt: skip
+        shown = theirs.replace_video_token(own, {"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+        # In place of the template's marks too, as transformers 4.57 does: see docs/multimodal.md.
+        said = said.replace(f"{start}{mark}{end}", shown if self._is_told else f"{start}{shown}{end}")
+        return list(self._tokenizer.encode(said, add_special_tokens=False))
 
 
 def check(served: Served, oracle: Oracle, name: str, words: str) -> None:

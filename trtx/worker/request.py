@@ -135,7 +135,7 @@ def with_media(
     ``routing``: Dynamo's ``mm_routing_info``, whose frontend computes the places of pictures itself where it knows the
     model's processor; used where it came to the same length.
     """
-    room = room_of(len(token_ids), context_length, stretch(media, len(token_ids)))
+    room = room_of(len(token_ids), context_length, stretch(media))
     known = (routing or {}).get("routing_token_ids") or ()
     length = (routing or {}).get("expanded_prompt_len")
     is_known = length == len(token_ids) <= len(known)

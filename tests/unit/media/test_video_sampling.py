@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.video_utils import VideoMetadata
-from video_files import QWEN_2, QWEN_3, QWEN_3_TEXT
+from video_files import QWEN_2, QWEN_3, timestamps
 
 from trtx.errors import UsageError
 from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, frames_by_time, read_options
@@ -50,7 +50,7 @@ def test_times_are_those_that_transformers_tells(count: int, fps: float, most: i
         clip = clip_of(options, indices, count, fps)
         metadata = VideoMetadata(total_num_frames=count, fps=fps, frames_indices=indices)
         assert clip.step_s == 2 / metadata.sampled_fps
-        assert list(clip.at_s) == QWEN_3_TEXT._calculate_timestamps(None, list(indices), fps, 2)
+        assert list(clip.at_s) == timestamps(indices, fps)
         assert indices == sorted(set(indices)) and indices[-1] < count, "what was asked for is as it was"
 
 
@@ -120,6 +120,12 @@ def test_options_are_looked_for_where_transformers_looks_for_them(tmp_path: Path
     assert (found.min_pixels, found.max_pixels, found.fps, found.factor) == (30, 40, 3.0, 28)
     written(tmp_path, processor_config={"video_processor": {"max_frames": 6}})
     assert read_options(tmp_path, PROCESSOR, "each").max_frames == 6
+
+
+def test_limits_that_are_not_stated_are_those_of_the_class(tmp_path: Path) -> None:
+    for rule, theirs in (("each", QWEN_2), ("all", QWEN_3)):
+        found = read_options(tmp_path, PROCESSOR, rule)  # type: ignore[arg-type]
+        assert theirs.size == {"shortest_edge": found.min_pixels, "longest_edge": found.max_pixels}
 
 
 @pytest.mark.parametrize(

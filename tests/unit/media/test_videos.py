@@ -13,11 +13,9 @@ import picture_files
 import pytest
 import torch
 import video_files as files
-from PIL import Image
 
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule, content_key, processor_options
 from trtx.media import video_options as video_options_of
-from trtx.media.decoder.sampling import frame_indices, frame_size, read_options
 from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 
 pytestmark = pytest.mark.slow
@@ -45,21 +43,16 @@ async def pool(model: Path) -> AsyncIterator[PicturePool]:
 
 
 def expected(model: Path, file: bytes, rule: VideoRule, fps: float, turned: bool = False) -> tuple[torch.Tensor, Any]:
-    """Patches and grid: frames of another decoding, Pillow's resizing, transformers' own patches."""
+    """Patches and grid: frames of another decoding, and transformers' own code."""
     from transformers import AutoImageProcessor
 
-    pictures = files.decoded(file)
-    options = read_options(model, AutoImageProcessor.from_pretrained(model, backend="pil"), rule)
-    shown = []
-    indices = frame_indices(options, len(pictures), fps, LIMITS.max_video_frames)
-    for index in indices:
-        picture = Image.fromarray(np.rot90(pictures[index]) if turned else pictures[index])
-        height, width = frame_size(options, len(indices), picture.height, picture.width)
-        shown.append(np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC)))
-    values = (np.stack(shown).astype(np.float32) / 255 - np.float32(_MEAN)) / np.float32(_STD)
-    batch = torch.tensor(values).permute(0, 3, 1, 2)[None]
-    patches, time, high, wide = files.QWEN_2.patchify(None, batch, 14, 2, 2)
-    return patches[0], (time, high, wide)
+    pictures = [np.rot90(one) if turned else one for one in files.decoded(file)]
+    processor = AutoImageProcessor.from_pretrained(model, backend="pil")
+    size = files.QWEN_3.size if rule == "all" else processor.size  # min_pixels says nothing to Qwen3-VL's class
+    patches, grid, _ = files.prepared(
+        processor, pictures, fps, is_third=rule == "all", size=size, most=LIMITS.max_video_frames
+    )
+    return patches, tuple(grid[0].tolist())
 
 
 CASES: dict[str, tuple[bytes, float, VideoRule]] = {

@@ -16,6 +16,10 @@ import numpy as np
 import torch
 import transformers
 from av.stream import Disposition
+from transformers import Qwen3VLProcessor
+from transformers.image_processing_backends import PilBackend
+from transformers.image_utils import SizeDict
+from transformers.video_utils import VideoMetadata
 
 Array = np.ndarray[Any, Any]
 av.logging.set_level(None)
@@ -114,12 +118,14 @@ def decoded(file: bytes) -> list[Array]:
 
 
 def theirs(module: str) -> Any:
-    """Functions of one of transformers' modules that import a torchvision which does not load beside a CPU's torch:
-    its ``smart_resize``, and the methods ``sample_frames``, ``patchify`` and ``_calculate_timestamps``."""
+    """Of one of transformers' video processors, whose modules import a torchvision that does not load beside a CPU's
+    torch: ``smart_resize``, the methods ``sample_frames`` and ``patchify``, and the class's own ``size``."""
     path = Path(transformers.__file__).parent / "models" / module
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        wanted = ("smart_resize", "sample_frames", "patchify", "_calculate_timestamps")
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "size" and "size" not in found:
+            found["size"] = eval(compile(ast.Expression(node.value), str(path), "eval"))
+        wanted = ("smart_resize", "sample_frames", "patchify")
         if isinstance(node, ast.FunctionDef) and node.name in wanted:
             node.returns, node.decorator_list = None, []
             for argument in (*node.args.args, *node.args.kwonlyargs):
@@ -132,4 +138,40 @@ def theirs(module: str) -> Any:
 
 QWEN_2 = theirs("qwen2_vl/video_processing_qwen2_vl.py")
 QWEN_3 = theirs("qwen3_vl/video_processing_qwen3_vl.py")
-QWEN_3_TEXT = theirs("qwen3_vl/processing_qwen3_vl.py")
+
+
+def timestamps(indices: list[int], fps: float, temporal_patch: int = 2) -> list[float]:
+    """When each step of a Qwen3-VL video is."""
+    found: list[float] = Qwen3VLProcessor._calculate_timestamps(None, list(indices), fps, temporal_patch)
+    return found
+
+
+def prepared(
+    processor: Any, pictures: list[Array], fps: float, *, is_third: bool, size: Any, most: int
+) -> tuple[torch.Tensor, torch.Tensor, VideoMetadata]:
+    """Patches, grid and the frames taken, as transformers' video processor of Qwen2.5-VL or Qwen3-VL (``is_third``)
+    makes them. ``processor``: an image processor on Pillow, whose resizing, mean and deviation these are; ``size``: the
+    limits of pixels; ``most``: frames."""
+    videos = QWEN_3 if is_third else QWEN_2
+    metadata = VideoMetadata(total_num_frames=len(pictures), fps=fps)
+    asked = SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=most)
+    is_one = len(pictures) == 1  # of which transformers' Qwen2.5-VL takes none, and divides by that
+    metadata.frames_indices = [0] if is_one else [int(one) for one in videos.sample_frames(asked, metadata)]
+    taken = [pictures[index] for index in metadata.frames_indices]
+    height, width = taken[0].shape[:2]
+    shape = (len(taken), height, width, processor.temporal_patch_size) if is_third else (height, width)
+    factor = processor.patch_size * processor.merge_size
+    high, wide = videos.smart_resize(*shape, factor, size["shortest_edge"], size["longest_edge"])
+
+    def made(picture: Array) -> Array:
+        asked_size = SizeDict(height=high, width=wide)
+        resized = PilBackend.resize(processor, picture.transpose(2, 0, 1), asked_size, processor.resample)
+        rescaled = processor.rescale(resized, processor.rescale_factor)
+        found: Array = processor.normalize(rescaled, processor.image_mean, processor.image_std)
+        return found
+
+    batch = torch.tensor(np.stack([made(one) for one in taken]), dtype=torch.float32)[None]
+    patches, *grid = videos.patchify(
+        None, batch, processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    )
+    return patches[0], torch.tensor([grid]), metadata

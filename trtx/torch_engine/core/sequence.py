@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.media import media_identity, rows_between
-from trtx.torch_engine.media_positions import answer_shift, lasts, stretch
+from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -77,7 +76,6 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not before min_tokens
     min_tokens: int = 0
-    answer_shift: int = 0  # of the positions of what is generated, behind a video
     embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them more
 
     @classmethod
@@ -116,14 +114,13 @@ class Sequence:
     def leave_room(self, max_seq_len: int) -> str | None:
         """For positions of media beyond their tokens, so that none is past ``max_seq_len``. What is wrong where no room
         for a token is left; None: there is."""
-        more = stretch(self.media, len(self.prompt_token_ids))
+        more = stretch(self.media)
         room = max_seq_len - len(self.prompt_token_ids) - more
         if room < 1:
             return (
                 f"the prompt has {len(self.prompt_token_ids)} tokens, and a video in it plays {more} positions longer; "
                 f"expected fewer than {max_seq_len} together, the longest sequence here; send a shorter video"
             )
-        self.answer_shift = answer_shift(self.media, len(self.prompt_token_ids))
         self.max_tokens = min(self.max_tokens, room)
         self.most_tokens = len(self.prompt_token_ids) + self.max_tokens
         return None
@@ -195,9 +192,6 @@ class Sequence:
             start = index * tokens_per_block
             end = start + tokens_per_block
             media = media_identity(self.media, start, end) if self.media else b""
-            if self.answer_shift and end > len(self.prompt_token_ids):
-                # As text of a later prompt these tokens have other positions, and other KV.
-                media += b"answer" + array("i", (len(self.prompt_token_ids) - start, self.answer_shift)).tobytes()
             parent = block_name(parent, self.tokens(start, end), media)
             known.append(parent)
         return known
@@ -323,6 +317,4 @@ class Sequence:
 
 
 def _chunked_until(submit: Submit) -> int:
-    if lasts(submit.media):
-        return len(submit.prompt_token_ids)
     return max(1, submit.media[-1].start + submit.media[-1].length) if submit.media else 1

@@ -14,36 +14,34 @@ from torch import Tensor
 
 from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.batch import ScheduledSequence
-from trtx.torch_engine.media_positions import delta_behind, extent, position_delta, step_positions
+from trtx.torch_engine.media_positions import extent, position_delta, step_positions
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.runner.kernels import int32
 
 
-def positions_between(spans: Sequence[MediaSpan], length: int, start: int, end: int) -> npt.NDArray[np.int32]:
-    """``[3, end - start]`` of the tokens ``[start, end)`` of a sequence whose prompt has ``length``.
+def positions_between(spans: Sequence[MediaSpan], start: int, end: int) -> npt.NDArray[np.int32]:
+    """``[3, end - start]``: positions of the tokens ``[start, end)``, prompt and answer alike.
 
-    As transformers' ``get_rope_index`` (5.23): an image or video begins where the text before it ends, counts steps,
-    rows and columns of its grid from there, and the text after it goes on behind the longer side of its rows and
-    columns. What is generated goes on behind the largest position of the prompt.
+    An image or video begins where the text before it ends, and counts time, rows and columns from there. Text continues
+    behind its largest position, as Qwen trains the models (``get_rope_index_25`` of their ``rope2d.py``) and as
+    transformers up to 5.2, vLLM and TensorRT-LLM have it. transformers 5.3 to 5.23 leave a video's time out there.
     """
     index = np.arange(start, end)
     found = np.broadcast_to(index, (3, end - start)).copy()
-    shift = largest = after = 0
+    shift = 0
     for span in spans:
         assert span.grid is not None, "see media_problem"
+        if span.start >= end:
+            break
         _, height, width = span.grid
-        begin, after = span.start + shift, span.start + span.length
-        if span.start < end and after > start:
+        after = span.start + span.length
+        if after > start:
             inside = (index >= span.start) & (index < after)
             row = index[inside] - span.start
             of_grid = step_positions(span)[row // (height * width)], row // width % height, row % width
-            found[:, inside] = np.stack(of_grid) + begin
-        shift += max(height, width) - span.length
-        largest = max(largest, begin + extent(span))
+            found[:, inside] = np.stack(of_grid) + span.start + shift
+        shift += extent(span) - span.length
         found[:, index >= after] = index[index >= after] + shift
-    generated = index >= length
-    if generated.any():
-        found[:, generated] = index[generated] + delta_behind(largest, after, shift, length)
     return found.astype(np.int32)
 
 
@@ -62,7 +60,7 @@ class Mrope:
         new = [sequence for sequence in sequences if sequence.is_first]
         if new:
             slots = [sequence.slot for sequence in new]
-            deltas = [position_delta(sequence.media, len(sequence.prompt_token_ids)) for sequence in new]
+            deltas = [position_delta(sequence.media) for sequence in new]
             both = int32(slots + deltas, self._deltas.device)
             self._deltas[both[: len(new)].long()] = both[len(new) :]
 
@@ -73,12 +71,9 @@ class Mrope:
     def of_chunks(self, sequences: list[ScheduledSequence]) -> Tensor:
         """The same for the tokens of all chunks, one behind the other."""
         parts = [
-            positions_between(
-                sequence.media, len(sequence.prompt_token_ids), sequence.start,
-                sequence.start + len(sequence.new_token_ids),
-            )
+            positions_between(sequence.media, sequence.start, sequence.start + len(sequence.new_token_ids))
             for sequence in sequences
-        ]  # fmt: skip
+        ]
         positions = np.concatenate(parts, axis=1)
         by_axis = int32(positions.reshape(-1).tolist(), self._rotary.device).view(3, -1)
         rows = self._rotary[by_axis.long()]  # [3, tokens, head_dim]

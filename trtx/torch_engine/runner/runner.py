@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trtx.torch_engine.batch import Batch, Embedding, KvGeometry, Sampled, ScheduledSequence
 from trtx.torch_engine.device import device_memory_bytes
-from trtx.torch_engine.media_positions import lasts
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
@@ -198,9 +197,7 @@ class TorchRunner:
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
-    if not sequence.samples or not sequence.start or len(sequence.new_token_ids) != 1 or sequence.embeddings:
-        return False
-    return sequence.start >= len(sequence.prompt_token_ids) or not lasts(sequence.media)
+    return bool(sequence.samples and sequence.start and len(sequence.new_token_ids) == 1 and not sequence.embeddings)
 
 
 def _upload(

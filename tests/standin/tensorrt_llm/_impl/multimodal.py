@@ -202,8 +202,8 @@ class InputProcessor:
         spans = [
             MediaSpan(at, int(rows.shape[0]), b"", grid) for at, (rows, grid) in zip(starts, embedded, strict=True)
         ]
-        found = torch.from_numpy(positions_between(spans, length, 0, length).copy())
-        return found.reshape(3, 1, length), torch.tensor([[position_delta(spans, length)]], dtype=torch.int32)
+        found = torch.from_numpy(positions_between(spans, 0, length).copy())
+        return found.reshape(3, 1, length), torch.tensor([[position_delta(spans)]], dtype=torch.int32)
 
     def _grids(self, token_ids: Sequence[int], rows: Sequence[Any], positions: Any) -> list[tuple[int, int, int]]:
         """In patches, of positions alone: nothing else says them."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from rope_index import own_rope_index, rope_index
 from runner_player import VOCAB, random_prompt
 from torch import Tensor
 from transformers import (
@@ -72,6 +73,9 @@ PROMPTS: dict[str, list[int | Grid | Film]] = {
     "ends with it": [3, (1, 2, 4)],
     "text": [11],
     "video": [3, Film((3, 2, 1), 1.3), 4],
+    "short video": [3, Film((2, 2, 3), 0.2), 4],
+    "long video": [3, Film((3, 1, 2), 1.5), 4, Film((2, 2, 1), 2.0), 2],
+    "long video at the end": [2, (1, 1, 2), 1, Film((3, 2, 1), 1.7)],
     "slow video and pictures": [2, (1, 2, 2), 1, Film((2, 1, 3), 2.5), 2, (1, 2, 1), 1, Film((2, 2, 2), 0.2)],
 }
 
@@ -102,11 +106,14 @@ class Seen:
                 self._film_keys.append(key)
                 frames.append(values)
                 continue
+            self.ids.append(START)
             self.spans.append(MediaSpan(len(self.ids), rows, key, grid))
-            self.ids += [IMAGE] * rows
+            self.ids += [*[IMAGE] * rows, END]
             self.grids.append((t, h * MERGE, w * MERGE))
             self._keys.append(key)
             pixels.append(values)
+        if not isinstance(parts[-1], int):
+            self.ids.pop()  # to end with a placeholder
         self.grid = torch.tensor(self.grids) if self.grids else None
         self.pixels = torch.cat(pixels) if pixels else None
         self._frames = torch.cat(frames) if frames else None
@@ -120,8 +127,9 @@ class Seen:
         rows = h * w
         if self._is_timed:
             step = np.float32(self.model.config.vision_config.tokens_per_second) * np.float32(film.step_s)
+            self.ids.append(START)
             self.spans.append(MediaSpan(len(self.ids), t * rows, key, film.grid, time_step=float(step)))
-            self.ids += [VIDEO] * t * rows
+            self.ids += [*[VIDEO] * t * rows, END]
             return
         for step in range(t):
             self._say(3, step)
@@ -158,26 +166,42 @@ class Seen:
     def kinds(self, ids: list[int]) -> Tensor:
         return torch.tensor([[{IMAGE: 1, VIDEO: 2}.get(token, 0) for token in ids]])
 
-    def positions(self, ids: list[int]) -> tuple[Tensor, int]:
-        found, delta = self.model.model.get_rope_index(
-            torch.tensor([ids]), self.kinds(ids), image_grid_thw=self.grid, **self._of_films()
-        )
-        return found[:, 0], int(delta)
+    def positions(self, more: int = 0) -> Tensor:
+        """``[3, tokens]`` of the prompt and of ``more`` tokens behind it: positions do not depend on which."""
+        if not self.spans:
+            return torch.arange(len(self.ids) + more).expand(3, -1)
+        return rope_index(self.model, self.ids + [0] * more, image_grid_thw=self.grid, **self._of_films())
+
+    def own_positions(self, more: int = 0) -> Tensor:
+        """The same by the class of the model itself, wrong for long videos of Qwen2.5-VL: see ``rope_index``."""
+        return own_rope_index(self.model, self.ids + [0] * more, image_grid_thw=self.grid, **self._of_films())
 
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> Tensor:
-        """``[len(ids), vocab]``; what stands behind the prompt was generated, and goes on behind its largest position,
-        as transformers' ``generate`` has it."""
-        found, delta = self.positions(self.ids)
-        after = (torch.arange(len(self.ids), len(ids)) + delta).expand(3, -1)
+        """``[len(ids), vocab]`` of the prompt and an answer."""
+        positions = self.positions(len(ids) - len(self.ids))
         more = {} if self.pixels is None else {"pixel_values": self.pixels, "image_grid_thw": self.grid}
         if self._frames is not None:
             more |= {"pixel_values_videos": self._frames, **self._of_films()}
         logits = self.model(
             input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            mm_token_type_ids=self.kinds(ids), position_ids=torch.cat([found, after], dim=1)[:, None], **more,
+            mm_token_type_ids=self.kinds(ids), position_ids=positions[:, None], **more,
         ).logits[0]  # fmt: skip
         return torch.log_softmax(logits.float(), dim=-1)
+
+    @torch.no_grad()
+    def generated(self, count: int) -> list[int]:
+        """By ``generate()``, greedy."""
+        ids = torch.tensor([self.ids])
+        more = {} if self.pixels is None else {"pixel_values": self.pixels, "image_grid_thw": self.grid}
+        if self._frames is not None:
+            more |= {"pixel_values_videos": self._frames, **self._of_films()}
+        positions = torch.cat([torch.arange(len(self.ids)).expand(1, -1), self.positions()])[:, None]
+        found = self.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=self.kinds(self.ids),
+            position_ids=positions, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0, **more,
+        )  # fmt: skip
+        return found[0, len(self.ids) :].tolist()  # type: ignore[no-any-return]
 
 
 def _rows(found: Any) -> list[Tensor]:
