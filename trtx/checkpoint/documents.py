@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trtx.checkpoint.class_defaults import ConfigValues, complete
 from trtx.errors import UnsupportedModel, UsageError
 
 CONFIG = "config.json"
@@ -56,9 +57,10 @@ def read_object(path: Path, expected: str) -> dict[str, Any]:
 
 
 def config_fields(directory: Path) -> Fields:
-    """``config.json`` of a checkpoint, whatever model it describes. The one place that opens it."""
+    """``config.json`` of a checkpoint, whatever model it describes, with the defaults of its class for what it leaves
+    out. The one place that opens it."""
     file = directory / CONFIG
-    return Fields(read_object(file, "a Hugging Face config"), str(file))
+    return Fields(complete(read_object(file, "a Hugging Face config")), str(file))
 
 
 class _Unreadable(Exception):
@@ -159,6 +161,9 @@ class Fields:
         field = f"{self.parent}{name}"[:100]
         if name not in self.values:
             return f"{self.file} has no {field}; expected {expected}"
+        if isinstance(self.values, ConfigValues) and name in self.values.absent:
+            silent = shown(self.values[name])
+            return f"{self.file} has no {field}, which transformers takes for {silent}; expected {expected}"
         return f"{self.file}: {field} is {shown(self.values[name])}; expected {expected}"
 
 

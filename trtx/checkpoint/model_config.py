@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trtx.checkpoint.class_defaults import CLASSES
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
@@ -44,48 +45,38 @@ would be counted and allocated for a long time before that shows."""
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What transformers' config class of an architecture takes where the file is silent.
+    """What transformers' model of an architecture computes, and what its config class derives from other fields.
 
-    ``derives_…``: from other sizes. Where a class has a number of its own instead (32 heads, a size of 128), whatever
-    the model's size, the field is demanded. ``kv_heads``: as many as query heads where the field is missing or null,
-    where it is null alone, or never. ``window``: of ``sliding_window`` where ``use_sliding_window`` switches it on, a
-    field that the class does not know, or one that holds whatever a switch says.
+    Defaults of missing fields are in :data:`trtx.checkpoint.class_defaults.CLASSES`. ``kv_heads``: whether null means
+    as many as query heads. ``derives_head_dim``: where it is missing or null. ``window``: of ``sliding_window`` where
+    ``use_sliding_window`` switches it on, a field that the class does not know, or one that holds whatever a switch
+    says.
     """
 
     model_type: str
-    kv_heads: Literal["missing or null", "null", "never"] = "null"
+    kv_heads: Literal["derived", "stated"] = "derived"
     derives_head_dim: bool = False
-    needs_theta: bool = True
     window: Literal["switched", "unknown", "always"] = "switched"
-    silent_window: int | None = None  # sliding_window where the field is missing; null is none
     qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
     qk_norm: bool = False
     takes_head_dim: bool = True  # else it is hidden_size / num_attention_heads whatever the field says
-    full_layers: int = 28  # max_window_layers where the field is missing
     mrope: Mrope | None = None
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(
-        "llama", kv_heads="missing or null", derives_head_dim=True, needs_theta=False, window="unknown"
-    ),
-    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, silent_window=4096, qkv_bias=True),
-    "Qwen3ForCausalLM": Family("qwen3", silent_window=4096, qk_norm=True),
-    "MistralForCausalLM": Family(
-        "mistral", kv_heads="never", derives_head_dim=True, needs_theta=False,
-        window="always", silent_window=4096, qkv_bias=False,
-    ),
-}  # fmt: skip
+    "LlamaForCausalLM": Family("llama", derives_head_dim=True, window="unknown"),
+    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
+    "MistralForCausalLM": Family("mistral", kv_heads="stated", derives_head_dim=True, window="always", qkv_bias=False),
+}
 
-# Decoders that are nested alone, by their model_type. Theirs is a theta of their own where the file has none.
+# Decoders that are nested alone, by their model_type.
 NESTED_FAMILIES = {
     "qwen2_5_vl_text": Family(
         "qwen2_5_vl_text",
         derives_head_dim=True,
         takes_head_dim=False,
-        silent_window=4096,
         qkv_bias=True,
-        full_layers=80,
         mrope=Mrope((16, 24, 24), interleaved=False),
     ),
     "qwen3_vl_text": Family(
@@ -248,7 +239,7 @@ def _parse(
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", at_least=0.0),
         max_position=sizes["max_position_embeddings"],
-        rope=read_rope(config, needs_theta=family.needs_theta, mrope=family.mrope, head_dim=head_dim),
+        rope=read_rope(config, default_theta=CLASSES[family.model_type].theta, mrope=family.mrope, head_dim=head_dim),
         tied_head=config.flag("tie_word_embeddings", missing=False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
@@ -266,7 +257,7 @@ def _is_needed(name: str, config: Fields, family: Family) -> bool:
     if config.has(name):
         return True
     if name == "num_key_value_heads":
-        return family.kv_heads == "never" or (family.kv_heads == "null" and name not in config.values)
+        return family.kv_heads == "stated"
     return name != "head_dim" or not family.derives_head_dim
 
 

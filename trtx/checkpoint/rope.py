@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtx.checkpoint.class_defaults import DEFAULT_THETA
 from trtx.checkpoint.documents import Fields, shown
 from trtx.errors import UsageError
-
-DEFAULT_THETA = 10000.0
-"""transformers' ``default_theta`` (5.23), which configs from before Llama 3 rely on."""
 
 # By rope type what it needs beside theta. What a type does not use is refused: a "factor" without its "llama3" is a
 # scaling that somebody believes in, and transformers ignores it with a warning.
@@ -52,16 +50,16 @@ class Mrope:
     interleaved: bool
 
 
-def read_rope(config: Fields, *, needs_theta: bool, mrope: Mrope | None = None, head_dim: int = 0) -> RopeConfig:
+def read_rope(config: Fields, *, default_theta: float, mrope: Mrope | None = None, head_dim: int = 0) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (before it).
 
-    ``needs_theta``: whether a missing theta is refused; else it is :data:`DEFAULT_THETA`. ``mrope``: of a family with
-    three positions, whose sections have to fill ``head_dim``. Raises UsageError for what is
-    missing, for two places that say different things, and for types and fields that the torch engine does not compute.
+    ``default_theta``: of the config class, where the file has none. ``mrope``: of a family with three positions, whose
+    sections have to fill ``head_dim``. Raises UsageError for what is missing, for two places that say different things,
+    and for types and fields that the torch engine does not compute.
     """
     stated = _the_one_place(config)
     kind = "default" if stated is None else _kind(stated, mrope)
-    theta = _theta(config, stated, needs_theta=needs_theta)
+    theta = _theta(config, stated, default_theta)
     _check_rotary_share(config, stated)
     if mrope is not None:
         if stated is not None and kind != "default":
@@ -147,12 +145,12 @@ def _refuse_unused(stated: Fields, kind: str, beside: tuple[str, ...]) -> None:
             stated.refuse(name, f"no such field for rope type {kind!r}: name the type that it belongs to, or delete it")
 
 
-def _theta(config: Fields, stated: Fields | None, *, needs_theta: bool) -> float:
+def _theta(config: Fields, stated: Fields | None, default: float) -> float:
     places = [place for place in (stated, config) if place is not None and place.has("rope_theta")]
     if not places:
-        if needs_theta or "rope_theta" in config.values:
+        if "rope_theta" in config.values:
             config.refuse("rope_theta", "a number above 0, here or in rope_parameters")
-        return DEFAULT_THETA
+        return default
     found = [place.number("rope_theta", above=0.0) for place in places]
     if len(set(found)) > 1:
         # transformers 5 reads the inner one, releases before it the outer one.

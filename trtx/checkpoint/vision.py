@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
 
+from trtx.checkpoint.class_defaults import ConfigValues
 from trtx.checkpoint.documents import Fields, config_fields
 from trtx.checkpoint.known_fields import PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.processor import check_processor
@@ -52,6 +53,7 @@ class Wrapper:
     text_type: str | None = None  # the one model_type of its decoder; None: any dense family
     tower_types: tuple[str, ...] = ()
     is_flat: bool = False  # where there is no text_config, its fields stand beside vision_config
+    ties_by_decoder: bool = True  # tie_word_embeddings of text_config holds too
 
 
 _QWEN_FIELDS = frozenset((
@@ -90,6 +92,7 @@ WRAPPERS = {
         fields=_QWEN_FIELDS,
         text_type="qwen3_vl_text",
         tower_types=("qwen3_vl", "qwen3_vl_vision"),
+        ties_by_decoder=False,
     ),
 }  # fmt: skip
 
@@ -187,7 +190,8 @@ def decoder_fields(config: Fields, architecture: str) -> Fields:
     if wrapper.is_flat and config.values.get(TEXT) is None:
         outer = {TEXT, VISION, "architectures", *wrapper.fields}
         own = {name: value for name, value in config.values.items() if name not in outer}
-        return Fields(own | {"model_type": wrapper.text_type}, config.file)
+        absent = config.values.absent if isinstance(config.values, ConfigValues) else frozenset()
+        return Fields(ConfigValues(own | {"model_type": wrapper.text_type}, absent), config.file)
     return _nested(config, TEXT, "the decoder's fields")
 
 
@@ -199,11 +203,11 @@ def _nested(config: Fields, name: str, holds: str) -> Fields:
 
 
 def is_tied(config: Fields, architecture: str) -> bool:
-    """Of a wrapper. transformers 5.23 ties a LLaVA's head where either config says so (LlavaConfig.__post_init__)."""
+    """Of a wrapper. transformers 5.23 ties the head of a LLaVA and a Qwen2.5-VL where either config says so
+    (``__post_init__`` of their classes), that of a Qwen3-VL by the outer one."""
     text = decoder_fields(config, architecture)
     outer, inner = (place.flag("tie_word_embeddings", missing=False) for place in (config, text))
-    if inner and not outer and WRAPPERS[architecture].text_type is not None:
-        # Others go by the outer one, with a default of false, as far as they were seen to.
+    if inner and not outer and not WRAPPERS[architecture].ties_by_decoder:
         config.refuse("tie_word_embeddings", "true, as in text_config: transformers ties the head by this one")
     return outer or inner
 

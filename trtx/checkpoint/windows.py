@@ -25,7 +25,7 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
     positions is none."""
     slides = _listed(config, family, num_layers)
     is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
-    window = config.values.get("sliding_window", family.silent_window) if is_on else None
+    window = config.values.get("sliding_window") if is_on else None
     if window is None:
         if slides is not None and any(slides):
             config.refuse("layer_types", f"{_FULL!r} throughout, or a sliding_window that is switched on")
@@ -65,7 +65,7 @@ def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | Non
 def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
     first = 0
     if family.window == "switched":
-        stated = config.values["max_window_layers"] if config.has("max_window_layers") else family.full_layers
+        stated = config.values.get("max_window_layers")
         if isinstance(stated, bool) or not isinstance(stated, int):
             config.refuse("max_window_layers", "a whole number of layers")
         first = stated
@@ -77,10 +77,7 @@ def refuse_nested_windows(text: Fields, windows: Windows) -> None:
     if windows and text.has("layer_types"):
         text.refuse_here("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
     if windows:
-        silent = (
-            "" if text.has("sliding_window") else f" (missing, it is {max(w or 0 for w in windows)} to transformers)"
-        )
-        text.refuse_here("sliding_window", f"null, or use_sliding_window false{silent}: {_ELSEWHERE}")
+        text.refuse_here("sliding_window", f"null, or use_sliding_window false: {_ELSEWHERE}")
 
 
 def check_windows(windows: Sequence[int | None], model_dir: Path, *, on_gpu: bool, deterministic: bool) -> None:

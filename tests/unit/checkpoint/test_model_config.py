@@ -164,14 +164,20 @@ def test_a_field_that_is_no_such_value_is_refused_by_name(tmp_path: Path, change
     assert says in refusal(tmp_path, QWEN3 | changes)
 
 
+@pytest.mark.parametrize("name", ["architectures", "model_type"])
+def test_what_the_model_is_has_to_be_said(tmp_path: Path, name: str) -> None:
+    """Sizes that are missing are those of the config class: test_class_defaults.py."""
+    config = {key: value for key, value in QWEN3.items() if key != name}
+    assert f"FILE has no {name}; expected" in refusal(tmp_path, config)
+
+
 @pytest.mark.parametrize(
     "name",
     ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
-     "max_position_embeddings", "architectures", "head_dim", "num_key_value_heads", "rope_theta"],
+     "max_position_embeddings", "head_dim", "rope_theta"],
 )  # fmt: skip
-def test_what_the_model_needs_is_demanded(tmp_path: Path, name: str) -> None:
-    config = {key: value for key, value in QWEN3.items() if key != name}
-    assert f"FILE has no {name}; expected" in refusal(tmp_path, config)
+def test_what_the_model_needs_can_not_be_null(tmp_path: Path, name: str) -> None:
+    assert f"FILE: {name} is None; expected" in refusal(tmp_path, QWEN3 | {name: None})
 
 
 @pytest.mark.parametrize("config", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])

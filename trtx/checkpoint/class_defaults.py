@@ -1,0 +1,194 @@
+"""Values that transformers' config classes take for the fields that a ``config.json`` leaves out.
+
+Published files leave out what equals their class's default: LLaVA 1.5's decoder states no size at all. Importing
+transformers for these few numbers takes seconds, so they stand here. ``tests/unit/checkpoint/test_class_defaults.py``
+holds them to the installed classes (5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+DEFAULT_THETA = 10000.0
+_TEXT, _TYPE = "text_config", "model_type"
+
+
+@dataclass(frozen=True, slots=True)
+class NestedClass:
+    """Class of a nested config. ``model_type``: where the object names none. ``empty``: fields of a missing object,
+    which differ from the class's own. ``is_fixed``: transformers takes this class whatever the object names."""
+
+    model_type: str
+    empty: Mapping[str, Any] = field(default_factory=dict)
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigClass:
+    """Defaults of one class. ``aliases``: other names of its fields. ``is_flat``: without a ``text_config``, the
+    decoder's fields stand beside the wrapper's."""
+
+    fields: Mapping[str, Any]
+    theta: float = DEFAULT_THETA
+    nested: Mapping[str, NestedClass] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    is_flat: bool = False
+
+
+def _decoder(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, positions: int, **more: Any
+) -> dict[str, Any]:
+    """Fields that every decoder's class has."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-6,
+        **more,
+    }
+
+
+_SILU, _GELU = {"hidden_act": "silu"}, "gelu_pytorch_tanh"
+_UNTIED, _TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
+_NO_BIAS = {"attention_bias": False}
+_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096}
+_QWEN_IDS = {
+    "image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+}  # fmt: skip
+_QWEN_TOWER = {"num_heads": 16, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2,
+               "out_hidden_size": 3584}  # fmt: skip
+_QWEN_ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
+
+
+def _qwen_wrapper(model_type: str, *, is_flat: bool = False) -> ConfigClass:
+    nested = {name: NestedClass(f"{model_type}_{part}", is_fixed=True)
+              for name, part in ((_TEXT, "text"), ("vision_config", "vision"))}  # fmt: skip
+    return ConfigClass(_QWEN_IDS | _UNTIED, nested=nested, is_flat=is_flat)
+
+
+CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
+    "llama": ConfigClass(_decoder(32000, 4096, 11008, 32, 32, 2048, mlp_bias=False, **_SILU, **_UNTIED, **_NO_BIAS)),
+    "qwen2": ConfigClass(_decoder(
+        151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, max_window_layers=28,
+        **_SILU, **_UNTIED, **_SWITCHED,
+    )),
+    "qwen3": ConfigClass(_decoder(
+        151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, head_dim=128, max_window_layers=28,
+        **_SILU, **_UNTIED, **_SWITCHED, **_NO_BIAS,
+    )),
+    "mistral": ConfigClass(_decoder(
+        32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8, sliding_window=4096, **_SILU, **_UNTIED,
+    )),
+    "gemma": ConfigClass(_decoder(
+        256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, head_dim=256, hidden_act=_GELU, **_TIED, **_NO_BIAS,
+    )),
+    "gemma2": ConfigClass(_decoder(
+        256000, 2304, 9216, 26, 8, 8192, num_key_value_heads=4, head_dim=256, hidden_activation=_GELU,
+        sliding_window=4096, query_pre_attn_scalar=256, final_logit_softcapping=30.0, attn_logit_softcapping=50.0,
+        **_TIED, **_NO_BIAS,
+    )),
+    "gemma3_text": ConfigClass(_decoder(
+        262208, 2304, 9216, 26, 8, 131072, num_key_value_heads=4, head_dim=256, hidden_activation=_GELU,
+        sliding_window=4096, query_pre_attn_scalar=256, use_bidirectional_attention=False, **_TIED, **_NO_BIAS,
+    )),
+    "gemma3": ConfigClass(
+        {"mm_tokens_per_image": 256, "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144,
+         **_TIED},
+        nested={_TEXT: NestedClass("gemma3_text", is_fixed=True),
+                "vision_config": NestedClass("siglip_vision_model")},
+        aliases={"image_token_id": "image_token_index", "boi_token_id": "boi_token_index",
+                 "eoi_token_id": "eoi_token_index"},
+    ),
+    "llava": ConfigClass(
+        {"image_token_index": 32000, "image_seq_length": 576, "projector_hidden_act": "gelu",
+         "vision_feature_select_strategy": "default", "vision_feature_layer": -2, "multimodal_projector_bias": True,
+         **_UNTIED},
+        nested={
+            _TEXT: NestedClass("llama"),
+            "vision_config": NestedClass("clip_vision_model", {
+                "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "image_size": 336, "patch_size": 14, "projection_dim": 768, "vocab_size": 32000,
+            }),
+        },
+        aliases={"image_token_id": "image_token_index"},
+    ),
+    "clip_vision_model": ConfigClass({
+        "hidden_size": 768, "intermediate_size": 3072, "projection_dim": 512, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
+    }),
+    "siglip_vision_model": ConfigClass({
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": _GELU, "vision_use_head": True,
+    }),
+    "qwen2_5_vl": _qwen_wrapper("qwen2_5_vl", is_flat=True),
+    "qwen2_5_vl_text": ConfigClass(
+        _decoder(152064, 8192, 29568, 80, 64, 32768, num_key_value_heads=8, max_window_layers=80, **_SILU, **_SWITCHED)
+        | {"rms_norm_eps": 1e-5},
+        theta=1e6,
+    ),
+    "qwen2_5_vl_vision": ConfigClass(
+        _QWEN_TOWER | {"depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420,
+                       "patch_size": 14, "tokens_per_second": 4, "window_size": 112,
+                       "fullatt_block_indexes": [7, 15, 23, 31]},
+        aliases=_QWEN_ALIASES,
+    ),
+    "qwen3_vl": _qwen_wrapper("qwen3_vl"),
+    "qwen3_vl_text": ConfigClass(
+        _decoder(151936, 4096, 22016, 32, 32, 128000, num_key_value_heads=32, head_dim=128, **_SILU, **_NO_BIAS),
+        theta=5e5,
+    ),
+    "qwen3_vl_vision": ConfigClass(
+        _QWEN_TOWER | {"depth": 27, "hidden_size": 1152, "hidden_act": _GELU, "intermediate_size": 4304,
+                       "patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},
+        aliases=_QWEN_ALIASES,
+    ),
+})  # fmt: skip
+"""By ``model_type``: the families that the torch engine computes, and Gemma, whose memory is planned."""
+
+# Every how many layers one attends to all tokens. Their classes have no such field any more, and derive layer_types.
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+
+
+class ConfigValues(dict[str, Any]):
+    """Fields of a config and, for those that the file leaves out, the defaults of its class.
+
+    ``absent``: names of the latter.
+    """
+
+    def __init__(self, values: Mapping[str, Any], absent: frozenset[str]) -> None:
+        super().__init__(values)
+        self.absent = absent
+
+
+def complete(values: Mapping[str, Any]) -> ConfigValues:
+    """A whole ``config.json`` with the defaults of its class and those of the configs that it nests. A field that is
+    null stays null, and a ``model_type`` that is not in :data:`CLASSES` gets none."""
+    return _complete(values, values.get(_TYPE))
+
+
+def _complete(values: Mapping[str, Any], model_type: object) -> ConfigValues:
+    found = CLASSES.get(model_type) if isinstance(model_type, str) else None
+    if found is None:
+        return ConfigValues(values, frozenset())
+    silent = {_TYPE: model_type, **found.fields}
+    silent |= {name: values[alias] for alias, name in found.aliases.items() if alias in values}
+    if model_type in _PATTERNS and "layer_types" not in values:
+        silent["sliding_window_pattern"] = values.get("_sliding_window_pattern", _PATTERNS[str(model_type)])
+    inner: dict[str, Any] = {}
+    for name, nested in found.nested.items():
+        stated = values.get(name)
+        if stated is None and name == _TEXT and found.is_flat:
+            silent = {**CLASSES[nested.model_type].fields, **silent}
+        elif stated is None:
+            inner[name] = ConfigValues(_complete(nested.empty, nested.model_type), frozenset())
+        elif isinstance(stated, Mapping):
+            kind = nested.model_type if nested.is_fixed else stated.get(_TYPE, nested.model_type)
+            inner[name] = _complete(stated, kind)
+    absent = frozenset(silent.keys() - values.keys())
+    return ConfigValues({**silent, **values, **inner}, absent)
