@@ -269,7 +269,7 @@ async def test_a_killed_encoder_fails_what_is_open_and_says_so(model_dir: Path, 
 
 async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
     encoder = MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64})
-    assert encoder.unsupported_fields == {"kv_cache_config": "an encoder keeps no tokens and samples none"}
+    assert encoder.unsupported_fields == {"kv_cache_config.max_tokens": "an encoder keeps no tokens and samples none"}
     items = prepared(1)
     with pytest.raises(RequestError, match="makes 16 tokens; expected at most 15"):
         await encoder.encode(items)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config import schema
-from trtx.config.engine_config import OWN_FIELDS, ResolvedEngineConfig, given_path, load_engine_config
+from trtx.config.engine_config import ResolvedEngineConfig, given_path, load_engine_config
+from trtx.config.engine_uses import OWN_FIELDS
 from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from trtx.config.engine_uses import acts_on
 from trtx.config.families import CONFIG_ROOT, ConfigHeader, built_files, read_header, shown_path
 from trtx.config.files import read_text
 from trtx.config.strict_yaml import parse_yaml
@@ -20,13 +21,6 @@ from trtx.config.topology import Role
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-# Arguments that only trtx's own engines take, beside TensorRT-LLM's. simulated: dynamo.mocker's flags.
-OWN_FIELDS: dict[str, frozenset[str]] = {
-    "torch": frozenset(),
-    "tensorrt-llm": frozenset(),
-    "paced": frozenset({"paced_ttft_ms", "paced_itl_ms"}),
-    "simulated": frozenset({"speedup_ratio"}),
-}
 # Of a model that no file is shipped for: what every published prefill worker with the C++ transceiver has.
 _WITHOUT_FILE: dict[Role, dict[str, Any]] = {"prefill": {"disable_overlap_scheduler": True, "cuda_graph_config": None}}
 
@@ -36,7 +30,8 @@ class ResolvedEngineConfig:
     """Keyword arguments of the LLM for one role, where they came from, and why each override holds.
 
     ``header``: what the file says it is written for. ``overridden``: the paths that ``--set`` gave, and the sections
-    that it made around them, each with the assignment as it was typed.
+    that it made around them, each with the assignment as it was typed. ``is_own``: the file is one that a person named,
+    and none that trtx ships.
     """
 
     role: Role
@@ -45,6 +40,7 @@ class ResolvedEngineConfig:
     reasons: tuple[str, ...]
     header: ConfigHeader | None = None
     overridden: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
 
 
 def load_engine_config(
@@ -70,12 +66,17 @@ def load_engine_config(
         before, made = _set(values, key, value)
         overridden |= dict.fromkeys((*made, key), text)
         reasons.append(f"{role}: {key} = {value!r} from --set" + ("" if before is None else f", was {before!r}"))
-    if role in ("prefill", "decode") and "cache_transceiver_config" not in values:
+    if role in ("prefill", "decode") and "cache_transceiver_config" not in values and _has_transceiver(engine, role):
         values["cache_transceiver_config"] = {"backend": "DEFAULT"}
         reasons.append(
             f"{role}: cache_transceiver_config.backend = 'DEFAULT' because disaggregation needs a KV transport"
         )
-    return ResolvedEngineConfig(role, values, source, tuple(reasons), header, overridden)
+    is_own = path is not None and not path.resolve().is_relative_to(CONFIG_ROOT)
+    return ResolvedEngineConfig(role, values, source, tuple(reasons), header, overridden, is_own)
+
+
+def _has_transceiver(engine: str, role: Role) -> bool:
+    return acts_on(engine, role, "cache_transceiver_config.backend", {}, on_gpu=False)
 
 
 def given_path(overridden: Collection[str], path: str) -> str | None:

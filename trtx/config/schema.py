@@ -150,6 +150,14 @@ def _fields_of(model: str, values: Mapping[str, object]) -> Fields:
     return _models()[model]
 
 
+def nested_model(model: str, values: Mapping[str, object], name: str) -> str | None:
+    """The model of a field that is a section; None: it is none, whatever its value holds. ``values``: what it stands
+    in, of ``model``."""
+    field = _fields_of(model, values).get(name)
+    inner = None if field is None else model_of(field.type)
+    return inner if inner in _models() else None
+
+
 def known_fields(model: str = "LlmArgs") -> frozenset[str]:
     """Every name that some version knows."""
     return frozenset(_models()[model])

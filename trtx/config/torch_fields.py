@@ -1,7 +1,7 @@
-"""What the torch engine makes of each of TensorRT-LLM's arguments: honours it, may leave it out, or refuses it.
+"""What the torch engine makes of each of TensorRT-LLM's arguments: :data:`FIELDS` has one record for each.
 
-Here and not in ``torch_engine``, as a plan refuses what the engine would, and planning reaches no engine. Whoever lets
-the engine honour another field moves its name; a test holds that each field of ``llm_args.json`` has one place.
+Here and not in ``torch_engine``, as a plan refuses what the engine would, and planning reaches no engine. To let the
+engine act on another field, move its name; a test holds that each field of ``llm_args.json`` has one record.
 """
 
 from __future__ import annotations
@@ -13,101 +13,174 @@ from typing import Any
 SHOWN_CHARACTERS = 80
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+@dataclass(frozen=True, slots=True)
+class Honoured:
+    """The engine acts on it. ``needs_gpu``: where it runs on a GPU. ``by_encoder``: its vision encoder does too."""
+
+    needs_gpu: bool = False
+    by_encoder: bool = False
 
 
-# By section; "" is the arguments themselves. A section's fields are looked at one by one, what is not a section is
-# honoured, left out or refused as a whole.
-HONOURED: Mapping[str, frozenset[str]] = {
-    "": _names(
-        "model tokenizer skip_tokenizer_init trust_remote_code dtype max_batch_size max_num_tokens max_seq_len "
-        "enable_chunked_prefill disable_overlap_scheduler enable_iter_perf_stats max_stats_len return_perf_metrics"
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """The engine takes it and does not act on it: it changes speed, memory or what is logged, and no answer.
+
+    ``because``: what the engine lacks."""
+
+    because: str
+
+
+def _of(section: str, text: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" if section else name for name in text.split())
+
+
+# A field of a section has a record of its own. A section that has one record itself is of that record as a whole.
+_HONOURED: Mapping[str, Honoured] = {
+    **dict.fromkeys(
+        _of(
+            "",
+            "model tokenizer skip_tokenizer_init trust_remote_code max_seq_len enable_chunked_prefill "
+            "disable_overlap_scheduler enable_iter_perf_stats max_stats_len",
+        ),
+        Honoured(),
     ),
-    "kv_cache_config": _names(
-        "tokens_per_block free_gpu_memory_fraction max_tokens enable_block_reuse dtype event_buffer_max_size"
+    **dict.fromkeys(("dtype", "max_batch_size", "max_num_tokens"), Honoured(by_encoder=True)),
+    **dict.fromkeys(
+        _of("kv_cache_config", "tokens_per_block max_tokens enable_block_reuse dtype event_buffer_max_size"), Honoured()
     ),
-    "cuda_graph_config": frozenset({"batch_sizes"}),
-    "scheduler_config": frozenset({"waiting_queue_policy"}),
-    "cache_transceiver_config": frozenset({"backend", "kv_transfer_timeout_ms"}),
-    "speculative_config": frozenset(),
-    "quant_config": frozenset(),
+    "kv_cache_config.free_gpu_memory_fraction": Honoured(needs_gpu=True),
+    "cuda_graph_config.batch_sizes": Honoured(needs_gpu=True),
+    "scheduler_config.waiting_queue_policy": Honoured(),
+    "cache_transceiver_config.backend": Honoured(),
+    "cache_transceiver_config.kv_transfer_timeout_ms": Honoured(),
 }
 
-# These change speed, memory or what is logged, and no answer: the engine leaves them out and says so.
-_SCHEDULING = (
-    "batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio "
-    "enable_early_first_token_response enable_low_latency_host_dispatch reorder_policy_config stream_interval "
-    "enable_resource_governor attention_dp_config max_input_len"
-)
-_KERNELS = (
-    "sampler_type sampler_force_async_worker enable_speculative_beam_history_d2h disable_flashinfer_sampling "
-    "enable_in_graph_sampling torch_compile_config enable_autotuner enable_min_latency nvfp4_gemm_config "
-    "use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm "
-    "prefill_capture_num_tokens prefill_cuda_graph_backend use_fine_grained_sync moe_config"
-)
-_SEVERAL_GPUS = "gpus_per_node enable_lm_head_tp_in_adp pp_partition allreduce_strategy dwdp_config"
-_PROCESSES = (
-    "garbage_collection_gen0_threshold num_postprocess_workers num_serve_frontends mpi_session orchestrator_type "
-    "ray_worker_extension_cls ray_placement_config ray_worker_nsight_options enable_sleep sleep_config"
-)
-_LOADING = "mx_config gms_config checkpoint_io_policy kv_connector_config"
-_OBSERVING = (
-    "iter_stats_max_iterations request_stats_max_iterations enable_iter_req_stats print_iter_log "
-    "perf_metrics_max_requests prometheus_metrics_config enable_energy_metrics otlp_traces_endpoint telemetry_config "
-    "enable_layerwise_nvtx_marker layer_wise_benchmarks_config"
-)
-# Of media, adapters and reasoning parsers: requests that bring any are refused, or nothing asks for it.
-_NOTHING_TO_ACT_ON = (
-    "multimodal_config encoder_max_batch_size encoder_max_num_tokens encoder_cuda_graph_config disable_mm_encoder "
-    "enable_encoder_decoder_mixed_cuda_graph peft_cache_config reasoning_parser gather_generation_logits "
-    "fail_fast_on_attention_window_too_large"
-)
-SPEED_ALONE: Mapping[str, frozenset[str]] = {
-    "": _names(" ".join((_SCHEDULING, _KERNELS, _SEVERAL_GPUS, _PROCESSES, _LOADING, _OBSERVING, _NOTHING_TO_ACT_ON))),
-    "kv_cache_config": _names(
-        # Where KV may lie, and what of it is kept for reuse; mamba_* and MLA's are of models that are refused.
-        "host_cache_size onboard_blocks disk_cache_size disk_cache_path cross_kv_cache_fraction "
-        "secondary_offload_min_priority attention_dp_events_gather_period_ms enable_partial_reuse "
-        "copy_on_partial_reuse use_uvm max_gpu_total_bytes iteration_stats_interval mamba_ssm_cache_dtype "
-        "mamba_ssm_stochastic_rounding mamba_ssm_philox_rounds mamba_state_cache_interval mamba_state_config "
-        "use_kv_cache_manager_v2 max_util_for_resume enable_swa_scratch_reuse kv_cache_event_hash_algo "
-        "enable_kv_pool_rebalance disk_prefetch_num_reqs pool_ratio avg_seq_len block_reuse_policy "
-        "block_reuse_config kv_events_config fp8_context_mla_kv_len_cap"
+_SCHEDULER = Unused("the torch engine has one policy by which it makes batches")
+_KERNELS = Unused("the torch engine has kernels of its own")
+_PROCESSES = Unused("the torch engine has one process, which this does not shape")
+_LOADING = Unused("the torch engine has one way to load weights and to move KV")
+_OBSERVING = Unused("the torch engine does not report it")
+_ABSENT = Unused("the torch engine has nothing that it would apply to")
+_KV = Unused("the torch engine keeps KV on its device alone, in one pool of equal blocks")
+_GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
+_TRANSFER = Unused("the torch engine moves KV in one way")
+# A draft token is taken only where the model itself would have drawn it: the same tokens, sooner.
+_DRAFTS = Unused("the torch engine does not speculate")
+_UNUSED: Mapping[str, Unused] = {
+    **dict.fromkeys(
+        _of(
+            "",
+            "batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio "
+            "enable_early_first_token_response enable_low_latency_host_dispatch reorder_policy_config stream_interval "
+            "enable_resource_governor attention_dp_config max_input_len",
+        ),
+        _SCHEDULER,
     ),
-    "cuda_graph_config": _names("max_batch_size enable_padding mode num_tokens max_num_token seq_lens max_seq_len"),
-    "scheduler_config": _names(
-        "capacity_scheduler_policy context_chunking_policy dynamic_batch_config use_python_scheduler "
-        "enable_prefix_aware_scheduling"
+    **dict.fromkeys(
+        _of(
+            "",
+            "sampler_type sampler_force_async_worker enable_speculative_beam_history_d2h disable_flashinfer_sampling "
+            "enable_in_graph_sampling torch_compile_config enable_autotuner enable_min_latency nvfp4_gemm_config "
+            "use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm "
+            "prefill_capture_num_tokens prefill_cuda_graph_backend use_fine_grained_sync moe_config",
+        ),
+        _KERNELS,
     ),
-    "cache_transceiver_config": _names(
-        "transceiver_runtime max_tokens_in_buffer kv_transfer_sender_future_timeout_ms kv_transfer_poll_interval_ms "
-        "kv_cache_bounce_size_mb enable_pipelined_transfer agent_bounce_buffer_enable agent_bounce_params"
+    **dict.fromkeys(
+        _of(
+            "",
+            "gpus_per_node enable_lm_head_tp_in_adp pp_partition allreduce_strategy dwdp_config "
+            "garbage_collection_gen0_threshold num_postprocess_workers num_serve_frontends mpi_session "
+            "orchestrator_type ray_worker_extension_cls ray_placement_config ray_worker_nsight_options enable_sleep "
+            "sleep_config",
+        ),
+        _PROCESSES,
     ),
-    # A draft token is taken only where the model itself would have drawn it: the same tokens, sooner.
-    "speculative_config": _names(
-        "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir max_concurrency "
-        "draft_len_schedule load_format acceptance_window acceptance_length_threshold acceptance_rate_threshold "
-        "acceptance_rate_window_size use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices "
-        "use_dynamic_tree dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_one_model "
-        "eagle3_layers_to_capture eagle3_model_arch sa_config num_nextn_predict_layers use_mtp_vanilla "
-        "mtp_eagle_one_model begin_thinking_phase_token end_thinking_phase_token max_matching_ngram_size is_keep_all "
-        "is_use_oldest is_public_pool enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
-        "markov_head_type markov_rank write_interval file_prefix drafter resource_manager "
-        "max_window_size max_ngram_size max_verification_set_size medusa_choices num_medusa_heads"
+    **dict.fromkeys(_of("", "mx_config gms_config checkpoint_io_policy kv_connector_config"), _LOADING),
+    **dict.fromkeys(
+        _of(
+            "",
+            "iter_stats_max_iterations request_stats_max_iterations enable_iter_req_stats print_iter_log "
+            "perf_metrics_max_requests prometheus_metrics_config enable_energy_metrics otlp_traces_endpoint "
+            "telemetry_config enable_layerwise_nvtx_marker layer_wise_benchmarks_config",
+        ),
+        _OBSERVING,
     ),
-    "quant_config": frozenset(),
+    "return_perf_metrics": Unused("each result of the torch engine has its metrics"),
+    # Of media, adapters and reasoning parsers: requests that bring any are refused, or nothing asks for it.
+    **dict.fromkeys(
+        _of(
+            "",
+            "multimodal_config encoder_max_batch_size encoder_max_num_tokens encoder_cuda_graph_config "
+            "disable_mm_encoder enable_encoder_decoder_mixed_cuda_graph peft_cache_config reasoning_parser "
+            "gather_generation_logits fail_fast_on_attention_window_too_large",
+        ),
+        _ABSENT,
+    ),
+    # Where KV may lie, and what of it is kept for reuse; mamba_* and MLA's are of models that are refused.
+    **dict.fromkeys(
+        _of(
+            "kv_cache_config",
+            "host_cache_size onboard_blocks disk_cache_size disk_cache_path cross_kv_cache_fraction "
+            "secondary_offload_min_priority attention_dp_events_gather_period_ms enable_partial_reuse "
+            "copy_on_partial_reuse use_uvm max_gpu_total_bytes iteration_stats_interval mamba_ssm_cache_dtype "
+            "mamba_ssm_stochastic_rounding mamba_ssm_philox_rounds mamba_state_cache_interval mamba_state_config "
+            "use_kv_cache_manager_v2 max_util_for_resume enable_swa_scratch_reuse kv_cache_event_hash_algo "
+            "enable_kv_pool_rebalance disk_prefetch_num_reqs pool_ratio avg_seq_len block_reuse_policy "
+            "block_reuse_config kv_events_config fp8_context_mla_kv_len_cap",
+        ),
+        _KV,
+    ),
+    **dict.fromkeys(
+        _of("cuda_graph_config", "max_batch_size enable_padding mode num_tokens max_num_token seq_lens max_seq_len"),
+        _GRAPHS,
+    ),
+    **dict.fromkeys(
+        _of(
+            "scheduler_config",
+            "capacity_scheduler_policy context_chunking_policy dynamic_batch_config use_python_scheduler "
+            "enable_prefix_aware_scheduling",
+        ),
+        _SCHEDULER,
+    ),
+    **dict.fromkeys(
+        _of(
+            "cache_transceiver_config",
+            "transceiver_runtime max_tokens_in_buffer kv_transfer_sender_future_timeout_ms "
+            "kv_transfer_poll_interval_ms kv_cache_bounce_size_mb enable_pipelined_transfer agent_bounce_buffer_enable "
+            "agent_bounce_params",
+        ),
+        _TRANSFER,
+    ),
+    **dict.fromkeys(
+        _of(
+            "speculative_config",
+            "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
+            "max_concurrency draft_len_schedule load_format acceptance_window acceptance_length_threshold "
+            "acceptance_rate_threshold acceptance_rate_window_size use_rejection_sampling allow_advanced_sampling "
+            "attention_backend eagle_choices use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
+            "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch sa_config "
+            "num_nextn_predict_layers use_mtp_vanilla mtp_eagle_one_model begin_thinking_phase_token "
+            "end_thinking_phase_token max_matching_ngram_size is_keep_all is_use_oldest is_public_pool "
+            "enable_global_pool global_pool_size mask_token_id target_layer_ids block_size markov_head_type "
+            "markov_rank write_interval file_prefix drafter resource_manager max_window_size max_ngram_size "
+            "max_verification_set_size medusa_choices num_medusa_heads",
+        ),
+        _DRAFTS,
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """``because``: what the torch engine has not. ``harmless``: values that ask for nothing beside None, the one to
-    advise first. ``instead``: what to do, where it is not to leave the field out."""
+    advise first. ``instead``: what to do, where it is not to leave the field out. ``unused``: the engine does not act
+    on the harmless ones either, and does another thing than they say."""
 
     because: str
     harmless: tuple[Any, ...] = ()
     instead: str = "leave it out, or use the tensorrt-llm engine"
+    unused: bool = False
 
 
 _ONE_DEVICE = "the torch engine runs on one device"
@@ -139,7 +212,7 @@ REFUSED: Mapping[str, Refusal] = {
     "encode_only": Refusal("the torch engine has no encoder", (False,)),
     "mm_encoder_only": Refusal("the torch engine has no encoder", (False,)),
     "backend": Refusal("the torch engine is no backend of TensorRT-LLM", ("pytorch",)),
-    "attn_backend": Refusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER")),
+    "attn_backend": Refusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER"), unused=True),
     "sparse_attention_config": Refusal(_ATTENTION),
     "kv_cache_compression_config": Refusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),
     "enable_mla_skip_correction": Refusal(_ATTENTION, (False,)),
@@ -186,6 +259,18 @@ REFUSED: Mapping[str, Refusal] = {
     ),
 }
 
+FIELDS: Mapping[str, Honoured | Unused | Refusal] = {**_HONOURED, **_UNUSED, **REFUSED}
+"""By path."""
+SECTIONS = frozenset(path.partition(".")[0] for path in FIELDS if "." in path)
+ENCODER_FIELDS = tuple(path for path, one in FIELDS.items() if isinstance(one, Honoured) and one.by_encoder)
+
+
+def record_of(path: str) -> Honoured | Unused | Refusal | None:
+    """Of a field, or of the nearest section around it that has a record."""
+    while path not in FIELDS and "." in path:
+        path = path.rpartition(".")[0]
+    return FIELDS.get(path)
+
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
@@ -215,18 +300,9 @@ def refused_fields(values: Mapping[str, Any]) -> Iterator[RefusedField]:
             yield RefusedField(path, value, refusal)
 
 
-def ignored_fields(values: Mapping[str, Any]) -> list[str]:
-    """Paths of what is set and left out, as it changes speed or memory alone."""
-    return [
-        path
-        for path, value in _fields(values)
-        if value is not None and path.rpartition(".")[2] in SPEED_ALONE[path.rpartition(".")[0]]
-    ]
-
-
 def _fields(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name not in HONOURED:
+        if name not in SECTIONS:
             yield name, value
         elif isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", held) for inner, held in value.items())

@@ -273,7 +273,7 @@ def _wake_all(outputs: list[RequestOutput]) -> None:
 
 
 def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
-    """TensorRT-LLM's other arguments have nothing to act on here and are left alone."""
+    """Of all other arguments a plan says that nothing acts on them (``trtx.config.engine_uses``)."""
     for name in ("paced_ttft_ms", "paced_itl_ms"):
         value = llm_args.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 3_600_000:

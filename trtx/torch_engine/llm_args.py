@@ -64,7 +64,6 @@ class LlmArgs:
     cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
-    return_perf_metrics: bool = False
     deterministic: bool = False  # ours, and no engine config's: see LLM
 
     @property

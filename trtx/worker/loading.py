@@ -105,7 +105,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     logger.info("%s loaded %s in %.1f s", options.name, options.model, seconds)
     facts = loaded.facts
     if facts.left_out:
-        logger.info("%s leaves out what changes speed or memory alone: %s", options.name, ", ".join(facts.left_out))
+        logger.warning("%s does not act on %s, which change no answer", options.name, ", ".join(facts.left_out))
     return LoadedEngine(
         api=api,
         engine=loaded,

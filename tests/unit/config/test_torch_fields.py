@@ -1,4 +1,4 @@
-"""Every argument of TensorRT-LLM has one place in the torch engine: honoured, speed alone, or refused."""
+"""Every argument of TensorRT-LLM has one place in the torch engine: honoured, unused, or refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config
+from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config, torch_fields
 from trtx.config.schema import default, known_fields
-from trtx.config.torch_fields import HONOURED, REFUSED, SPEED_ALONE, ignored_fields, refused_fields
+from trtx.config.torch_fields import FIELDS, REFUSED, SECTIONS, refused_fields
 from trtx.config.versions import COLUMNS, schema_version
 from trtx.errors import UsageError
 
@@ -25,17 +25,18 @@ SERVED = ("tiny", "qwen2.5", "qwen3", "llama3")  # the folders of models that th
 ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
 
 
-def refused_in(section: str) -> set[str]:
-    return {path.rpartition(".")[2] for path in REFUSED if path.rpartition(".")[0] == section}
-
-
 @pytest.mark.parametrize("section", MODELS)
-def test_every_field_of_the_schema_has_exactly_one_place(section: str) -> None:
-    assert HONOURED.keys() == SPEED_ALONE.keys() == MODELS.keys()
+def test_every_field_of_the_schema_has_a_record_and_no_other_has(section: str) -> None:
+    assert {"", *SECTIONS} == MODELS.keys()
     known = set().union(*(known_fields(model) for model in MODELS[section]))
-    sections = {name for name in MODELS if name} if not section else set()
-    places = (HONOURED[section], SPEED_ALONE[section], refused_in(section), sections)
-    assert sorted(name for place in places for name in place) == sorted(known)
+    recorded = {path.rpartition(".")[2] for path in FIELDS if path.rpartition(".")[0] == section}
+    assert recorded | (SECTIONS if not section else set()) == known
+
+
+def test_no_field_has_two_records() -> None:
+    """The record is written in three parts, and the last of two for one field would win."""
+    assert len(torch_fields._HONOURED) + len(torch_fields._UNUSED) + len(REFUSED) == len(FIELDS)
+    assert not FIELDS.keys() & SECTIONS
 
 
 @pytest.mark.parametrize("path", REFUSED)
@@ -74,22 +75,6 @@ def test_a_value_that_would_change_answers_is_refused_with_the_way_out(values: d
 def test_a_refusal_is_short_whatever_the_value_is() -> None:
     (refused,) = refused_fields({"env_overrides": {f"NAME_{number}": "x" * 100 for number in range(1000)}})
     assert len(str(refused)) < 300
-
-
-def test_strict_speculation_and_what_else_is_speed_alone_is_left_out_by_name() -> None:
-    values = {
-        "speculative_config": {"decoding_type": "MTP", "max_draft_len": 1},
-        "kv_cache_config": {"host_cache_size": 5, "tokens_per_block": 32},
-        "moe_config": {"backend": "CUTLASS"},
-        "stream_interval": None,
-    }
-    assert list(refused_fields(values)) == []
-    assert ignored_fields(values) == [
-        "speculative_config.decoding_type",
-        "speculative_config.max_draft_len",
-        "kv_cache_config.host_cache_size",
-        "moe_config",
-    ]
 
 
 @pytest.mark.parametrize("family", SERVED)

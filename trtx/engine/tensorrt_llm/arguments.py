@@ -6,26 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from trtx.config.engine_uses import AUTODEPLOY_SIZES, ENCODER_ARGUMENTS, NOT_FOR_AUTODEPLOY
 from trtx.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-# AutoDeploy's LlmArgs refuses the first nine unless they have their default, and its executor the last; Dynamo 1.4.2
-# drops the same ten (ai-dynamo/dynamo, dynamo/trtllm/engine.py).
-_NOT_FOR_AUTODEPLOY = (
-    "build_config",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "moe_cluster_parallel_size",
-    "moe_tensor_parallel_size",
-    "moe_expert_parallel_size",
-    "enable_attention_dp",
-    "cp_config",
-    "scheduler_config",
-)
-# What reaches MultimodalEncoder; the rest of an engine config is about KV and tokens.
-_FOR_ENCODER = ("dtype", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs")
 _ENCODER_BATCH = 4
 """Images at a time where the config gives no number: MultimodalEncoder fails at its start without one. aiconfigurator
 calls 4 enough."""
@@ -65,7 +50,7 @@ def for_llm(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _for_autodeploy(arguments: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     ranks = world_size(config)
-    for name in _NOT_FOR_AUTODEPLOY:
+    for name in (*AUTODEPLOY_SIZES, *NOT_FOR_AUTODEPLOY):
         value = arguments.pop(name, None)
         if value is None:
             continue
@@ -83,7 +68,7 @@ def for_encoder(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "serve it without encode workers"
         )
     stated = {name: value for name, value in config.items() if value is not None}
-    for name in sorted(stated.keys() - {*_FOR_ENCODER, "backend"}):
+    for name in sorted(stated.keys() - {*ENCODER_ARGUMENTS, "backend"}):
         logger.warning("%s is not handed to MultimodalEncoder and was dropped, it was %r", name, stated[name])
-    arguments = {name: stated[name] for name in _FOR_ENCODER if name in stated}
+    arguments = {name: stated[name] for name in ENCODER_ARGUMENTS if name in stated}
     return {"max_batch_size": _ENCODER_BATCH} | arguments

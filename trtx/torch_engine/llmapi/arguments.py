@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trtx.config import schema
-from trtx.config.torch_fields import ignored_fields, refused_fields
+from trtx.config.engine_uses import in_force_and_left_out
+from trtx.config.torch_fields import Refusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
@@ -19,7 +20,8 @@ from trtx.torch_engine.llm_args import (
     SchedulerConfig,
 )
 
-_IGNORED = "the torch engine leaves it out: it changes speed or memory alone"
+if TYPE_CHECKING:
+    from trtx.config import Role
 
 NESTED: dict[str, type[Any]] = {
     "kv_cache_config": KvCacheConfig,
@@ -29,8 +31,9 @@ NESTED: dict[str, type[Any]] = {
 }
 
 
-def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs, dict[str, str]]:
-    """Returns the resolved arguments, and for each one that was given but is left out why that is right.
+def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg") -> tuple[LlmArgs, dict[str, str]]:
+    """Returns the resolved arguments, and for each one that was given but is left out why that is right. ``role``:
+    encode of an encoder, which acts on fewer of them.
 
     Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
     range, for a value without which answers would be others (``trtx.config.torch_fields``), and for one that the engine
@@ -55,7 +58,15 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any]) -> tuple[LlmArgs,
         args = msgspec.convert(taken, LlmArgs)
     except msgspec.ValidationError as error:
         raise ValueError(f"the torch engine's arguments: {error}") from error
-    return args, dict.fromkeys(ignored_fields(plain), _IGNORED)
+    _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)
+    return args, {path: _because(path) for path in left_out}
+
+
+def _because(path: str) -> str:
+    record = record_of(path)
+    if isinstance(record, (Unused, Refusal)):
+        return record.because
+    return "an encoder keeps no tokens and samples none"
 
 
 def _names(model: type[Any]) -> frozenset[str]:

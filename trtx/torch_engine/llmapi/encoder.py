@@ -10,15 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trtx.config.torch_fields import ENCODER_FIELDS
 from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.encoder_client import EncoderClient
 from trtx.torch_engine.llmapi.llm import model_directory
 from trtx.torch_engine.shared_tensor import remove_shared
-
-_TAKEN = ("dtype", "max_batch_size", "max_num_tokens")  # of LlmArgs: what an encoder makes anything of
-_IGNORED = "an encoder keeps no tokens and samples none"
 
 if TYPE_CHECKING:
     from trtx.torch_engine.llmapi.encoder_requests import EncoderOutput, EncoderRequests
@@ -50,11 +48,11 @@ class MultimodalEncoder:
             "dtype": dtype,
         } | kwargs
         path = model_directory(model)
-        resolved, self.unsupported_fields = resolve_llm_args(str(path), given)
-        taken = {name: getattr(resolved, name) for name in _TAKEN}
+        resolved, unused = resolve_llm_args(str(path), given, "encode")
+        self.unsupported_fields = {name: why for name, why in unused.items() if name.partition(".")[0] in kwargs}
+        taken = {name: getattr(resolved, name) for name in ENCODER_FIELDS}
         if kwargs.get("max_num_tokens") is None:
             taken["max_num_tokens"] = DEFAULT_MAX_NUM_TOKENS
-        self.unsupported_fields |= {name: _IGNORED for name in kwargs if name not in _TAKEN}
         self.args = EncoderArgs(model=str(path), arena_bytes=arena_bytes, **taken)
         self._requests: EncoderRequests | None = None  # made when it is first needed: it has processes of its own
         self._requests_lock = threading.Lock()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtx.config import ResolvedEngineConfig, check_engine_configs
-from trtx.config.torch_fields import HONOURED, REFUSED
+from trtx.config.torch_fields import FIELDS, REFUSED, SECTIONS, Honoured
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.core.process import runner_args
@@ -40,11 +40,9 @@ def test_tensorrt_llms_names_are_taken() -> None:
 def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for() -> None:
     given = {field.name for field in fields(LlmArgs)} | {"tokenizer"}  # which the LLM takes itself
     given -= {"deterministic"}  # which is no engine config's: below
-    sections = {name for name, honoured in HONOURED.items() if name and honoured}
-    assert given == HONOURED[""] | sections | {name for name in REFUSED if name in given}
-    for section in sections:
-        nested = {field.name for field in fields(NESTED[section])}
-        assert nested == HONOURED[section]
+    honoured = {path for path, one in FIELDS.items() if isinstance(one, Honoured)}
+    own = {f"{name}.{field.name}" for name, model in NESTED.items() for field in fields(model)}
+    assert honoured == (given - NESTED.keys() - REFUSED.keys()) | own
 
 
 def test_deterministic_is_an_argument_of_the_llm_and_no_field_of_an_engine_config() -> None:
@@ -107,10 +105,9 @@ ANY = (
     "float64", "DEFAULT", "MPI", "MOONCAKE", "fcfs", "priority", [], [0], [1, 2], ["a"], {}, {"a": 1},
 )  # fmt: skip
 PLAIN = [
-    f"{section}.{name}" if section else name
-    for section, names in HONOURED.items()
-    for name in sorted(names | (set() if section else {inner for inner in HONOURED if inner}))
-    if name not in ("model", "tokenizer")  # no plan takes them
+    path
+    for path in sorted({path for path, one in FIELDS.items() if isinstance(one, Honoured)} | SECTIONS)
+    if path not in ("model", "tokenizer")  # no plan takes them
 ]
 
 
