@@ -27,6 +27,7 @@ from trtx.report import read_run
 
 TTFT_MS, ITL_MS = 30, 10
 PACED = ["--engine", "paced", "--set", f"paced_ttft_ms={TTFT_MS}", "--set", f"paced_itl_ms={ITL_MS}"]
+UNUSED = "kv_cache_config.host_cache_size"  # which the paced engine does not act on
 # Random prompts: aiperf need not tokenize its text of 5 MB, which takes each call 2 s of CPU.
 LOAD = [
     "--isl",
@@ -55,6 +56,7 @@ def _run_dir(parent: Path) -> Path:
 def paced_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     parent = tmp_path_factory.mktemp("runs")
     argv = [sys.executable, "-m", "trtx", "bench", "--mode", "agg,disagg", "--concurrency", "1,4", *PACED, *LOAD]
+    argv += ["--set", f"{UNUSED}=1000000000"]
     done = subprocess.run([*argv, "-o", str(parent)], capture_output=True, text=True, timeout=400, env=_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return _run_dir(parent), done
@@ -164,6 +166,27 @@ def test_the_run_directory_holds_every_file_of_its_contract(
     invalid = sum(row["validity"] == "INVALID" for row in rows)  # as on a machine with too much else to do
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("8", "0", str(invalid))
     assert list(run_dir.glob("*/serve/logs/*.log"))
+
+
+def test_what_the_engine_does_not_act_on_is_named_in_all_that_a_run_leaves(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = paced_run
+    assert done.stderr.count(f"engine paced does not act on {UNUSED} (--set)") == 1
+    lock = yaml.safe_load((run_dir / "run.lock.yaml").read_text())
+    for label, roles in {"agg": ("agg",), "disagg": ("prefill", "decode")}.items():
+        measured = lock["provenance"]["measured"][label]
+        for role in roles:
+            assert UNUSED in [one["field"] for one in measured["left_out"][role] if one["typed"]]
+            assert "kv_cache_config" not in measured["engine_configs"][role]
+            (config,) = run_dir.glob(f"{label}/serve/configs/{role}.yaml")
+            assert "host_cache_size" not in config.read_text()
+    conditions = json.loads((run_dir / "conditions.json").read_text())
+    assert conditions["topology"]["agg"]["left_out"]["agg"][UNUSED] == 1000000000
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["conditions"]["Without effect on engine paced"] == f"{UNUSED} 1000000000 (--set)"
+    for name in ("summary.md", "report.html"):
+        assert f"{UNUSED} 1000000000 (--set)" in (run_dir / name).read_text()
 
 
 OF_ONE_START = {"Command", "Started", "Load average before", "Time to load"}

@@ -25,11 +25,12 @@ from trtx.errors import LaunchError, UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A finished build. ``is_new``: made now, not found."""
+    """A finished build. ``is_new``: made now, not found. ``left_out``: see :attr:`BuildPlan.left_out`."""
 
     directory: Path
     manifest: Manifest
     is_new: bool
+    left_out: tuple[str, ...]
 
 
 def build(request: BuildRequest, *, on_progress: Listener) -> Build:
@@ -50,7 +51,7 @@ def build(request: BuildRequest, *, on_progress: Listener) -> Build:
     if gate is not None and gate != manifest.gate:
         manifest = replace(manifest, gate=gate)
         manifest.write(plan.target)
-    return Build(plan.target, manifest, is_new=partial is not None)
+    return Build(plan.target, manifest, is_new=partial is not None, left_out=plan.left_out)
 
 
 def _make(plan: BuildPlan, partial: Partial, on_progress: Listener) -> None:

@@ -24,6 +24,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
+from trtx.config.left_out import left_out_told, without_left_out
 from trtx.engine import installed_version
 from trtx.errors import UsageError
 from trtx.memory import Device
@@ -66,6 +67,14 @@ class BuildPlan:
     calibration: Calibration | None
     configs: Mapping[Role, ResolvedEngineConfig]
     inputs: dict[str, Any]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A sentence of what the engine that the build is for does not act on. Its configs have it all the same, for
+        an engine that does."""
+        engine, on_gpu = _engine_of(self.request), self.request.target is not None
+        fields = [one for config in self.configs.values() for one in without_left_out(config, engine, on_gpu=on_gpu)[1]]
+        return left_out_told(fields, engine)
 
     @property
     def key(self) -> str:
@@ -124,7 +133,7 @@ def _engine_configs(request: BuildRequest, source: Source) -> dict[Role, Resolve
     """Loaded, overlaid and checked against the rules. For a GPU, TensorRT-LLM will read them."""
     kv = () if request.kv_dtype == "auto" else (f"kv_cache_config.dtype={request.kv_dtype}",)
     facts = source.checkpoint
-    engine = "torch" if request.target is None else "tensorrt-llm"
+    engine = _engine_of(request)
     configs = {
         role: load_engine_config(
             role,
@@ -144,6 +153,10 @@ def _engine_configs(request: BuildRequest, source: Source) -> dict[Role, Resolve
     )
     refuse_errors(findings)
     return configs
+
+
+def _engine_of(request: BuildRequest) -> str:
+    return "torch" if request.target is None else "tensorrt-llm"
 
 
 def _inputs(

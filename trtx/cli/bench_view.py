@@ -59,6 +59,7 @@ class BenchView(BarsView):
             self._on_loaded,
             self._scores.on_progress,
             self._on_changed,
+            self.say,
         )
 
     def _on_start(self, run_dir: Path) -> None:

@@ -242,9 +242,12 @@ def _run(request: BuildRequest) -> None:
     from trtx.build import build as make
     from trtx.cli.build_view import BuildView, proof_table
     from trtx.cli.console import ResultConsole
+    from trtx.cli.sentences import tell
 
     with _sigterm_raises(), BuildView() as view:
         made = make(request, on_progress=view)
+    for line in made.left_out:
+        tell(f"trtx: {line}")
     manifest = made.manifest
     console = ResultConsole()
     console.print(proof_table(manifest))

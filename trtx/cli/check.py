@@ -13,6 +13,7 @@ import typer
 
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.memory_text import describe_memory
+from trtx.cli.sentences import fill
 from trtx.config import (
     Finding,
     Mode,
@@ -30,11 +31,14 @@ from trtx.config import (
 from trtx.config.check import checked_version
 from trtx.config.files import name_problem
 from trtx.config.findings import SEVERITIES, Severity
+from trtx.config.left_out import LeftOutField, left_out_told, without_left_out
 from trtx.config.versions import SchemaVersion
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.memory import MemoryPlan, UnknownShapeError, device_named, plan_memory
 
+_ENGINE = "tensorrt-llm"  # that is checked for
+_WIDTH = 80
 _NEEDED: dict[Mode, tuple[Role, ...]] = {"agg": ("agg",), "disagg": ("prefill", "decode")}
 
 
@@ -59,6 +63,7 @@ class _Checked:
     configs: tuple[ResolvedEngineConfig, ...]
     findings: tuple[Finding, ...]
     memory: tuple[MemoryPlan, ...]
+    left_out: tuple[LeftOutField, ...]
 
 
 def check(request: CheckRequest, *, as_json: bool) -> int:
@@ -110,12 +115,13 @@ def _topology(
 ) -> _Checked:
     configs = {
         role: load_engine_config(
-            role, family="", path=request.files.get(role), overrides=request.overrides, engine="tensorrt-llm"
+            role, family="", path=request.files.get(role), overrides=request.overrides, engine=_ENGINE
         )
         for role in roles
     }
     gpus = (request.gpu,) if request.gpu else ()
     findings = check_engine_configs(configs, version=request.version, model=facts, gpus=gpus)
+    left_out = tuple(one for config in configs.values() for one in without_left_out(config, _ENGINE, on_gpu=True)[1])
     memory: list[MemoryPlan] = []
     if directory is not None and request.gpu is not None:
         broken = frozenset(
@@ -125,7 +131,9 @@ def _topology(
             for role in finding.roles
         )
         findings += tuple(_plan_memory(configs, directory, request.gpu, memory, broken))
-    return _Checked(name, checked_version(configs, request.version), tuple(configs.values()), findings, tuple(memory))
+    return _Checked(
+        name, checked_version(configs, request.version), tuple(configs.values()), findings, tuple(memory), left_out
+    )
 
 
 def _plan_memory(
@@ -202,6 +210,8 @@ def _lines(checked: _Checked) -> Iterator[str]:
     for config in checked.configs:
         yield f"  {config.role}: {config.source}"
     yield from describe_memory(checked.memory)
+    for line in left_out_told(checked.left_out, _ENGINE):
+        yield from fill(f"  {line}", _WIDTH)
     if checked.findings:
         yield from describe_findings(checked.findings)
     yield ""
@@ -214,5 +224,6 @@ def _document(checked: _Checked) -> dict[str, Any]:
         "columns": list(checked.version.columns),
         "configs": {config.role: config.source for config in checked.configs},
         "findings": [finding.to_json() for finding in checked.findings],
+        "left_out": [asdict(one) for one in checked.left_out],
         "memory": [asdict(plan) for plan in checked.memory],
     }

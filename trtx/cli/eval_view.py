@@ -47,6 +47,7 @@ class EvalView(BarsView):
             self._on_topology,
             self._on_event,
             self._scores.on_progress,
+            self.say,
         )
 
     def _on_loading(self, log: Path) -> None:

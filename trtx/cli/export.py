@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from trtx.cli.findings_text import describe_findings
+from trtx.cli.sentences import tell
 from trtx.cli.topology_options import OptionGroup, TopologyOptions
 from trtx.export import ExportedFile, as_one_text, write_files
 
@@ -48,12 +49,15 @@ def topology_group(*names: str) -> OptionGroup:
 def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> None:
     """Writes, prints or describes what was made, after what is worth knowing of its engine configs."""
     from trtx.cli.export_text import describe_export
+    from trtx.config.left_out import left_out_told
 
     for line in describe_findings(made.findings) if made.findings else ():
         typer.echo(line, err=True)
     if dry_run:
         typer.echo(describe_export(made))
     else:
+        for line in left_out_told(made.left_out, made.served.engine):
+            tell(f"trtx: {line}")
         hand_over(made.files, output, made.how)
 
 

@@ -82,7 +82,7 @@ def join(
         run_dir=new_run_directory(output, "serve-join"),
     )
     take_place(share)
-    warn_of_planes(share, share.warnings)
+    warn_of_planes(share, share)
     with publishing(whole, published, share.this_host) as presence:
         run_plan(share, whole, presence)
 

@@ -295,7 +295,9 @@ class _ParityView(BarsView):
     def listener(self) -> ParityListener:
         from trtx.experiment.parity import ParityListener
 
-        return ParityListener(self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill)
+        return ParityListener(
+            self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill, self.say
+        )
 
     def _on_start(self, run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -92,8 +92,7 @@ def serve(
     if there is not None:  # whose sentences come first: they name the file
         refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
     refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["no hosts"] if there is None else [])))
-    from trtx.cli.console import warn
-    from trtx.cli.serving import run_plan, serve_hosts
+    from trtx.cli.serving import run_plan, serve_hosts, warn_of
     from trtx.cli.topology_text import describe_plan
     from trtx.launch import new_run_directory, prepare
 
@@ -107,5 +106,5 @@ def serve(
     if dry_run:
         typer.echo(describe_plan(plan))
         return
-    warn(plan.warnings)
+    warn_of(plan)
     run_plan(plan)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import typer
 
 from trtx.cli.console import warn
+from trtx.cli.sentences import tell
 from trtx.cli.topology_text import describe_plan
 from trtx.cli.topology_view import View, open_view
 from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
+from trtx.config.left_out import left_out_notes
 from trtx.launch import (
     Presence,
     Published,
@@ -56,7 +57,7 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
     host = host_here(plan.hosts, this_host)
     share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
     take_place(share)  # what is refused here is refused before anybody hears of it
-    warn_of_planes(plan, share.warnings)
+    warn_of_planes(plan, share)
     with publishing(plan, Published.of(asked, plan.model_path), host) as presence:
         others = [one.name for one in plan.hosts if one.name != host]
         if others:
@@ -64,10 +65,20 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
         run_plan(share, plan, presence)
 
 
-def warn_of_planes(plan: Plan, warnings: Iterable[str]) -> None:
-    """Tells what etcd and NATS lack, and the ``warnings`` of this host's share. Raises LaunchError where one can't be
-    used."""
-    warn((*check_planes(plan), *warnings, _IN_THE_CLEAR))
+def warn_of_planes(plan: Plan, share: Plan) -> None:
+    """Warns of what etcd and NATS of ``plan`` lack, and of all that :func:`warn_of` knows of this host's ``share``.
+
+    Raises LaunchError where one of them can't be used.
+    """
+    warn((*check_planes(plan), _IN_THE_CLEAR))
+    warn_of(share)
+
+
+def warn_of(plan: Plan) -> None:
+    """Prints what a user should know of a plan before it starts, and the fields that its engine does not act on."""
+    warn(plan.all_warnings)
+    for note in left_out_notes(plan.left_out, plan.engine):
+        tell(f"trtx: {note}")
 
 
 def _join_command(plan: Plan) -> str:

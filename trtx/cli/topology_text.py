@@ -55,10 +55,10 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "Engine configs, worth knowing:"
         yield from describe_findings(plan.findings)
-    if plan.warnings:
+    if plan.all_warnings:
         yield ""
         yield "Warnings:"
-        for warning in plan.warnings:
+        for warning in plan.all_warnings:
             yield from fill(f"  - {warning}", _WIDTH)
     yield ""
     yield "Decided:"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -125,9 +125,14 @@ def _is_of(path: str, axis: str) -> bool:
     return by[0] in (of[0], None) and f"{of[1]}.".startswith(f"{by[1]}.")
 
 
-def _role_and_field(path: str) -> tuple[str | None, str]:
+def engine_field(axis: str) -> tuple[Role | None, str] | None:
+    """The role and the path of an engine config's field that is an axis; None: it is another field of the topology."""
+    return _role_and_field(axis.removeprefix(_SET)) if axis.startswith(_SET) else None
+
+
+def _role_and_field(path: str) -> tuple[Role | None, str]:
     head, _, rest = path.partition(".")
-    return (head, rest) if head in get_args(Role) else (None, path)
+    return (cast(Role, head), rest) if head in get_args(Role) else (None, path)
 
 
 def _with(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> TopologySpec:

@@ -14,9 +14,10 @@ from typing import Any
 from trtx.bench import Cell, Load, LoadSpec
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
+from trtx.experiment.left_out import left_out_of
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import Deployment, Difference, Environment, Measured, Provenance
+from trtx.report.forms import Deployment, Difference, Environment, LeftOut, Measured, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
@@ -69,6 +70,7 @@ def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenan
             "router": _router(plans[label]) if label in plans else None,
             "deterministic": _is_deterministic(plans[label]) if label in plans else None,
             "engine_configs": measured.engine_configs,
+            "left_out": _values(measured.left_out or {}),
         }
         for label, measured in provenance.measured.items()
     }
@@ -210,10 +212,16 @@ def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[s
             "router": _router(plan),
             "deterministic": _is_deterministic(plan),
             "engine_configs": plan.engine_configs,
+            "left_out": _values(left_out_of(plan)),
         }
         for label, plan in plans.items()
     }
     return machine, topology
+
+
+def _values(left_out: Mapping[str, Iterable[LeftOut]]) -> dict[str, dict[str, Any]]:
+    """By role and field: what of the engine configs is not in force, so that no reader takes it for a cause."""
+    return {role: {one.field: one.value for one in fields} for role, fields in left_out.items()}
 
 
 def _sharing(plan: Plan) -> dict[str, int]:

@@ -22,6 +22,7 @@ from trtx.experiment import gate
 from trtx.experiment.conditions import conditions_of
 from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.left_out import refuse_equal
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
 from trtx.experiment.scoring_spec import ScoringSpec
@@ -65,7 +66,8 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         baseline = _baseline(spec, {}, target, deployment)
         samples = _samples(spec.eval, target.tokenizer_path, lambda: ask_context_length(deployment))
         return PlannedRun((planned,), baseline, samples)
-    topologies, plans = [], {}
+    topologies: list[PlannedTopology] = []
+    plans: dict[str, Plan] = {}
     for topology in spec.topologies:
         plan = prepare(topology.spec, run_dir=run_dir / topology.label)
         check_fits(plan, spec.load)
@@ -73,6 +75,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         plans[topology.label] = plan
         calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
         topologies.append(PlannedTopology(topology.label, plan, calls))
+    refuse_equal(spec, plans)
     samples = {}
     if spec.eval is not None:
         samples = _samples(spec.eval, common_tokenizer(plans), lambda: common_context_length(plans))

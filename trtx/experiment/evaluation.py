@@ -20,6 +20,7 @@ from trtx.experiment.deployment import api_key, ask_context_length, ask_deployme
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
+from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.provenance import provenance_with
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.serving import serve_noted
@@ -43,6 +44,7 @@ class EvaluationListener:
     on_topology: Callable[[str], None] = lambda label: None
     on_event: Callable[[str, Event], None] = lambda label, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ def _prepare(state: _Evaluation, *, anew: bool = False) -> Target | None:
         if anew and home.exists():
             home = home / f"start-{len(list(home.glob('start-*'))) + 2:02d}"
         state.plans[topology.label] = prepare(topology.spec, run_dir=home)
+    tell_left_out(state.plans, state.listener.on_told)
     if state.spec.attach is None:
         state.tokenizer = common_tokenizer(state.plans)
         return None

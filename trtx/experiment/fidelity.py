@@ -34,6 +34,7 @@ from trtx.experiment.deployment import api_key, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation import EvaluationListener, FinishedEvaluation
 from trtx.experiment.fidelity_spec import FidelitySpec, read_fidelity_spec
+from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.provenance import provenance_with
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.experiment.targets import attached_target, target_of
@@ -176,6 +177,7 @@ def _prepare(state: _Run, *, anew: bool = False) -> Target | None:
         if anew and home.exists():
             home = home / f"start-{len(list(home.glob('start-*'))) + 2:02d}"
         state.plans[topology.label] = prepare(topology.spec, run_dir=home)
+    tell_left_out(state.plans, state.listener.on_told)
     if state.spec.attach is None or state.deployment is None:
         return None
     return _attached(state.spec.attach, state.deployment)

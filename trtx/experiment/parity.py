@@ -36,6 +36,7 @@ from trtx.evals.parity.forms import Evidence
 from trtx.evals.parity.gate import judge_fault, judge_reference, no_tolerance, tolerance_of
 from trtx.experiment import directory, resumption
 from trtx.experiment.environment import environment
+from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.parity_passes import Asked, Asking
 from trtx.experiment.parity_servers import (
     ask_deployments,
@@ -78,6 +79,7 @@ class ParityListener:
     on_event: Callable[[str, Event], None] = lambda route, event: None
     on_progress: Callable[[str, int, int], None] = lambda label, ended, total: None
     on_kill: Callable[[str, str, int], None] = lambda route, name, open_streams: None
+    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ def _prepare(state: _Parity, *, anew: bool = False) -> None:
         if spec.fault is not None:
             check_fault(spec.fault, plan)
         state.plans[topology.label] = plan
+    tell_left_out(state.plans, state.listener.on_told)
     check_lengths_of(spec, state.deployments)
     if not state.plans:
         assert spec.attach is not None

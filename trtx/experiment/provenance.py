@@ -12,6 +12,7 @@ from trtx.bench import LoadSpec, Target, cell_directory, cell_name, command, tri
 from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
 from trtx.config.wording import shown
 from trtx.errors import UsageError
+from trtx.experiment.left_out import left_out_of
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.report.forms import Environment, Files, Measured, Provenance
@@ -53,6 +54,7 @@ def provenance_with(
                 workers=plan.expected_workers(),
                 engine_configs=plan.engine_configs,
                 aiperf=calls(target_of(label, plan)),
+                left_out=left_out_of(plan),
             )
             for label, plan in plans.items()
         },

@@ -7,6 +7,7 @@ number of GPUs) is refused; all else that differs is told.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shlex
@@ -32,7 +33,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, AskedRun, Difference, Measured, Provenance
+from trtx.report.forms import LOCK, AskedRun, Difference, LeftOut, Measured, Provenance
 from trtx.topology import Plan
 
 # Of one start, or of a place: they are no conditions, or others tell the same without it.
@@ -100,11 +101,26 @@ def _here(locked: Locked, topology: TopologySpec, measured: Sequence[Measured], 
         changes["engine"] = engine
     absent = {role for role, path in topology.engine_configs.items() if not path.expanduser().exists()}
     resolved: dict[str, dict[str, Any]] = {
-        role: config for one in measured for role, config in (one.engine_configs or {}).items() if role in absent
+        role: _as_given(config, (one.left_out or {}).get(role, ()))
+        for one in measured
+        for role, config in (one.engine_configs or {}).items()
+        if role in absent
     }
     if resolved:
         changes["engine_configs"] = {**topology.engine_configs, **_written(locked, resolved, parent)}
     return topology.model_copy(update=changes)
+
+
+def _as_given(in_force: Mapping[str, Any], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """A config with what its engine did not act on, as a run that is made again names that too."""
+    values: dict[str, Any] = copy.deepcopy(dict(in_force))
+    for one in left_out:
+        *sections, name = one.field.split(".")
+        part = values
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[name] = one.value
+    return values
 
 
 def _written(locked: Locked, resolved: Mapping[str, dict[str, Any]], parent: Path) -> dict[str, Path]:

@@ -37,6 +37,7 @@ from trtx.evals.messages import Progress as ScoringProgress
 from trtx.experiment import ab, directory, gate, resumption
 from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
+from trtx.experiment.left_out import refuse_equal, tell_left_out
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.schedule import Step, schedule
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
@@ -65,6 +66,7 @@ class Listener:
     on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
     on_scored: Callable[[ScoringProgress], None] = lambda progress: None  # after each sample
     on_changed: Callable[[tuple[str, ...]], None] = lambda files: None  # of trials that are measured again for it
+    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,8 @@ def _plan(state: _Run) -> None:
             check_fits(plan, state.spec.load)
             check_usual_client(plan)
             state.plans[topology.label] = plan
+    refuse_equal(state.spec, state.plans)
+    tell_left_out(state.plans, state.listener.on_told)
 
 
 def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trtx.checkpoint import Checkpoint
 from trtx.config import Finding
+from trtx.config.left_out import LeftOutField
 from trtx.export.files import ExportedFile
 
 
@@ -35,7 +36,8 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Export:
     """``findings``: of the engine configs, none of them an error. ``how``: what to do with the files, for a person.
-    ``parts`` and ``reasons``: the plan that they are made of, and why it is so."""
+    ``parts`` and ``reasons``: the plan that they are made of, and why it is so. ``left_out``: of the engine configs,
+    what the engine does not act on, which no file has."""
 
     files: tuple[ExportedFile, ...]
     findings: tuple[Finding, ...]
@@ -44,3 +46,4 @@ class Export:
     about: str
     parts: tuple[Part, ...]
     reasons: tuple[str, ...]
+    left_out: tuple[LeftOutField, ...] = ()

@@ -20,6 +20,7 @@ from trtx.report.forms import (
     Gpu,
     PlannedTopology,
 )
+from trtx.report.left_out import left_out_conditions
 from trtx.report.scores import Scores
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ def conditions_of(
         ("Tokenizer's files" if of else "Model's files", asked and _files(asked)),
         ("Engine", engine_text(plan, asked)),
         ("Deterministic", deterministic_text(plans)),
+        *(left_out_conditions(asked.provenance) if asked else ()),
         ("GPUs", plan and (", ".join(with_counts(plan.gpu_names)) or "none")),
         *(_of_deployment(machine.deployment) if machine else ()),
         (f"{of}GPU limits", machine and "; ".join(dict.fromkeys(filter(None, map(_limits, machine.gpus))))),

@@ -19,6 +19,7 @@ from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
+from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
 from trtx.report.page import in_script, plotly_source
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
@@ -75,6 +76,7 @@ class EvaluationView:
         found.append(("machine", environment.cpu))
         if environment.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
+        found += left_out_conditions(self.asked.provenance)
         return tuple(found)
 
 

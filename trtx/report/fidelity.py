@@ -32,6 +32,7 @@ from trtx.evals.fidelity.forms import (
 from trtx.evals.fidelity.gate import why_no_interval
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
+from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, markdown_line, verdict_json, verdict_markdown, verdict_style
 from trtx.report.whole_table import WholeTable
@@ -184,6 +185,7 @@ class FidelityView:
         found.append(("machine", environment.cpu))
         if environment.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
+        found += left_out_conditions(self.asked.provenance)
         return tuple(found)
 
 

@@ -17,7 +17,8 @@ from trtx.bench.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
 # 3: load.fixed_schedule and gate.window; 4: eval. trtx.experiment.directory says what a run did before them.
-LOCK = Document("run.lock.yaml", version=8, oldest=2, since="it says less of what was measured, in a file beside it")
+# 9: left_out of what was measured; before, such fields stood in engine_configs as if they had been in force.
+LOCK = Document("run.lock.yaml", version=9, oldest=2, since="it says less of what was measured, in a file beside it")
 # 2: hosts, their discovery and several frontends; a plan before them is of one machine and one frontend.
 PLAN = Document("plan.json", version=2, oldest=1, since="")
 # 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
@@ -108,6 +109,16 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A field of an engine config that was given and on which the engine does not act."""
+
+    field: str
+    value: Any
+    source: str  # --set, --tp or a file
+    typed: bool  # False: it is of a config that trtx ships or wrote
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What one mode measured. None: an attached run knows it of the deployment alone, or not."""
 
@@ -116,8 +127,10 @@ class Measured:
     files: Files  # of the model; of an attached run, of the tokenizer
     gpu_names: tuple[str, ...] | None  # one entry a GPU in use
     workers: dict[str, int] | None  # by role
-    engine_configs: dict[str, dict[str, Any]] | None  # by role, resolved: the LLM's keyword arguments
+    engine_configs: dict[str, dict[str, Any]] | None  # by role, resolved: the LLM's keyword arguments, as in force
     aiperf: dict[str, str]  # by cell, the call of its first trial; those after have other seeds
+    # by role, what was given beside them and is not in force; None too of a run that did not tell them apart
+    left_out: dict[str, tuple[LeftOut, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

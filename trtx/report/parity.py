@@ -21,6 +21,7 @@ from trtx.bench.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
+from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.whole_table import WholeTable
@@ -204,6 +205,7 @@ class ParityView:
             found.append(("computed in", self.asked.dtype or MISSING))
         if here.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in here.gpus)))
+        found += left_out_conditions(self.asked.provenance)
         return tuple(found + ([("fault", asked.fault)] if asked.fault is not None else []))
 
 

@@ -76,6 +76,7 @@ def plan_hosts(
         namespace=namespace,
         run_dir=run_dir,
         engine_version=engine_version,
+        on_gpu=any(host.gpu_indices for host in hosts.hosts),
     )
     if engine in ENGINES_WITHOUT_GPU:
         hosts = _without_gpus(hosts, engine)
@@ -136,6 +137,7 @@ def plan_hosts(
         scratch_dir=scratch_dir,
         processes=processes,
         engine_configs=work.engine_configs,
+        left_out=work.left_out,
         gpu_names=tuple(NOT_KNOWN for one in placed for _ in one.gpus),
         reasons=(*_reasons(hosts, placed), *work.reasons),
         discovery="etcd",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtx.config import Finding, Mode, Role
+from trtx.config.left_out import LeftOutField, left_out_warnings
 from trtx.memory import MemoryPlan
 
 SCHEMA_VERSION = 2
@@ -116,7 +117,7 @@ class Plan:
     run_dir: Path
     scratch_dir: Path  # discovery records and other short-lived files; gone when the topology is
     processes: tuple[ProcessSpec, ...]
-    engine_configs: dict[str, dict[str, Any]]  # role -> the LLM's keyword arguments
+    engine_configs: dict[str, dict[str, Any]]  # role -> the LLM's keyword arguments, those that its engine acts on
     gpu_names: tuple[str, ...]  # one entry a GPU in use, once also where workers share it
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
@@ -128,6 +129,7 @@ class Plan:
     nats: NatsService | None = None  # the same
     tls: ServerTls | None = None  # None: the HTTP ports speak plain HTTP
     warnings: tuple[str, ...] = ()  # what whoever starts it should know before others reach it
+    left_out: tuple[LeftOutField, ...] = ()  # of its engine configs: what its engine does not act on
 
     @property
     def url(self) -> str:
@@ -158,6 +160,11 @@ class Plan:
     def certificate(self) -> Path | None:
         """By which its own clients know its frontends (:func:`trtx.tls.trust_of`)."""
         return None if self.tls is None else self.tls.certificate
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """``warnings``, and what was typed and has no effect."""
+        return (*self.warnings, *left_out_warnings(self.left_out, self.engine))
 
     @property
     def frontends(self) -> tuple[ProcessSpec, ...]:
@@ -219,6 +226,7 @@ class Plan:
                 for role, values in self.engine_configs.items()
                 if any(process.role == role for process in processes)
             },
+            left_out=tuple(one for one in self.left_out if any(process.role == one.role for process in processes)),
             gpu_names=tuple(name for (where, _), name in names.items() if where == host),
         )
 
@@ -255,6 +263,7 @@ class Plan:
         if (tls := fields.get("tls")) is not None:
             fields["tls"] = ServerTls(Path(tls["certificate"]), Path(tls["key"]), tuple(tls["names"]))
         fields["warnings"] = tuple(fields.get("warnings", ()))
+        fields["left_out"] = tuple(LeftOutField(**entry) for entry in fields.get("left_out", ()))
         fields["findings"] = tuple(Finding.from_json(entry) for entry in fields.get("findings", ()))
         fields["memory"] = tuple(
             MemoryPlan(**{**entry, "notes": tuple(entry["notes"])}) for entry in fields.get("memory", ())

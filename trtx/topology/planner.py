@@ -55,6 +55,7 @@ def plan(
         namespace=namespace,
         run_dir=run_dir,
         engine_version=engine_version,
+        on_gpu=bool(machine.gpus),
     )
     placed_because: list[str] = []
     gpus, threads = _place_all(work, machine, placed_because)
@@ -99,6 +100,7 @@ def plan(
         scratch_dir=scratch_dir,
         processes=(*frontends, *workers),
         engine_configs=work.engine_configs,
+        left_out=work.left_out,
         gpu_names=tuple(gpu.name for gpu in dict.fromkeys(gpu for group in gpus for gpu in group)),
         reasons=tuple(reasons),
         tls=work.tls,

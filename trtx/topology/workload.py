@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.left_out import OF_TP, LeftOutField, left_out_notes, without_left_out
 from trtx.config.media import MediaLimits
 from trtx.config.topology import MAX_WORKERS
 from trtx.config.wording import quoted
@@ -71,7 +72,8 @@ class Workload:
     engine: str  # resolved
     model: str  # the name that clients send
     model_path: Path
-    values: dict[Role, dict[str, Any]]  # engine configs as they run
+    values: dict[Role, dict[str, Any]]  # engine configs as they run: without what is left out
+    left_out: tuple[LeftOutField, ...]
     workers: tuple[Worker, ...]
     namespace: str
     run_dir: Path
@@ -89,9 +91,11 @@ class Workload:
         namespace: str,
         run_dir: Path,
         engine_version: str | None,
+        on_gpu: bool,
     ) -> Workload:
         """``engine`` is resolved (never ``auto``), ``engine_version`` the installed TensorRT-LLM's; ``engine_configs``
-        has every role of ``spec.roles``. Raises UsageError for what the engine can't run."""
+        has every role of ``spec.roles``; ``on_gpu``: some host of it has one. Raises UsageError for what the engine
+        can't run."""
         check_router_args(spec.router_args)
         model = spec.served_model_name or checkpoint.served_model_name
         check_model_name(model)
@@ -102,10 +106,13 @@ class Workload:
                 f"--deterministic means nothing with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
                 "torch, or leave it out"
             )
-        values, reasons = _with_tp(spec, engine_configs)
-        sizes = {role: _gpus_per_worker(role, values[role], engine, engine_version) for role in spec.roles}
+        configs, reasons = _with_tp(spec, engine_configs)
+        sizes = {role: _gpus_per_worker(role, configs[role].values, engine, engine_version) for role in spec.roles}
+        split = {role: without_left_out(config, engine, on_gpu=on_gpu) for role, config in configs.items()}
+        left_out = tuple(one for _, fields in split.values() for one in fields)
         for config in engine_configs.values():
             reasons += config.reasons
+        reasons += left_out_notes(left_out, engine)
         if spec.router_mode == "kv":
             reasons.append(
                 f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
@@ -122,7 +129,8 @@ class Workload:
             engine=engine,
             model=model,
             model_path=checkpoint.path,
-            values=values,
+            values={role: in_force for role, (in_force, _) in split.items()},
+            left_out=left_out,
             workers=_workers(spec, sizes),
             namespace=namespace,
             run_dir=run_dir,
@@ -256,18 +264,21 @@ def _begins(flag: str, name: str) -> bool:
 
 def _with_tp(
     spec: TopologySpec, configs: Mapping[Role, ResolvedEngineConfig]
-) -> tuple[dict[Role, dict[str, Any]], list[str]]:
+) -> tuple[dict[Role, ResolvedEngineConfig], list[str]]:
     """Engine configs with ``--tp`` in them: AutoDeploy's name for it is ``world_size``."""
-    values = {role: {**config.values} for role, config in configs.items()}
+    found = dict(configs)
     reasons: list[str] = []
     if spec.tp > 1:
         for role in (role for role in spec.roles if role != "encode"):
-            name = "world_size" if backend_of(values[role]) == "_autodeploy" else "tensor_parallel_size"
-            configured = int(values[role].get(name) or 1)
+            values = found[role].values
+            name = "world_size" if backend_of(values) == "_autodeploy" else "tensor_parallel_size"
+            configured = int(values.get(name) or 1)
             if configured not in (1, spec.tp):
                 reasons.append(f"{role}: {name} {spec.tp} because --tp says so, was {configured}")
-            values[role][name] = spec.tp
-    return values, reasons
+            found[role] = replace(
+                found[role], values={**values, name: spec.tp}, overridden={**found[role].overridden, name: OF_TP}
+            )
+    return found, reasons
 
 
 def _body_reasons(media: MediaLimits) -> list[str]:

@@ -159,6 +159,7 @@ LOCKED = {
     6: "2dc8f8e820a9",
     7: "8b2c07a7d9ec",
     8: "cf5d1d2109aa",
+    9: "cf5d1d2109aa",  # its fields came with what was measured
 }
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",

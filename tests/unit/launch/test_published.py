@@ -76,6 +76,17 @@ def test_who_joins_makes_the_very_share_that_was_planned(tmp_path: Path, spec: d
         assert (here.etcd, here.nats, here.model, here.url) == (there.etcd, there.nats, there.model, there.url)
 
 
+def test_who_joins_is_told_what_the_engine_does_not_act_on_too(tmp_path: Path) -> None:
+    first, asked = prepared(tmp_path / "first", engine="torch", overrides=("moe_config.backend=CUTLASS",))
+    again = joined(json.loads(Published.of(asked, PATH).to_bytes()), tmp_path / "joined")
+    assert any("moe_config.backend (--set)" in one for one in first.all_warnings)
+    assert "engine torch does not act on moe_config.backend of the published plan" in again.reasons
+    for plan in (first, again):
+        share = plan.share("node2")
+        assert [one.path for one in share.left_out] == ["moe_config.backend"]
+        assert "moe_config" not in share.engine_configs["agg"]
+
+
 def test_it_is_small_and_has_no_command_and_no_secret(tmp_path: Path) -> None:
     auth = {"username": "ada", "password_file": "/secret/nats"}
     first, asked = prepared(tmp_path, of_file={"nats_auth": auth, "etcd_auth": auth})

@@ -50,6 +50,7 @@ def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
             Part(kind.role, _pods(kind), (*kind.command, *kind.arguments), _told(kind)) for kind in planned.kinds
         ),
         reasons=planned.reasons,
+        left_out=planned.left_out,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtx.checkpoint import Checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
+from trtx.config.left_out import LeftOutField, left_out_told
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
@@ -57,6 +58,7 @@ class PodPlan:
     findings: tuple[Finding, ...]
     reasons: tuple[str, ...]  # how engines lie over nodes, and what KV goes by
     routes_by_prefix: bool  # by the KV router
+    left_out: tuple[LeftOutField, ...]  # of the engine configs: what the engine does not act on
 
     @property
     def workers(self) -> tuple[PodKind, ...]:
@@ -91,8 +93,12 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         kinds=tuple(_kinds(planned, target, nodes)),
         engine_configs=_engine_configs(planned, nodes, target),
         findings=resolved.findings,
-        reasons=tuple(_reasons(spec, target, resolved.configs, nodes)),
+        reasons=(
+            *_reasons(spec, target, resolved.configs, nodes),
+            *left_out_told(planned.left_out, planned.engine),
+        ),
         routes_by_prefix=planned.routes_by_prefix,
+        left_out=planned.left_out,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from trtx.checkpoint import Checkpoint, default_model, resolve_checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import HostSpec, HostsSpec
+from trtx.config.left_out import LeftOutField, left_out_warnings
 from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
@@ -60,6 +61,7 @@ class JobPlan:
     expected_workers: Mapping[str, int]
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...]
+    left_out: tuple[LeftOutField, ...]  # of the engine configs: what the engine does not act on
 
     @property
     def workers(self) -> tuple[Step, ...]:
@@ -160,7 +162,9 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             *planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
             *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
             *_kv_reasons(spec, job, resolved.engine, count),
+            *left_out_warnings(planned.left_out, planned.engine),
         ),
+        left_out=planned.left_out,
         findings=resolved.findings,
     )
 

@@ -40,6 +40,7 @@ def export(spec: TopologySpec, job: JobSpec) -> Export:
         about=_what(planned),
         parts=tuple(Part(step.name, _where(step), step.command, step.environment) for step in planned.steps),
         reasons=_reasons(planned),
+        left_out=planned.left_out,
     )
 
 

@@ -1,0 +1,203 @@
+"""What an engine does not act on: in dry run, lock, conditions and report of a run, and no axis and no A/B of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trtx.bench.documents import plain
+from trtx.cli.app import run
+from trtx.errors import UsageError
+from trtx.experiment import ExperimentSpec, load_sweep, plan_only
+from trtx.experiment.ab import ab_spec
+from trtx.experiment.conditions import Conditions, conditions_of, differences
+from trtx.experiment.directory import write_lock
+from trtx.experiment.environment import environment
+from trtx.experiment.left_out import tell_left_out
+from trtx.experiment.provenance import provenance_of
+from trtx.experiment.reproduction import read_locked, spec_to_run
+from trtx.launch import prepare
+from trtx.report.conditions import conditions_of as shown_conditions
+from trtx.report.forms import LOCK, AskedRun, Provenance
+from trtx.topology import Plan
+
+HOST_CACHE = "kv_cache_config.host_cache_size"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def asked(*overrides: str, **said: Any) -> ExperimentSpec:
+    topology = {"model": "synthetic:tiny", "engine": "torch", "overrides": list(overrides)}
+    return load_sweep(None, {"topology": topology, "load": {"concurrency": [1], "isl": [32], "osl": [8]}, **said})
+
+
+def here(spec: ExperimentSpec, directory: Path) -> tuple[dict[str, Plan], Provenance]:
+    plans = {one.label: prepare(one.spec, run_dir=directory / one.label) for one in spec.topologies}
+    return plans, provenance_of(spec, environment((), datetime.now(UTC)), plans, None)
+
+
+def locked(spec: ExperimentSpec, directory: Path) -> tuple[dict[str, Plan], Provenance]:
+    directory.mkdir(exist_ok=True)
+    plans, told = here(spec, directory)
+    write_lock(directory, spec, told)
+    return plans, told
+
+
+def test_the_lock_has_it_as_left_out_and_not_as_in_force(tmp_path: Path) -> None:
+    spec = asked(f"{HOST_CACHE}=5", "moe_config.backend=CUTLASS", modes=["agg", "disagg"])
+    locked(spec, tmp_path)
+    document = yaml.safe_load((tmp_path / LOCK.file).read_text())
+    for label, roles in {"agg": ["agg"], "disagg": ["prefill", "decode"]}.items():
+        measured = document["provenance"]["measured"][label]
+        for role in roles:
+            assert "moe_config" not in measured["engine_configs"][role]
+            assert "host_cache_size" not in measured["engine_configs"][role]["kv_cache_config"]
+            assert measured["left_out"][role] == [
+                {"field": HOST_CACHE, "value": 5, "source": "--set", "typed": True},
+                {"field": "moe_config.backend", "value": "CUTLASS", "source": "--set", "typed": True},
+            ]
+
+
+def test_conditions_and_the_report_name_it_once(tmp_path: Path) -> None:
+    spec = asked(f"{HOST_CACHE}=5", modes=["agg", "disagg"])
+    plans, told = locked(spec, tmp_path)
+    conditions = conditions_of(spec, plans, told)
+    assert conditions.topology["agg"]["left_out"] == {"agg": {HOST_CACHE: 5}}
+    assert conditions.topology["disagg"]["left_out"] == {"prefill": {HOST_CACHE: 5}, "decode": {HOST_CACHE: 5}}
+    shown = {one.name: one.value for one in shown_conditions(LOCK.read(tmp_path, AskedRun), {}, (), ())}
+    assert shown["Without effect on engine torch"] == f"{HOST_CACHE} 5 (--set)"
+
+
+def test_a_baseline_that_was_left_something_out_differs_in_that_alone(tmp_path: Path) -> None:
+    def of(*overrides: str) -> Conditions:
+        spec = asked(*overrides)
+        return conditions_of(spec, *here(spec, tmp_path))
+
+    (difference,) = differences(of(f"{HOST_CACHE}=5"), of())
+    assert difference.name == f"topology.agg.left_out.agg.{HOST_CACHE}"
+
+
+def test_it_is_told_once_for_all_topologies(tmp_path: Path) -> None:
+    plans, _ = here(asked(f"{HOST_CACHE}=5", modes=["agg", "disagg"]), tmp_path)
+    lines: list[str] = []
+    tell_left_out(plans, lines.append)
+    (line,) = lines
+    assert line.startswith(f"trtx: warning: engine torch does not act on {HOST_CACHE} (--set), so nothing that is")
+
+
+def test_what_a_recipe_has_is_one_quiet_line(tmp_path: Path) -> None:
+    plans, _ = here(asked(modes=["agg", "disagg"], topology={"model": "synthetic:tiny", "engine": "paced"}), tmp_path)
+    lines: list[str] = []
+    tell_left_out(plans, lines.append)
+    (line,) = lines
+    assert line.startswith(
+        "trtx: engine paced does not act on enable_chunked_prefill, kv_cache_config.tokens_per_block"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "axis", "values"),
+    [
+        ("torch", f"overrides.{HOST_CACHE}", [0, 1000000000]),
+        ("torch", f"overrides.{HOST_CACHE}", [5]),
+        ("torch", "overrides.agg.scheduler_config.capacity_scheduler_policy", ["MAX_UTILIZATION", "STATIC_BATCH"]),
+        ("torch", "overrides.enable_sleep", [True, False]),
+        ("torch", "overrides.moe_config", [{"backend": "CUTLASS"}, {"backend": "TRTLLM"}]),
+        ("torch", "overrides.attn_backend", ["TRTLLM", "FLASHINFER"]),
+        ("torch", "overrides.return_perf_metrics", [True, False]),
+        ("torch", "overrides.cuda_graph_config.batch_sizes", [[1], [2]]),
+        ("paced", "overrides.kv_cache_config.tokens_per_block", [32, 64]),
+        ("simulated", "overrides.max_seq_len", [512, 1024]),
+    ],
+)
+def test_an_axis_over_a_field_that_the_engine_does_not_act_on_is_refused(
+    engine: str, axis: str, values: list[Any], tmp_path: Path
+) -> None:
+    spec = load_sweep(
+        None,
+        {
+            "topology": {"model": "synthetic:tiny", "engine": engine},
+            "axes": {axis: values},
+            "load": {"concurrency": [1], "isl": [32], "osl": [8]},
+        },
+    )
+    with pytest.raises(UsageError, match=f"axes.{axis} means nothing with engine {engine}") as refused:
+        plan_only(spec, parent=tmp_path)
+    assert "same topology" in str(refused.value)
+
+
+def test_topologies_that_differ_in_left_out_fields_alone_are_refused(tmp_path: Path) -> None:
+    """A section in which the engine acts on some field, and these are the same."""
+    values = [{"tokens_per_block": 32, "host_cache_size": size} for size in (0, 5)]
+    spec = asked(axes={"overrides.kv_cache_config": values}, topology={"model": "synthetic:tiny", "engine": "torch"})
+    with pytest.raises(UsageError, match=f"differ in nothing but {HOST_CACHE}, which engine torch does not act on"):
+        plan_only(spec, parent=tmp_path)
+
+
+def test_topologies_that_differ_in_what_the_engine_acts_on_are_measured(tmp_path: Path) -> None:
+    spec = asked(f"{HOST_CACHE}=5", axes={"overrides.kv_cache_config.tokens_per_block": [32, 64]})
+    assert len(plan_only(spec, parent=tmp_path).topologies) == 2
+
+
+def sweep(path: Path, **topology: Any) -> Path:
+    said = {"model": "synthetic:tiny", "engine": "torch", **topology}
+    path.write_text(yaml.safe_dump({"topology": said, "load": {"concurrency": [1], "isl": [32], "osl": [8]}}))
+    return path
+
+
+def test_an_ab_of_variants_that_are_served_alike_is_refused_and_an_aa_is_not(tmp_path: Path) -> None:
+    plain = sweep(tmp_path / "a.yaml")
+    cached = sweep(tmp_path / "b.yaml", overrides=[f"{HOST_CACHE}=1000000000"])
+    again = sweep(tmp_path / "c.yaml", overrides=[f"{HOST_CACHE}=1000000000"])
+    blocks = sweep(tmp_path / "d.yaml", overrides=["kv_cache_config.tokens_per_block=64"])
+    with pytest.raises(UsageError, match=f"a and b would be the same topology, measured twice.* but {HOST_CACHE}"):
+        plan_only(ab_spec(plain, cached, 2, {}), parent=tmp_path)
+    for one, other in ((cached, again), (plain, blocks), (cached, blocks)):
+        assert len(plan_only(ab_spec(one, other, 2, {}), parent=tmp_path).topologies) == 2
+
+
+def test_a_run_that_is_made_again_without_its_files_names_the_same(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("moe_config: {backend: CUTLASS}\nkv_cache_config: {host_cache_size: 5, tokens_per_block: 64}\n")
+    topology = {"model": "synthetic:tiny", "engine": "torch", "engine_configs": {"agg": str(own)}}
+    spec = asked(topology=topology)
+    before, _ = locked(spec, tmp_path / "run")
+    own.unlink()
+    again = spec_to_run(read_locked(tmp_path / "run" / LOCK.file), tmp_path / "again")
+    after, _ = here(again, tmp_path / "again")
+    assert after["agg"].engine_configs == before["agg"].engine_configs
+    values = [[(one.path, one.value, one.is_typed) for one in plans["agg"].left_out] for plans in (before, after)]
+    assert sorted(values[0]) == sorted(values[1]) and len(values[0]) == 2
+
+
+def test_a_lock_from_before_says_nothing_of_it(tmp_path: Path) -> None:
+    _, told = locked(asked(f"{HOST_CACHE}=5"), tmp_path)
+    document = {"schema_version": LOCK.version, **plain(told)}
+    del document["measured"]["agg"]["left_out"]
+    assert LOCK.restored(document, Provenance, "run.lock.yaml").measured["agg"].left_out is None
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["serve"],
+        ["bench", "--isl", "32", "--osl", "8"],
+        ["export", "slurm", "--gpus-per-node", "0"],
+        ["export", "kubernetes", "--gpus-per-node", "0", "--image", "registry.example/trtx:1"],
+    ],
+)
+def test_a_dry_run_names_it(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = [*verb, "--model", "synthetic:tiny", "--engine", "torch", "--set", f"{HOST_CACHE}=5", "--dry-run"]
+    assert run(argv) == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert told.count(f"engine torch does not act on {HOST_CACHE} (--set)") == 1
