@@ -115,7 +115,8 @@ def link_fault(document: Path, target: str) -> str | None:
 def sources() -> str:
     """All of the project's own code, where a name that a document mentions has to occur."""
     folders = ("trtx", "tests", "benchmarks", "tools", ".ci")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".sh", ".j2", ""}]
+    suffixes = {".py", ".sh", ".j2", ""}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
     files = [path for path in files if path.is_file() and path != Path(__file__)]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
@@ -133,8 +134,10 @@ def repository_paths() -> frozenset[str]:
 
 
 def path_fault(code: str) -> str | None:
-    """A source file that a page names and the repository lacks. Only ``.py`` files: others may be a run's or a user's."""
-    if ELSEWHERE.search(code) or not re.fullmatch(r"[\w./-]+/[\w.-]+\.py|(?:trtx|tests|benchmarks|tools)/[\w./-]+", code):
+    """Names a source file that the repository lacks. Other files than ``.py`` may belong to a run or to a user."""
+    if ELSEWHERE.search(code) or not re.fullmatch(
+        r"[\w./-]+/[\w.-]+\.py|(?:trtx|tests|benchmarks|tools)/[\w./-]+", code
+    ):
         return None
     return None if code.rstrip("/") in repository_paths() else f"{code}: the repository has no such file"
 
