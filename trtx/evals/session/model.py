@@ -18,7 +18,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
 
 from trtx.bench.answers import early_end, model_name
-from trtx.config.wording import a_kind
+from trtx.config.wording import a_kind, quoted
 from trtx.evals.forms import Asked
 from trtx.evals.messages import Endpoint, EndpointType
 from trtx.evals.session.client import Client, Question, Refused
@@ -27,6 +27,7 @@ from trtx.evals.session.prompt_logprobs import PromptLogprobs, Scored
 MOST_STOPS = 4  # that OpenAI's API takes
 DEFAULT_MAX_TOKENS = 256  # lm-eval's, where a task does not say
 SEED = 1234  # lm-eval's
+_SHOWN_END = 20  # characters of a prompt
 
 
 class Chat(NamedTuple):
@@ -38,8 +39,16 @@ class Chat(NamedTuple):
         return self.prompt.encode(encoding)
 
 
-class TooLong(Exception):
+class CannotAsk(Exception):
+    """Nothing can be asked for a sample; why, as a sentence about it."""
+
+
+class TooLong(CannotAsk):
     """A sample does not fit the context."""
+
+
+class NoOwnToken(CannotAsk):
+    """A choice adds no token to its prompt, or follows none: there is no log-probability to ask for."""
 
 
 @register_model("trtx")
@@ -106,7 +115,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
     # What an instance asks, and what its answers are.
 
     def questions(self, instance: Instance, repeat: int = 0) -> list[Question]:
-        """All that is sent for one response to ``instance``, of those that its task repeats. Raises TooLong."""
+        """All that is sent for one response to ``instance``, of those that its task repeats. Raises CannotAsk."""
         if instance.request_type == "generate_until":
             return [self._generation(*instance.args[:2], seed=SEED + repeat)]
         if self.route is None:
@@ -208,12 +217,30 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As ``TemplateLM.loglikelihood``, which hands the pairs to a method that waits."""
+        """As ``TemplateLM.loglikelihood``, which hands the pairs to a method that waits.
+
+        The continuation's tokens are those of both together that come after as many as the prompt alone has.
+        Where that is nothing, lm-eval's hf model ends the run with an assertion, and other backends of it take the
+        empty sum, 0, for a log-probability: the choice would be certain. Raises NoOwnToken.
+        """
         if context:
-            found: tuple[list[int], list[int]] = self._encode_pair(context, continuation)
-            return found
-        ids = self.tok_encode(continuation, add_special_tokens=False)
-        return ([self.prefix_token_id], ids) if self.prefix_token_id != ids[0] else (ids[:1], ids[1:])
+            before, after = self._encode_pair(context, continuation)
+        else:
+            ids = self.tok_encode(continuation, add_special_tokens=False)
+            is_prefix = ids[:1] == [self.prefix_token_id]
+            before, after = (ids[:1], ids[1:]) if is_prefix else ([self.prefix_token_id], ids)
+        if not after:
+            raise NoOwnToken(
+                f"the choice {quoted(continuation)} has no token of its own, as the tokenizer joins it with the end of "
+                f"its prompt, {quoted(context[-_SHOWN_END:])}, and nothing of it can be scored (nor by lm-eval's hf "
+                "model); put a space between the two (target_delimiter, or the end of doc_to_text)"
+            )
+        if not before:
+            raise NoOwnToken(
+                f"the prompt of the choice {quoted(continuation)} has no token, so nothing of the choice can be scored "
+                "(nor by lm-eval's hf model); let doc_to_text begin with more than space"
+            )
+        return before, after
 
     # lm-eval's own entrance: `lm_eval.simple_evaluate(model=ServedModel(…))`.
 
@@ -247,7 +274,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         """Raises ServerGone."""
         try:
             questions = self.questions(instance, repeat)
-        except TooLong as error:
+        except CannotAsk as error:
             return Refused(str(error))
         answers: list[dict[str, Any]] = []
         for question in questions:
