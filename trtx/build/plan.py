@@ -26,7 +26,7 @@ from trtx.config import (
 )
 from trtx.config.left_out import left_out_told, without_left_out
 from trtx.engine import installed_version
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel, UsageError
 from trtx.memory import Device
 
 
@@ -116,8 +116,14 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     if request.target is not None:
         check_gpu(form, request.target)
     if request.backend == "pytorch" and not source.config.get("quantization_config"):
-        config = read_model_config(source.path)  # the embedded engine calibrates and proves: what it refuses is known
-        check_windows(config.windows, source.path, on_gpu=request.here is not None, deterministic=False)
+        try:  # the embedded engine calibrates and proves: what it refuses is known
+            config = read_model_config(source.path)
+            check_windows(config.windows, source.path, on_gpu=request.here is not None, deterministic=False)
+        except UnsupportedModel as error:  # its advice is for serving
+            raise UnsupportedModel(
+                f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "
+                f"{NO_FORMAT} and serve that with trtx serve --engine tensorrt-llm"
+            ) from error
     check_model(form, source.config, name=source.name)
     if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
         raise UsageError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtx.build.calibration import MAX_TOKENS, Entry
 from trtx.build.formats import FORMATS
 from trtx.build.progress import Tell
+from trtx.checkpoint.weight_index import weight_files
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,9 +70,11 @@ def quantize(job: Job, tell: Tell) -> None:
         model = mtq.quantize(model, recipe, calibrate)
     if job.form == "fp8":
         _share_weight_scales(model)
+    _give_zeros_a_scale(model)
     tell("exporting", 0, 0)
     with torch.inference_mode():
         export_hf_checkpoint(model, export_dir=job.output)
+    check_numbers(Path(job.output))
 
 
 def _share_weight_scales(model: Any) -> None:
@@ -89,6 +92,43 @@ def _share_weight_scales(model: Any) -> None:
                 largest = max(float(quantizer.amax) for quantizer in quantizers)
                 for quantizer in quantizers:
                     quantizer.amax = largest
+
+
+def _give_zeros_a_scale(model: Any) -> None:
+    """A scale for what is zero throughout: the output projections of a layer that block expansion inserted, or keys.
+
+    Its largest value is 0, which ModelOpt (0.47) makes a scale of 0 in FP8 and NVFP4: zero divided by it is NaN, in the
+    export or as the engine writes its cache. Zero stays zero with any other scale.
+    """
+    for module in model.modules():
+        amax = getattr(module, "amax", None) if hasattr(module, "num_bits") else None
+        if amax is not None and amax.numel() == 1 and not amax.any():
+            module.amax = amax.new_ones(amax.shape)
+
+
+def check_numbers(export: Path) -> None:
+    """Raises UsageError, naming the tensor, for an export with a value that is not finite or a scale that is zero."""
+    import torch
+    from safetensors import safe_open
+
+    for path in weight_files(export):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                value = file.get_tensor(name)
+                if not value.is_floating_point():
+                    continue
+                # Not each of torch's 8-bit floats knows isfinite.
+                wide = value.to(torch.float32) if value.element_size() == 1 else value
+                if not torch.isfinite(wide).all():
+                    fault = "values that are not finite numbers"
+                elif name.endswith(("scale", "scale_2")) and value.numel() == 1 and not wide.any():
+                    fault = "a scale of 0"
+                else:
+                    continue
+                raise UsageError(
+                    f"the quantized model has {fault} in {name}; look at this tensor of the source and at the "
+                    "calibration text, or choose another --quant"
+                )
 
 
 def _load(job: Job) -> Any:

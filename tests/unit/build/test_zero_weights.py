@@ -1,0 +1,54 @@
+"""A model with tensors of zeros, as block expansion makes them: the export has zeros there, and no NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trtx.build.quantize import Job, check_numbers, quantize
+from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import UsageError
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif("not __import__('importlib').util.find_spec('modelopt')")]
+ZEROS = ("self_attn.o_proj", "mlp.down_proj", "self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj")
+
+
+@pytest.fixture(scope="module")
+def expanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = resolve_checkpoint("synthetic:tiny").path
+    directory = tmp_path_factory.mktemp("expanded")
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (directory / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    for name, value in tensors.items():
+        if name.startswith("model.layers.0.") and name.endswith(tuple(f"{one}.weight" for one in ZEROS)):
+            value.zero_()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize(("form", "kv_dtype"), [("fp8", "fp8"), ("nvfp4", "auto")])
+def test_zeros_are_exported_as_zeros(expanded: Path, tmp_path: Path, form: str, kv_dtype: str) -> None:
+    quantize(Job(str(expanded), str(tmp_path), form, kv_dtype, "cpu", "bfloat16", ("a text to calibrate on",)), _ignore)
+    found = load_file(tmp_path / "model.safetensors")
+    for name in (f"model.layers.0.{one}.weight" for one in ZEROS):
+        stored = found[name]
+        values = stored.view(torch.uint8) & (0x77 if form == "nvfp4" else 0x7F)  # without the signs
+        assert not values.any(), name
+
+
+def test_a_tensor_that_is_no_number_is_named(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b.weight": torch.tensor([1.0, float("nan")])}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"values that are not finite numbers in b\.weight"):
+        check_numbers(tmp_path)
+    save_file({"b.weight_scale": torch.tensor(0.0)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"a scale of 0 in b\.weight_scale"):
+        check_numbers(tmp_path)
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    pass
