@@ -16,6 +16,7 @@ from trtx.bench.figures import Distribution, Figure, Figures, Range
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
+from trtx.bench.sent_dataset import as_sent, dataset_of
 from trtx.bench.statistics import samples_needed
 from trtx.bench.sweep import PlannedTrial, Progress, changed_files, held_trials, planned_trials, rewrite_cells, sweep
 
@@ -37,6 +38,7 @@ __all__ = [
     "ServerReading",
     "Target",
     "Trial",
+    "as_sent",
     "cell_directory",
     "cell_name",
     "changed_files",
@@ -44,6 +46,7 @@ __all__ = [
     "check_load",
     "check_settings",
     "command",
+    "dataset_of",
     "describe",
     "held_trials",
     "planned_trials",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from trtx.bench.aiperf import command
 from trtx.bench.load import LoadSpec, Target
 from trtx.bench.load_field import field_records
+from trtx.bench.sent_dataset import dataset_of, is_readable
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
@@ -68,17 +68,20 @@ def check_load(spec: LoadSpec) -> None:
     Imports aiperf, one to four seconds, only where the load has words that trtx does not know all of itself: further
     arguments, or a dataset.
     """
-    if (file := spec.input_file) is not None and not _is_readable(file):
-        raise UsageError(
-            f"input_file {quoted(str(file))} is not there to be read; expected a file of records, or a directory"
-        )
     if not spec.aiperf_args and spec.dataset is None:
         return
+    if spec.input_file is not None and not is_readable(spec.input_file):
+        raise UsageError(
+            f"input_file {quoted(str(spec.input_file))} is not there to be read; expected a file of records, or a "
+            "directory"
+        )
     from aiperf.config.flags.resolver import resolve_config
     from aiperf.config.loader import build_benchmark_plan
 
     _refuse_owned(spec.aiperf_args)
-    argv = command(_NOBODY, spec, spec.loads[0], 1, Path("trial"))
+    dataset = dataset_of(spec)
+    sent = spec if dataset is None else spec.model_copy(update={"custom_dataset_type": dataset.sent_as})
+    argv = command(_NOBODY, sent, spec.loads[0], 1, Path("trial"))
     try:
         build_benchmark_plan(resolve_config(_parsed(argv[2:])))
     except Exception as error:  # whatever aiperf would end over
@@ -87,14 +90,6 @@ def check_load(spec: LoadSpec) -> None:
             f"{what}: aiperf refuses it ({_reason(error)}); correct it, or leave it out (aiperf profile --help lists "
             "its flags)"
         ) from error
-
-
-def _is_readable(path: Path) -> bool:
-    """Not so a pipe, which may never end and gives its records once."""
-    try:
-        return (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
-    except OSError:  # a name that is too long
-        return False
 
 
 def _refuse_owned(words: tuple[str, ...]) -> None:

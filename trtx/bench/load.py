@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trtx.bench.load_field import LoadField, plain
+from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.bench.prompts import MAX_LENGTH, MAX_REQUESTS, Prompts
 from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import warm_up_needed
@@ -21,22 +22,6 @@ MAX_RATE = 1_000_000.0  # requests/s
 MIN_RATE = 0.0001  # one in three hours
 MAX_TIMEOUT_S = 604_800.0  # a week
 MAX_SEED = 2**53 - 1  # readers of JSON lose digits of larger ones
-
-# Fields of a request body that say what is measured, and the key of a load that they belong to. In extra_inputs they
-# would win over what aiperf and the report take for asked: no TTFT is one of a body that did not stream.
-_OWNED = {
-    "stream": "streaming",
-    "max_tokens": "osl",
-    "max_completion_tokens": "osl",
-    "min_tokens": "ignore_eos",
-    "ignore_eos": "ignore_eos",
-    "messages": "isl",
-    "prompt": "isl",
-    "model": None,
-    "n": None,
-    "best_of": None,
-    "stream_options": None,
-}
 
 Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE, allow_inf_nan=False)]
@@ -264,8 +249,8 @@ class LoadSpec(Prompts):
     @classmethod
     def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
-            if name in _OWNED:
-                key = _OWNED[name]
+            if name in OWNED_FIELDS:
+                key = OWNED_FIELDS[name]
                 do = f"say it with load.{key}" if key else "leave it out"
                 raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
             try:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trtx.bench.datasets.reading import count_records
 from trtx.bench.images import Images
 from trtx.bench.load_field import LoadField, field_records
 from trtx.config.wording import shown
@@ -54,10 +55,10 @@ class Prompts(Images):
     custom_dataset_type: Annotated[
         str | None,
         LoadField(
-            help="What it holds, such as single_turn, multi_turn or mooncake_trace. Default: aiperf looks.",
+            help="What it holds, such as single_turn, multi_turn, mooncake_trace or sharegpt. Default: trtx looks.",
             panel="Prompts",
             metavar="TYPE",
-            ignored=("public", "no file", "schedule"),
+            ignored=("public", "no file"),
             flag="--custom-dataset-type",
         ),
     ] = _NAMED
@@ -191,12 +192,8 @@ class Prompts(Images):
 
     @property
     def trace_request_count(self) -> int | None:
-        """Requests of an ``input_file`` that has one a line; None where it can't be read. All of it is."""
-        try:
-            with (self.input_file or Path()).open("rb") as file:
-                return sum(not line.isspace() for line in file)
-        except OSError:
-            return None
+        """Requests of an ``input_file``, one a record; None where it can't be read. All of it is."""
+        return None if self.input_file is None or self.input_file.is_dir() else count_records(self.input_file)
 
     @property
     def has_sessions(self) -> bool:

@@ -29,6 +29,7 @@ from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import request_count
 from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
+from trtx.bench.sent_dataset import prepare_dataset
 from trtx.bench.steadiness import Steadiness, judge_warm_up
 from trtx.bench.watch import Watch
 from trtx.bench.windows import Phases, phases_of, sent_in
@@ -217,7 +218,8 @@ class _Measured:
     def _run_once(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
         load = replace(self.trial.load, warmup_request_count=self._warmup_request_count)
         self._attempt += 1
-        argv = command(self.target, self.spec, load, self.trial.number, self.files.directory, attempt=self._attempt)
+        sent = prepare_dataset(self.spec, self.run_dir, self.target)
+        argv = command(self.target, sent, load, self.trial.number, self.files.directory, attempt=self._attempt)
         self.journal.note(TrialStarted(cell=self.name, trial=self.trial.number, argv=argv))
         on_progress(self._progress("starting"))
         before = None if self._restarts is None else len(self._restarts())

@@ -228,6 +228,7 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
 
 def show_plans(spec: ExperimentSpec, output: Path) -> None:
     """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
+    from trtx.bench import dataset_of
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import cells_ahead, estimate, plan_only, read_history
 
@@ -244,6 +245,8 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
             )
         if spec.load.said:
             typer.echo(f"  prompts: {spec.load.said}")
+        if (dataset := dataset_of(spec.load)) is not None:
+            typer.echo(f"  records: {dataset.said}")
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:

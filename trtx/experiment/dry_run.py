@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trtx.bench import (
     Target,
+    as_sent,
     cell_directory,
     cell_name,
     check_load,
@@ -106,8 +107,8 @@ def _baseline(
 
 
 def _aiperf(spec: ExperimentSpec, target: Target, run_dir: Path) -> tuple[tuple[str, ...], ...]:
-    calls = []
+    calls, sent = [], as_sent(spec.load, run_dir, target.topology)
     for trial in planned_trials(spec.load):
         cell = cell_directory(run_dir, cell_name(target.topology, trial.load))
-        calls.append(command(target, spec.load, trial.load, trial.number, trial_directory(cell, trial.number)))
+        calls.append(command(target, sent, trial.load, trial.number, trial_directory(cell, trial.number)))
     return tuple(calls)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from trtx.bench import LoadSpec, Target, cell_directory, cell_name, command, trial_directory
+from trtx.bench import LoadSpec, Target, as_sent, cell_directory, cell_name, command, trial_directory
 from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
 from trtx.config.wording import shown
 from trtx.errors import UsageError
@@ -79,9 +79,9 @@ def _files(identity: Identity) -> Files:
 
 def _calls(spec: ExperimentSpec, target: Target) -> dict[str, str]:
     """By cell, of its first trial; aiperf's directory as seen from the run's."""
-    calls = {}
+    calls, sent = {}, as_sent(spec.load, Path(), target.topology)
     for load in spec.load.loads:
         name = cell_name(target.topology, load)
         trial = trial_directory(cell_directory(Path(), name), 1)
-        calls[name] = shlex.join(command(target, spec.load, load, 1, trial))
+        calls[name] = shlex.join(command(target, sent, load, 1, trial))
     return calls

@@ -121,7 +121,10 @@ def test_drawn_turns_have_spare_conversations_as_some_are_short() -> None:
             "input_file '/no/such.jsonl' is not there to be read; expected a file of records",
         ),
         ({"public_dataset": "nope"}, "dataset nope: aiperf refuses it"),
-        ({"input_file": __file__, "custom_dataset_type": "nope"}, "test_prompts.py: aiperf refuses it"),
+        (
+            {"input_file": __file__, "custom_dataset_type": "nope"},
+            "custom_dataset_type 'nope' is no form of a dataset; expected one of single_turn",
+        ),
         ({"aiperf_args": ["--bogus"]}, "--aiperf-args --bogus: aiperf refuses it (Unknown option: --bogus"),
         ({"aiperf_args": ["--slice-duration", "x"]}, "valid number"),
         ({"aiperf_args": ["--slice-duration"]}, "requires an argument"),

@@ -203,6 +203,7 @@ POSITIONAL = {
 }  # fmt: skip
 # What changes nothing that the engine room is asked for, and the file of the test that sees what it does.
 SEEN_ELSEWHERE = {
+    ("bench", "--custom-dataset-type"): "tests/unit/bench/test_datasets.py",  # beside --fixed-schedule, of one kind
     ("export kubernetes", "--output"): "tests/unit/export/test_kubernetes.py",
     ("export kubernetes", "--allowed-media-path"): "tests/unit/export/test_kubernetes.py",
     ("serve", "--dry-run"): "tests/unit/cli/test_serve.py",

@@ -38,6 +38,8 @@ from trtx.launch import preparation
 from trtx.report.forms import LOCK
 from trtx.topology import Gpu, Machine
 
+RECORDS = Path(__file__).parent / "records"
+
 # For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
 OTHER: dict[type, dict[str, Any]] = {
     LoadSpec: {
@@ -60,7 +62,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "extra_inputs": {"temperature": 0},
         "aiperf_args": ["--slice-duration", "2"],
         "prompt_corpus": "coding",
-        "input_file": __file__,
+        "input_file": f"{RECORDS}/texts.jsonl",
         "custom_dataset_type": "random_pool",
         "public_dataset": "sharegpt",
         "session_turns_mean": 3,
@@ -166,13 +168,13 @@ TASK_OF = {  # field of an evaluation -> the task that it shapes
 }  # fmt: skip
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
-    "custom_dataset_type": {"input_file": __file__},
+    "custom_dataset_type": {"input_file": f"{RECORDS}/texts.jsonl"},
     "session_turns_stddev": {"session_turns_mean": 3},
     "session_turn_delay_mean": {"session_turns_mean": 3},
     "session_turn_delay_stddev": {"session_turns_mean": 3, "session_turn_delay_mean": 50.0},
     "num_prefix_prompts": {"prefix_prompt_length": 20},
     **{name: {"image_batch_size": 1} for name in field_records(Images) if name != "image_batch_size"},
-    "fixed_schedule": {"input_file": __file__, "custom_dataset_type": "mooncake_trace"},
+    "fixed_schedule": {"input_file": f"{RECORDS}/trace.jsonl", "custom_dataset_type": "mooncake_trace"},
 }
 # Beside which no lengths are asked.
 DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")

@@ -46,8 +46,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
                 parsed.append(read)
         record._parsed_responses_cache = parsed
         setattr(record, NAMED_MODELS, answer.models)
-        asked = self._asked(record)
-        fault = "aiperf did not say how many tokens were asked" if asked.max_tokens is None else answer.fault(asked)
+        fault = answer.fault(self._asked(record))
         fault = fault or _unread(answer, sum(read.data is not None for read in parsed))
         if record.error is None and fault is not None:
             record.error = ErrorDetails(type=INCOMPLETE, message=fault)
@@ -72,7 +71,8 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
     def _asked(self, record: RequestRecord) -> Asked:
         """The body as :meth:`format_payload` merged it; the body itself does not travel with the record.
 
-        Form and length are aiperf's own: what ``extra_inputs`` might say of them was refused (``LoadSpec``).
+        Form and length are aiperf's own: what ``extra_inputs``, or a record, might say of them was refused. A record
+        without a length, and without one of the load's, is sent without: its answer ends by itself.
         """
         endpoint = self.model_endpoint.endpoint
         limit = record.request_info.max_tokens

@@ -1,0 +1,12 @@
+"""The records of an ``input_file``: which form they have, whether each is sound, and how aiperf gets them.
+
+Owns reading (encodings, arrays, gzip), the forms of other tools, and the check of every field by aiperf's own models.
+Does not send anything: aiperf's loaders do, of the file itself or of the copy that :func:`write_records` makes.
+Enter through :func:`read_dataset`; what it returns says what was recognised.
+No field of a record is dropped without a word: it is sent, or refused with its file, line and name.
+"""
+
+from trtx.bench.datasets.checking import Dataset, read_dataset, write_records
+from trtx.bench.datasets.reading import count_records
+
+__all__ = ["Dataset", "count_records", "read_dataset", "write_records"]

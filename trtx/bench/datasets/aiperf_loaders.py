@@ -1,0 +1,50 @@
+"""What aiperf 0.13.0's own loaders say of a file whose form trtx has no model of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from trtx.bench.datasets.reading import open_records
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+
+def loader_of(path: Path, form: Any) -> str:
+    """Of a form that trtx has no model for: its loader says whether the first record is one."""
+    from aiperf.plugin import plugins
+    from aiperf.plugin.enums import PluginType
+
+    loader = plugins.get_class(PluginType.CUSTOM_DATASET_LOADER, form)
+    first: Any = None
+    if path.is_file():
+        try:
+            first = next(iter(open_records(path)), None)
+        except UsageError:
+            first = None
+    try:
+        fits = loader.can_load(first.value if first is not None else None, str(path))
+    except Exception:  # of whatever class: a loader may not expect such a file
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"input_file {quoted(str(path))} holds no records of custom_dataset_type {form}, as aiperf's loader of it "
+            "looks for them; leave the type out, or correct it"
+        )
+    return str(form)
+
+
+def recognised(path: Path, first: Any, *, without: Collection[str]) -> str | None:
+    """The only form of aiperf's whose loader takes such a file, but for those of ``without``."""
+    from aiperf.plugin import plugins
+    from aiperf.plugin.enums import PluginType
+
+    found = []
+    for entry, loader in plugins.iter_all(PluginType.CUSTOM_DATASET_LOADER):
+        try:
+            if entry.name not in without and loader.can_load(first, str(path)):
+                found.append(str(entry.name))
+        except Exception:  # as above
+            continue
+    return found[0] if len(found) == 1 else None

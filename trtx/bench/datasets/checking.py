@@ -1,0 +1,395 @@
+"""A file's records against the models that aiperf 0.13.0 loads them by, and the copy in a form that it reads.
+
+aiperf's models let unknown fields pass and its loaders leave them out, so names are compared here; what the values may
+be, its models say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtx.bench.datasets.aiperf_loaders import loader_of, recognised
+from trtx.bench.datasets.forms import (
+    BODY_FIELDS,
+    FOREIGN,
+    MULTI_TURN,
+    RANDOM_POOL,
+    SINGLE_TURN,
+    TRACE,
+    Converted,
+    ForeignForm,
+    WrongRecord,
+    foreign_form,
+)
+from trtx.bench.datasets.reading import Record, RecordFile, open_records
+from trtx.bench.owned_fields import OWNED_FIELDS
+from trtx.config.wording import counted, quoted
+from trtx.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_MAX_LENGTH = 10_000_000  # tokens, as of a load
+_MEDIA = ("image", "audio", "video")
+# Forms whose records are whole bodies, sent as they are: nothing that a load asks for would be in them.
+_VERBATIM = ("raw_payload", "inputs_json")
+# What other tools call a field, where spelling alone does not find it.
+_ELSEWHERE = {
+    "max_tokens": "output_length",
+    "max_completion_tokens": "output_length",
+    "output_tokens": "output_length",
+    "osl": "output_length",
+    "prompt": "text",
+    "question": "text",
+    "instruction": "text",
+    "input": "text",
+    "isl": "input_length",
+}
+
+
+@dataclass(slots=True)
+class _Tally:
+    records: int = 0
+    requests: int = 0
+    skipped: int = 0
+    shortest: int | None = None
+    longest: int | None = None
+    known: int = 0
+    unsent: dict[str, None] = field(default_factory=dict)
+
+    def add(self, turns: list[Any], answers: int) -> None:
+        self.records += 1
+        self.requests += answers or len(turns)
+        for turn in turns:
+            if isinstance(length := turn.output_length, int):
+                self.known += 1
+                self.shortest = length if self.shortest is None else min(self.shortest, length)
+                self.longest = length if self.longest is None else max(self.longest, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What an ``input_file`` was found to hold.
+
+    ``form``: its name. ``sent_as``: aiperf's name of the form that it gets, None where aiperf looks itself.
+    ``is_copied``: it gets a copy that :func:`write_records` makes. ``records``: None where aiperf alone reads them.
+    """
+
+    path: Path
+    form: str
+    sent_as: str | None
+    is_copied: bool = False
+    records: int | None = None
+    requests: int = 0
+    lengths: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """In a line, for ``--dry-run``."""
+        form = self.form if self.sent_as in (None, self.form) else f"{self.form}, sent as {self.sent_as}"
+        if self.records is None:
+            return f"{form}; records and lengths are read by aiperf"
+        counts = f"{counted(self.records, 'record')}, {counted(self.requests, 'request')}"
+        return "; ".join([f"{form}: {counts}", f"output lengths: {self.lengths}", *self.notes])
+
+
+def read_dataset(path: Path, form: str | None, *, is_scheduled: bool) -> Dataset:
+    """Reads every record and checks it. ``form``: what ``custom_dataset_type`` says. ``is_scheduled``: each has a time.
+
+    Imports aiperf. Raises UsageError, naming file, line and field.
+    """
+    from aiperf.plugin.enums import CustomDatasetType
+
+    if form in _VERBATIM:
+        raise UsageError(
+            f"custom_dataset_type {form} sends whole bodies as they are, without what the load asks for; leave it out: "
+            "records with messages, max_tokens and other fields of a chat request are read"
+        )
+    known = (*_models(), *FOREIGN, *map(str, CustomDatasetType))
+    if form is not None and form not in known:
+        near = difflib.get_close_matches(form, known, n=1)
+        hint = f"did you mean {near[0]}" if near else f"expected one of {', '.join((*_models(), *FOREIGN))}"
+        raise UsageError(
+            f"custom_dataset_type {quoted(form)} is no form of a dataset; {hint}, or another one "
+            "that aiperf profile --help lists, or leave it out"
+        )
+    if path.is_dir():
+        return _directory(path, form)
+    native = form is None or form in _models() or form in FOREIGN
+    if not native:
+        assert form is not None
+        return Dataset(path, form, loader_of(path, CustomDatasetType(form)))
+    try:
+        source = open_records(path)
+        next(iter(source))
+    except UsageError:  # a table, for instance, which aiperf knows by its name
+        if form is None and (found := recognised(path, None, without=_known_here())) is not None:
+            return Dataset(path, found, found)
+        raise
+    checked = _Checked(source, form, is_scheduled=is_scheduled)
+    if checked.aiperfs is not None:
+        return Dataset(path, checked.aiperfs, checked.aiperfs)
+    tally = _Tally()
+    for _ in checked.walk(tally):
+        pass
+    return checked.found(tally)
+
+
+def write_records(dataset: Dataset, copy: Path, tokenizer_path: Path) -> None:
+    """The copy that aiperf reads in place of the file: its own form, a record a line. Raises UsageError."""
+    from trtx.text import load_tokenizer
+
+    tokenizer = None
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    checked = _Checked(open_records(dataset.path), dataset.form, is_scheduled=False)
+    with copy.open("w", encoding="utf-8") as file:
+        for converted in checked.walk(_Tally()):
+            value = dict(converted.value or {})
+            if converted.answers:
+                tokenizer = tokenizer or load_tokenizer(tokenizer_path)
+                lengths = iter([max(1, len(tokenizer.encode(text).ids)) for text in converted.answers])
+                value["turns"] = [
+                    turn if turn.get("role") == "system" else {**turn, "output_length": next(lengths)}
+                    for turn in value["turns"]
+                ]
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _models() -> Mapping[str, type[BaseModel]]:
+    from aiperf.dataset.loader.models import MooncakeTrace, MultiTurn, RandomPool, SingleTurn
+
+    return {SINGLE_TURN: SingleTurn, MULTI_TURN: MultiTurn, RANDOM_POOL: RandomPool, TRACE: MooncakeTrace}
+
+
+def _known_here() -> tuple[str, ...]:
+    """Forms that are checked here, or refused."""
+    return (*_models(), *_VERBATIM)
+
+
+def _directory(path: Path, form: str | None) -> Dataset:
+    """Of pools, a file each, or what a loader of aiperf's takes as a whole."""
+    if form is not None and form != RANDOM_POOL:
+        if form in _models() or form in FOREIGN:
+            raise UsageError(f"input_file {quoted(str(path))} is a directory; a {form} is one file: name that")
+        from aiperf.plugin.enums import CustomDatasetType
+
+        return Dataset(path, form, loader_of(path, CustomDatasetType(form)))
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    if form is None and (found := recognised(path, None, without=_known_here())) is not None:
+        return Dataset(path, found, found)
+    if not files:
+        raise UsageError(f"input_file {quoted(str(path))} is a directory without a file; expected one with records")
+    tally = _Tally()
+    for file in files:
+        checked = _Checked(open_records(file), RANDOM_POOL, is_scheduled=False)
+        if not checked.source.is_lines or file.suffix == ".gz":
+            checked.source.refuse("", "a pool of a directory is plain lines of JSON; unpack it, or write it so")
+        for _ in checked.walk(tally):
+            pass
+    return Dataset(path, RANDOM_POOL, RANDOM_POOL, False, tally.records, tally.records, "–")
+
+
+class _Checked:
+    """The records of one file, which all have the form of the first."""
+
+    def __init__(self, source: RecordFile, form: str | None, *, is_scheduled: bool) -> None:
+        self.source, self.is_scheduled = source, is_scheduled
+        self.models = _models()
+        self.aiperfs: str | None = None
+        first = next(iter(source))
+        self.foreign: ForeignForm | None = FOREIGN.get(form or "")
+        self.is_guessed = form is None
+        if source.is_text and form in (None, "plain_text"):
+            form, self.foreign = "plain_text", FOREIGN["plain_text"]
+        elif source.is_text:
+            source.refuse(first.where, f"it is plain text; expected a JSON object a line of {form}, or no type")
+        elif form == "plain_text":
+            source.refuse(first.where, "it is JSON; expected plain text, a prompt a line, or no custom_dataset_type")
+        elif form is None:
+            form = self._guess(first)
+        if self.aiperfs is None and self.is_scheduled and form != TRACE:
+            source.refuse(first.where, f"its form is {form}, and fixed_schedule sends a {TRACE} alone; leave it out")
+        self.form = form
+
+    def _guess(self, first: Record) -> str:
+        record = first.value
+        said = record.get("type")
+        if isinstance(said, str) and said in self.models:
+            return said
+        trace = frozenset(self.models[TRACE].model_fields)
+        self.foreign = foreign_form(record, trace)
+        if self.foreign is not None:
+            return self.foreign.name
+        if "turns" in record:
+            return MULTI_TURN
+        own = {name for name, model in self.models.items() if self._is_one(record, model)}
+        if TRACE in own and SINGLE_TURN not in own:
+            self.aiperfs = (
+                None if self._fits(record, TRACE) else recognised(self.source.path, record, without=_known_here())
+            )
+            return self.aiperfs or TRACE
+        if SINGLE_TURN in own:
+            return SINGLE_TURN
+        self.aiperfs = recognised(self.source.path, record, without=_known_here())
+        if self.aiperfs is not None:
+            return self.aiperfs
+        if record.keys() & {"input_length", "text_input", "messages", "payload", "hash_ids"}:
+            return TRACE
+        return SINGLE_TURN
+
+    def _is_one(self, record: Any, model: type[BaseModel]) -> bool:
+        from pydantic import ValidationError
+
+        try:
+            model.model_validate(record)
+        except ValidationError:
+            return False
+        return True
+
+    def _fits(self, record: Mapping[str, Any], form: str) -> bool:
+        """Every field of it is one of the form's."""
+        return not record.keys() - set(self.models[form].model_fields)
+
+    @property
+    def sent_as(self) -> str:
+        return self.foreign.sent_as if self.foreign is not None else str(self.form)
+
+    def walk(self, tally: _Tally) -> Iterator[Converted]:
+        """Each record in aiperf's form, after its check."""
+        for record in self.source:
+            try:
+                converted = self.foreign.convert(record.value) if self.foreign else Converted(record.value)
+                tally.unsent.update(dict.fromkeys(converted.unsent))
+                if converted.value is None:
+                    tally.skipped += 1
+                    continue
+                tally.add(self._turns(converted.value), len(converted.answers))
+            except WrongRecord as error:
+                self.source.refuse(record.where, self._sentence(error))
+            yield converted
+        if not tally.records:
+            self.source.refuse("", f"none of its records asks anything, as {self.form}; expected at least one")
+
+    def found(self, tally: _Tally) -> Dataset:
+        notes = []
+        if tally.skipped:
+            notes.append(f"left out, as no question in them is answered: {counted(tally.skipped, 'record')}")
+        if tally.unsent:
+            notes.append(f"not sent, as the load says it: {', '.join(tally.unsent)}")
+        is_copied = self.foreign is not None or not self.source.is_lines
+        return Dataset(
+            self.source.path, str(self.form), self.sent_as, is_copied, tally.records, tally.requests,
+            self._lengths(tally), tuple(notes),
+        )  # fmt: skip
+
+    def _lengths(self, tally: _Tally) -> str:
+        if self.form == "sharegpt":
+            return "those of the answers in the file, in the model's tokens"
+        if not tally.known:
+            return "–"
+        spread = f"{tally.shortest} to {tally.longest}" if tally.shortest != tally.longest else f"{tally.shortest}"
+        return (
+            spread
+            if tally.known == tally.requests
+            else f"{spread} of {counted(tally.known, 'request')}, – of the others"
+        )
+
+    def _turns(self, value: Mapping[str, Any]) -> list[Any]:
+        """The turns of a record, by aiperf's model. Raises WrongRecord."""
+        from pydantic import ValidationError
+
+        model = self.models[self.sent_as]
+        _check_names(value, model, "")
+        try:
+            parsed: Any = model.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+            said = first["msg"].removeprefix("Value error, ")
+            raise WrongRecord(f"{where.lstrip('.')}: {said}" if where else said) from error
+        turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]
+        for number, turn in enumerate(turns):
+            self._check_values(turn, f"turns[{number}]." if self.sent_as == MULTI_TURN else "")
+        asked = [turn for turn in turns if getattr(turn, "role", None) != "system" or len(turns) == 1]
+        return [_NoLength() for _ in asked] if self.sent_as == RANDOM_POOL else asked
+
+    def _check_values(self, turn: Any, of: str) -> None:
+        for name in ("output_length", "input_length"):
+            length = getattr(turn, name, None)
+            if length is not None and not 1 <= length <= _MAX_LENGTH:
+                raise WrongRecord(f"{of}{name} is {length}; expected from 1 to {_MAX_LENGTH:,} tokens")
+        for name in ("timestamp", "delay"):
+            time = getattr(turn, name, None)
+            if time is not None and not (math.isfinite(time) and time >= 0):
+                raise WrongRecord(f"{of}{name} is {time}; expected ms from 0 on")
+        if self.is_scheduled and turn.timestamp is None:
+            raise WrongRecord(f"{of}timestamp is missing, by which fixed_schedule sends each request")
+        if getattr(turn, "payload", None) is not None:
+            raise WrongRecord(
+                f"{of}payload is a whole body, sent without what the load asks for; write its messages, its max_tokens "
+                "as output_length, and its other fields as extra"
+            )
+        for name in getattr(turn, "extra", None) or {}:
+            if name in OWNED_FIELDS:
+                instead = "output_length" if name in ("max_tokens", "max_completion_tokens") else OWNED_FIELDS[name]
+                do = f"say it with {instead}" if instead else "leave it out"
+                raise WrongRecord(f"{of}extra.{name} would change what is measured, which trtx sets itself; {do}")
+        for kind in _MEDIA:
+            for content in (getattr(turn, kind, None), *(getattr(turn, f"{kind}s", None) or ())):
+                _check_media(content, f"{of}{kind}", kind)
+
+    def _sentence(self, error: WrongRecord) -> str:
+        if error.field is None:
+            return str(error)
+        known = error.known - {"type"}
+        if error.field in BODY_FIELDS and "extra" in known:
+            return f"{error}; a field of the request's body stands in extra: {{{json.dumps(error.field)}: …}}"
+        near = _ELSEWHERE.get(error.field)
+        if near not in known:
+            near = next(iter(difflib.get_close_matches(error.field, known, n=1)), None)
+        in_body = difflib.get_close_matches(error.field, BODY_FIELDS, n=1, cutoff=0.8)
+        if near is None and in_body and "extra" in known:
+            near = f"extra: {{{json.dumps(in_body[0])}: …}}"
+        if near:
+            return f"{error} of {self.form}; did you mean {near}?"
+        shown = ", ".join(sorted(known)) if len(known) < 30 else "those of a chat request"
+        otherwise = ", or write it into extra if it is one of the request's body" if "extra" in known else ""
+        return f"{error} of {self.form}, which is not sent; leave it out{otherwise}; known fields are {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class _NoLength:
+    output_length: None = None
+
+
+def _check_names(value: Mapping[str, Any], model: type[BaseModel], of: str) -> None:
+    from aiperf.common.models import Audio, Image, Text, Video
+    from aiperf.dataset.loader.models import SingleTurn
+
+    inner: dict[str, type[BaseModel]] = {"turns": SingleTurn}
+    inner |= {"texts": Text, "images": Image, "audios": Audio, "videos": Video}
+    known = frozenset(model.model_fields)
+    for name, each in value.items():
+        if name not in known:
+            raise WrongRecord(f"unknown field {quoted(of + name)}", name, known)
+        if name in inner and isinstance(each, list):
+            for number, item in enumerate(each):
+                if isinstance(item, dict):
+                    _check_names(item, inner[name], f"{of}{name}[{number}].")
+
+
+def _check_media(content: Any, name: str, kind: str) -> None:
+    for one in getattr(content, "contents", [content]):
+        if not isinstance(one, str) or not one or "://" in one or one.startswith("data:"):
+            continue
+        if kind == "audio" and one.partition(",")[0].lower() in ("wav", "mp3"):
+            continue
+        if not Path(one).is_file():
+            raise WrongRecord(f"{name} is {quoted(one)}, no file here; expected a file, an address or a data: URL")

@@ -1,0 +1,194 @@
+"""The forms of other tools, and what a record of one is in aiperf's own form, whose loader sends it.
+
+aiperf 0.13.0 reads none of them from a file. Its ``sharegpt`` loader of the public dataset says what a conversation
+means: each question that is answered is a turn, with as many output tokens as the answer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtx.config.wording import quoted
+
+SINGLE_TURN, MULTI_TURN, RANDOM_POOL, TRACE = "single_turn", "multi_turn", "random_pool", "mooncake_trace"
+
+_ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt")
+# What describes a conversation and asks nothing of a request.
+_SHAREGPT = {"id", "conversations", "source", "model"}
+_SAID = {"from", "value", "role", "content", "markdown", "text", "weight", "loss"}
+# Of a request's body: what the load itself says, and so is not sent from a record.
+_OF_THE_LOAD = ("model", "stream", "stream_options")
+_SINGLE_CHOICE = ("n", "best_of")
+_MUST_BE_SAID = {"ignore_eos": "load.ignore_eos of a sweep file", "min_tokens": "load.ignore_eos of a sweep file"}
+_LIMITS = ("max_completion_tokens", "max_tokens")
+BODY_FIELDS = frozenset({
+    "audio", "bad_words", "cache_salt", "chat_template_args", "chat_template_kwargs", "frequency_penalty",
+    "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "include_stop_str_in_output", "length_penalty", "logit_bias", "logprobs", "metadata", "min_p", "modalities",
+    "nvext", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key", "reasoning_effort",
+    "repetition_penalty", "response_format", "safety_identifier", "seed", "service_tier", "skip_special_tokens", "stop",
+    "stop_token_ids", "store", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
+    "verbosity", "web_search_options",
+})  # fmt: skip
+_BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_MUST_BE_SAID, *_LIMITS}
+
+
+class WrongRecord(Exception):
+    """Ends a sentence that begins with file and line. ``field``: one that is unknown, among ``known``; else None."""
+
+    def __init__(self, problem: str, field: str | None = None, known: frozenset[str] = frozenset()) -> None:
+        super().__init__(problem)
+        self.field, self.known = field, known
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """``value``: the record in aiperf's form; None: it asks nothing. ``answers``: texts whose lengths in tokens are the
+    output lengths of its turns, in order. ``unsent``: fields that the load says in its place."""
+
+    value: dict[str, Any] | None
+    answers: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignForm:
+    """``sent_as``: aiperf's name of the form that its records become."""
+
+    name: str
+    sent_as: str
+    convert: Callable[[Any], Converted]
+
+
+def _refuse_unknown(record: Mapping[str, Any], known: set[str] | frozenset[str], of: str = "") -> None:
+    for name in record:
+        if name not in known:
+            raise WrongRecord(f"unknown field {quoted(of + name)}", name, frozenset(known))
+
+
+def _text(record: Mapping[str, Any], name: str, of: str = "") -> str:
+    value = record.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise WrongRecord(f"{of}{name} is {value!r:.60}; expected text")
+    return value
+
+
+def _plain_text(line: Any) -> Converted:
+    return Converted({"text": line})
+
+
+def _sharegpt(record: Any) -> Converted:
+    _refuse_unknown(record, _SHAREGPT)
+    said = record.get("conversations")
+    if not isinstance(said, list):
+        raise WrongRecord('conversations is no list; expected [{"from": "human", "value": "…"}, …]')
+    turns: list[dict[str, Any]] = []
+    answers: list[str] = []
+    asked: str | None = None
+    for number, message in enumerate(said):
+        of = f"conversations[{number}]."
+        if not isinstance(message, dict):
+            raise WrongRecord(f"conversations[{number}] is no object; expected from and value")
+        _refuse_unknown(message, _SAID, of)
+        message = {"value": message.get("content"), "from": message.get("role"), **message}
+        role = message["from"]
+        if role == "system" and not turns and asked is None:
+            turns.append({"role": "system", "text": _text(message, "value", of)})
+        elif role in _ASKS:
+            asked = message.get("value")
+        elif role in _ANSWERS:
+            answer = message.get("value")
+            if isinstance(asked, str) and asked and isinstance(answer, str) and answer:
+                turns.append({"text": asked})
+                answers.append(answer)
+            asked = None
+        else:
+            raise WrongRecord(f"{of}from is {role!r:.60}; expected human, gpt, or system at the beginning")
+    session = {"session_id": str(record["id"])} if isinstance(record.get("id"), (str, int)) else {}
+    return Converted({**session, "turns": turns} if answers else None, tuple(answers))
+
+
+def _body(body: Mapping[str, Any], of: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Output length and further fields of a request's body, and the names of those that the load says."""
+    _refuse_unknown(body, _BODY, of)
+    for name in _SINGLE_CHOICE:
+        if body.get(name) not in (None, 1):
+            raise WrongRecord(
+                f"{of}{name} is {body[name]!r:.60}; one choice of each request is measured, so leave it out"
+            )
+    for name, instead in _MUST_BE_SAID.items():
+        if body.get(name):
+            raise WrongRecord(f"{of}{name} is {body[name]!r:.60}; say it for all with {instead}, and leave it out here")
+    limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise WrongRecord(f"{of}max_tokens is {limit!r:.60}; expected a whole number from 1 on")
+    extra = {name: value for name, value in body.items() if name in BODY_FIELDS - {"tools"} and value is not None}
+    found = {**({"output_length": limit} if limit else {}), **({"extra": extra} if extra else {})}
+    return found, tuple(name for name in _OF_THE_LOAD if body.get(name) is not None)
+
+
+def _prompt(record: Any) -> Converted:
+    tokens = record.get("output_tokens")
+    body = {name: value for name, value in record.items() if name != "output_tokens"}
+    if tokens is not None:
+        if any(body.get(name) is not None for name in _LIMITS):
+            raise WrongRecord("output_tokens and max_tokens are two ways to say one length; leave one of them out")
+        body["max_tokens"] = tokens
+    if "messages" in body:
+        raise WrongRecord("prompt and messages are two ways to say what is asked; leave one of them out")
+    fields, unsent = _body(body)
+    return Converted({"text": _text(record, "prompt"), **fields}, unsent=unsent)
+
+
+def _chat(record: Any) -> Converted:
+    return _asked(record, "")
+
+
+def _batch(record: Any) -> Converted:
+    _refuse_unknown(record, {"custom_id", "method", "url", "body"})
+    if record.get("url") not in (None, "/v1/chat/completions"):
+        raise WrongRecord(f"url is {record['url']!r:.60}; expected /v1/chat/completions, which alone is asked")
+    body = record.get("body")
+    if not isinstance(body, dict):
+        raise WrongRecord("body is no object; expected a chat request with messages")
+    return _asked(body, "body.")
+
+
+def _asked(body: Mapping[str, Any], of: str) -> Converted:
+    if "prompt" in body:
+        raise WrongRecord(f"unknown field {of}'prompt' of a chat request; expected messages alone")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise WrongRecord(f'{of}messages is no list of messages; expected [{{"role": "user", "content": "…"}}, …]')
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise WrongRecord(f"{of}messages[{number}] has no role; expected role and content")
+    fields, unsent = _body(body, of)
+    tools = {"tools": body["tools"]} if body.get("tools") else {}
+    return Converted({"messages": messages, **tools, **fields}, unsent=unsent)
+
+
+FOREIGN: Mapping[str, ForeignForm] = {
+    form.name: form
+    for form in (
+        ForeignForm("plain_text", SINGLE_TURN, _plain_text),
+        ForeignForm("sharegpt", MULTI_TURN, _sharegpt),
+        ForeignForm("prompt", SINGLE_TURN, _prompt),
+        ForeignForm("openai_chat", TRACE, _chat),
+        ForeignForm("openai_batch", TRACE, _batch),
+    )
+}
+
+
+def foreign_form(record: Mapping[str, Any], trace_fields: frozenset[str]) -> ForeignForm | None:
+    """By the names of a record's fields; None where it is none of another tool. ``trace_fields``: of aiperf's trace,
+    which has messages too."""
+    if "conversations" in record:
+        return FOREIGN["sharegpt"]
+    if "custom_id" in record or ("body" in record and "url" in record):
+        return FOREIGN["openai_batch"]
+    if "messages" in record and record.keys() & (_BODY - trace_fields):
+        return FOREIGN["openai_chat"]
+    return FOREIGN["prompt"] if "prompt" in record else None

@@ -1,0 +1,166 @@
+"""A file of records as it lies: lines of JSON, one array, or plain text; compressed or not, with a mark or without."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from trtx.config.wording import quoted
+from trtx.errors import UsageError
+
+EXAMPLE = '{"text": "…"}'
+_GZIP, _MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "a Parquet file",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\xfd7zXZ": "compressed with xz",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``where``: such as ``line 3``. ``value``: of JSON; of plain text, the line."""
+
+    where: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """``is_text``: a prompt a line, no JSON. ``is_lines``: aiperf's loaders read it as it lies."""
+
+    path: Path
+    is_text: bool
+    is_array: bool
+    is_lines: bool
+
+    def __iter__(self) -> Iterator[Record]:
+        return _array(self) if self.is_array else _lines(self)
+
+    def refuse(self, where: str, problem: str) -> NoReturn:
+        raise UsageError(f"input_file {quoted(str(self.path))}{f', {where}' if where else ''}: {problem}")
+
+
+def open_records(path: Path) -> RecordFile:
+    """Looks at how the file begins. Raises UsageError for one that holds no records."""
+    probe = RecordFile(path, is_text=False, is_array=False, is_lines=False)
+    with _opened(probe) as file:
+        head = file.read(8)
+        for magic, name in _OTHERS.items():
+            if head.startswith(magic):
+                probe.refuse("", f"it is {name}; expected UTF-8 text, a JSON object a line")
+        file.seek(len(_MARK) if head.startswith(_MARK) else 0)
+        first = next((line.strip() for line in file if line.strip()), None)
+    if first is None:
+        probe.refuse("", f"it has no record; expected a JSON object a line, such as {EXAMPLE}")
+    is_array = first.startswith(b"[")
+    is_text = not is_array and not first.startswith(b"{") and path.name.removesuffix(".gz").endswith(".txt")
+    with path.open("rb") as raw:
+        is_compressed = raw.read(2) == _GZIP
+    is_lines = not (is_compressed or is_array or is_text or head.startswith(_MARK))
+    return RecordFile(path, is_text, is_array, is_lines)
+
+
+def count_records(path: Path) -> int | None:
+    """0 for a file without any, whose fault the check of records names; None where it can't be read."""
+    try:
+        file = open_records(path)
+        if file.is_array:
+            return sum(1 for _ in file)
+        with _opened(file) as lines:
+            return sum(not line.isspace() for line in lines)
+    except OSError:
+        return None
+    except UsageError:
+        return 0
+
+
+@contextlib.contextmanager
+def _opened(source: RecordFile) -> Iterator[BufferedReader]:
+    """Decompressed, whatever its name. Raises UsageError for a compressed file that is broken."""
+    with source.path.open("rb") as file:
+        is_compressed = file.read(2) == _GZIP
+        file.seek(0)
+        try:
+            yield cast(BufferedReader, gzip.GzipFile(fileobj=file)) if is_compressed else file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            source.refuse("", f"it can't be decompressed ({error}); make it anew")
+
+
+def _lines(source: RecordFile) -> Iterator[Record]:
+    with _opened(source) as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(_MARK) if number == 1 else line
+            if not line.strip():
+                continue
+            where = f"line {number}"
+            text = _decoded(source, where, line).strip()
+            yield Record(where, text if source.is_text else _parsed(source, where, text))
+
+
+def _array(source: RecordFile) -> Iterator[Record]:
+    with _opened(source) as file:
+        text = _decoded(source, "", file.read().removeprefix(_MARK))
+    found = _parsed(source, "", text)
+    if not found:
+        source.refuse("", f"its array is empty; expected records, such as {EXAMPLE}")
+    for number, value in enumerate(found, start=1):
+        if not isinstance(value, dict):
+            source.refuse(f"record {number}", f"it is no object; expected one, such as {EXAMPLE}")
+        yield Record(f"record {number}", value)
+
+
+def _decoded(source: RecordFile, where: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        source.refuse(where, f"it is not UTF-8 (byte {error.start}: {error.reason}); save the file as UTF-8")
+
+
+def _parsed(source: RecordFile, where: str, text: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
+        if "\\u" in text:  # half of a character, which no server takes, may hide there
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        source.refuse(where, "it nests too deep to be read")
+    except UnicodeEncodeError:
+        source.refuse(where, "it holds half of a character, a lone surrogate, which is no text; write it anew")
+    except ValueError as error:
+        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        if isinstance(error, json.JSONDecodeError) and not where:
+            where = f"line {error.lineno}"
+        if source.is_array:
+            source.refuse(where, f"it is no array of records ({said}); expected one, or an object a line: {EXAMPLE}")
+        if where and not text.startswith("{"):
+            source.refuse(
+                where,
+                f"it is no JSON; expected an object a line, such as {EXAMPLE}, or a name that ends in .txt for a "
+                "prompt a line",
+            )
+        source.refuse(where, f"it is no JSON ({said}); expected one object a line, each on a line of its own")
+    if where and not isinstance(value, dict):
+        source.refuse(where, f"it holds no object; expected one, such as {EXAMPLE}")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
+    return found
