@@ -17,7 +17,7 @@ from trtx.checkpoint.documents import CONFIG
 from trtx.checkpoint.facts import is_tied, read_config, text_config
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS
 from trtx.checkpoint.quantization import MODELOPT_FILE
-from trtx.checkpoint.weight_index import INDEX, weight_files
+from trtx.checkpoint.weight_index import weight_files, weights_entry
 from trtx.config import ResolvedEngineConfig
 
 ENGINE_CONFIGS = "engine_configs"
@@ -51,7 +51,7 @@ def complete_export(source: Source, directory: Path) -> None:
     for file in source.other_files:
         if file.name not in _OF_THE_EXPORT:
             shutil.copyfile(file, directory / file.name)
-    for file in directory.glob("*.safetensors"):
+    for file in weight_files(directory):
         file.chmod(0o644)  # safetensors writes 0600
 
 
@@ -66,15 +66,17 @@ def take_over(source: Source, directory: Path) -> None:
     """The whole checkpoint as it is: weights as hard links, or copies where there can be none."""
     for file in source.other_files:
         shutil.copyfile(file, directory / file.name)
-    for file in weight_files(source.path):
-        blob = file.resolve()
+    files = weight_files(source.path)
+    for file in files:
+        blob, taken = file.resolve(), directory / file.relative_to(source.path)
+        taken.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(blob, directory / file.name)
+            os.link(blob, taken)
         except OSError:
             check_space(directory, blob.stat().st_size)
-            shutil.copyfile(blob, directory / file.name)
-    index = source.path / INDEX
-    if index.is_file():
+            shutil.copyfile(blob, taken)
+    index = weights_entry(source.path)
+    if index is not None and index not in files:
         shutil.copyfile(index, directory / index.name)
 
 

@@ -14,10 +14,11 @@ from trtx.checkpoint import Checkpoint, resolve_checkpoint
 from trtx.checkpoint.facts import read_config
 from trtx.checkpoint.quantization import read_modelopt_file
 from trtx.checkpoint.synthetic import default_cache_dir
-from trtx.checkpoint.weight_index import INDEX, weight_files
+from trtx.checkpoint.weight_index import weight_files
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_NOT_TAKEN_ALONG = (".index.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,18 @@ def read_source(model: str, *, on_gpu: bool) -> Source:
 
 
 def _other_files(path: Path) -> tuple[Path, ...]:
-    """Configuration and tokenizer: every file beside the weights that an engine may read. No code, no documents."""
+    """Configuration and tokenizer: every file beside the weights that an engine may read. No code, no documents, no
+    index of weights, and no adapter's, which would be applied to what is built."""
     kinds = (".json", ".jinja", ".txt", ".model")
-    return tuple(
-        sorted(file for file in path.iterdir() if file.is_file() and file.suffix in kinds and file.name != INDEX)
-    )
+    others = (file for file in path.iterdir() if file.is_file() and file.suffix in kinds)
+    return tuple(sorted(file for file in others if not file.name.endswith(_NOT_TAKEN_ALONG)))
 
 
 def _weights_hash(path: Path, config: dict[str, Any]) -> str:
     files = weight_files(path)
     if not files:
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()  # the seed is in it
-    return _combined((file.name, _hash_weights(file)) for file in files)
+    return _combined((file.relative_to(path).as_posix(), _hash_weights(file)) for file in files)
 
 
 def _combined(hashes: Any) -> str:

@@ -14,7 +14,7 @@ from trtx.checkpoint.formats import DTYPE_BYTES
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import WRAPPERS
-from trtx.checkpoint.weight_index import stored_dtype
+from trtx.checkpoint.weight_index import stored_dtype, weight_files
 from trtx.errors import UsageError
 
 _GENERATION = "generation_config.json"
@@ -56,7 +56,7 @@ def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
             "text model in Hugging Face form"
         )
     dtype = dtype_of(path, config)
-    stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    stored = sum(file.stat().st_size for file in weight_files(path) if file.is_file())
     is_drawn = not stored and DRAWN_WEIGHTS in config
     return Checkpoint(
         path=path,

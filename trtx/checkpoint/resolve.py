@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from pathlib import Path
@@ -12,12 +13,11 @@ from trtx.checkpoint.facts import Checkpoint, read_checkpoint, read_config
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS
 from trtx.checkpoint.shapes import PREFIX, find_shape, list_shapes
 from trtx.checkpoint.synthetic import make_synthetic
-from trtx.checkpoint.weight_index import weight_files
+from trtx.checkpoint.weight_index import SINGLE, check_weights, weight_files, without_weights
 from trtx.errors import UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
-_FILES = (*_DESCRIPTION, "*.safetensors")
 _DOWNLOAD_TIMEOUT_S = 10.0
 
 
@@ -54,7 +54,7 @@ def describe_checkpoint(name: str) -> Checkpoint:
     if not directory.exists():
         if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
             raise UsageError(f"model {_shown(name)} is no directory on this machine; {_ways_out()}")
-        return read_checkpoint(_find_on_hub(name, _DESCRIPTION), name)
+        return read_checkpoint(_find_on_hub(name, with_weights=False), name)
     if not (directory / CONFIG).is_file():
         raise UsageError(f"model directory {str(directory)!r} lacks {CONFIG}; {_ways_out()}")
     return read_checkpoint(directory.resolve(), directory.resolve().name)
@@ -81,10 +81,10 @@ def load_hub() -> Any:
 
 def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_weights: bool) -> None:
     """A model's files from the hub into ``directory``. Raises UsageError."""
-    snapshot_download = load_hub().snapshot_download
-    files = _FILES if with_weights else _DESCRIPTION
     try:
-        snapshot_download(name, revision=revision, allow_patterns=list(files), local_dir=directory)
+        _snapshot(name, with_weights=with_weights, revision=revision, local_dir=directory)
+    except UsageError:
+        raise
     except Exception as error:
         said = next(iter(str(error).splitlines()), "")[:300]
         raise UsageError(
@@ -96,9 +96,12 @@ def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_wei
 def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
     if not directory.is_dir():
         raise UsageError(f"model {str(directory)!r} is a file; expected the directory that holds its config.json")
-    missing = _missing_files(directory)
-    if missing:
+    if missing := [name for name in (CONFIG, "tokenizer.json") if not (directory / name).is_file()]:
         raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
+    files = weight_files(directory)
+    check_weights(directory, files)
+    if not files and DRAWN_WEIGHTS not in read_config(directory):  # those are drawn by the engine
+        raise UsageError(without_weights(directory))
     return read_checkpoint(directory.resolve(), served_model_name)
 
 
@@ -106,31 +109,49 @@ def _shown(name: str) -> str:
     return "that is given as an address" if "://" in name else repr(name)  # which may hold a token
 
 
-def _missing_files(directory: Path) -> list[str]:
-    """What serving needs and ``directory`` lacks. Weights are not needed where the engine draws them."""
-    missing = [name for name in (CONFIG, "tokenizer.json") if not (directory / name).is_file()]
-    files = weight_files(directory)
-    missing += [file.name for file in files if not file.is_file()]
-    if not files and (CONFIG in missing or DRAWN_WEIGHTS not in read_config(directory)):
-        missing.append("weights (*.safetensors)")
-    return missing
-
-
-def _find_on_hub(name: str, files: tuple[str, ...] = _FILES) -> Path:
-    snapshot_download = load_hub().snapshot_download
+def _find_on_hub(name: str, *, with_weights: bool = True) -> Path:
+    found, reason = None, None
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
+        found = _snapshot(name, with_weights=with_weights, local_files_only=True)
+    except UsageError:
+        raise
     except Exception as error:
-        reason: Exception = error
+        reason = error
+    if found is not None and (not with_weights or _has_weights(found)):
+        return found
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("1", "true", "yes", "on"):
         try:
-            return Path(snapshot_download(name, allow_patterns=list(files), etag_timeout=_DOWNLOAD_TIMEOUT_S))
+            return _snapshot(name, with_weights=with_weights, etag_timeout=_DOWNLOAD_TIMEOUT_S)
+        except UsageError:
+            raise
         except Exception as error:
             reason = error
+    if found is not None:  # without its weights: what is said of a directory is said of it
+        return found
     raise UsageError(
         f"model {name!r} is not in the Hugging Face cache and cannot be fetched ({type(reason).__name__}); "
         f"{_ways_out()}"
     ) from reason
+
+
+def _has_weights(directory: Path) -> bool:
+    files = weight_files(directory)
+    return bool(files) and all(file.is_file() for file in files)
+
+
+def _snapshot(name: str, *, with_weights: bool, **options: Any) -> Path:
+    """A model's files from the hub or its cache: of its weights those that transformers would load, and no others.
+
+    Which they are stands in what is fetched first: the one file, where there is one, else the index.
+    """
+    snapshot_download = load_hub().snapshot_download
+    patterns = [*_DESCRIPTION, *([SINGLE] if with_weights else [])]
+    directory = Path(snapshot_download(name, allow_patterns=patterns, **options))
+    files = weight_files(directory) if with_weights else []
+    if all(file.is_file() for file in files):
+        return directory
+    patterns += [glob.escape(file.relative_to(directory).as_posix()) for file in files]
+    return Path(snapshot_download(name, allow_patterns=patterns, **options))
 
 
 def _ways_out() -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.checkpoint.weight_index import read_header, weight_files
+from trtx.checkpoint.weight_index import stored_tensors
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\b")
@@ -36,22 +36,21 @@ class StoredWeights:
 
 def stored_weights(directory: Path) -> StoredWeights | None:
     """None where the directory holds no safetensors, or not all of them. Raises UsageError for a file that is none."""
-    files = weight_files(directory)
-    if not files or not all(path.is_file() for path in files):
+    tensors = stored_tensors(directory)
+    if tensors is None:
         return None
     layers: dict[int, Counter[str]] = {}
     outside: Counter[str] = Counter()
-    for path in files:
-        for name, entry in read_header(path).items():
-            size = entry["data_offsets"][1] - entry["data_offsets"][0]
-            if _VISION.search(name):
-                outside["vision"] += size
-            elif found := _LAYER.search(name):
-                layers.setdefault(int(found.group(1)), Counter())[_split(name)] += size
-            else:
-                outside["head" if "lm_head" in name else "embedding" if "embed" in name else "other"] += size
+    for name, tensor in tensors.items():
+        if _VISION.search(name):
+            outside["vision"] += tensor.nbytes
+        elif found := _LAYER.search(name):
+            layers.setdefault(int(found.group(1)), Counter())[_split(name)] += tensor.nbytes
+        else:
+            outside["head" if "lm_head" in name else "embedding" if "embed" in name else "other"] += tensor.nbytes
+    files = len({tensor.file for tensor in tensors.values()})
     return StoredWeights(
-        layers, outside["embedding"], outside["head"], outside["vision"], outside["other"], files=len(files)
+        layers, outside["embedding"], outside["head"], outside["vision"], outside["other"], files=files
     )
 
 

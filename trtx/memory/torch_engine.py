@@ -18,7 +18,7 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import decoder_name
-from trtx.checkpoint.weight_index import read_header, weight_files
+from trtx.checkpoint.weight_index import stored_tensors
 from trtx.config.torch_groups import block_layers
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import padded_tokens
@@ -67,10 +67,10 @@ def _dtype(asked: str, *, field: str, auto: str) -> str:
 
 def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
     """The decoder's tensors that a checkpoint's files hold; None where its weights are drawn, or not all there."""
-    files = weight_files(directory)
-    if not files or not all(file.is_file() for file in files):
+    tensors = stored_tensors(directory)
+    if tensors is None:
         return None
-    names = (decoder_name(architecture, name) for file in files for name in read_header(file))
+    names = (decoder_name(architecture, name) for name in tensors)
     return frozenset(name for name in names if name is not None)
 
 

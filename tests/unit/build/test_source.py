@@ -85,3 +85,27 @@ def test_modelopts_own_file_says_that_a_checkpoint_is_quantized(model: Path) -> 
 def test_a_key_follows_content_and_not_the_order_of_fields() -> None:
     assert key_of({"a": 1, "b": {"c": 2, "d": 3}}) == key_of({"b": {"d": 3, "c": 2}, "a": 1})
     assert key_of({"a": 1}) != key_of({"a": "1"})
+
+
+def test_what_lies_beside_the_weights_is_not_taken_along(tmp_path: Path) -> None:
+    """Another index, an adapter, a second copy: the build has the weights that transformers would load."""
+    from trtx.build.contents import take_over, weight_bytes
+
+    whole = resolve_checkpoint("synthetic:tiny").path
+    model = Path(shutil.copytree(whole, tmp_path / "model"))
+    (model / "weights").mkdir()
+    (model / "model.safetensors").rename(model / "weights" / "part.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "weights/part.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("adapter_config.json", "pytorch_model.bin.index.json", "consolidated.safetensors"):
+        (model / name).write_text("{}")
+    before = read_source(str(model), on_gpu=False)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    take_over(before, taken)
+    after = read_source(str(taken), on_gpu=False)
+    assert (after.weights_hash, after.files_hash) == (before.weights_hash, before.files_hash)
+    assert weight_bytes(before, taken) == (whole / "model.safetensors").stat().st_size
+    assert not {"adapter_config.json", "pytorch_model.bin.index.json", "consolidated.safetensors"} & {
+        file.name for file in taken.iterdir()
+    }

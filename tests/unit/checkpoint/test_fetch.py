@@ -102,3 +102,19 @@ def test_a_wrong_token_is_one_sentence_without_it(hub: ThreadingHTTPServer, tmp_
     assert done.returncode == 2
     assert "'someone/small' can't be fetched" in done.stderr
     assert "hf_wrong" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_of_the_weights_those_of_the_index_are_fetched_and_no_second_copy(
+    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": parts[0], "b": parts[1]}}
+    monkeypatch.delitem(FILES, "model.safetensors")
+    monkeypatch.setitem(FILES, "model.safetensors.index.json", json.dumps(index).encode())
+    for name in (*parts, "consolidated.safetensors", "adapter_model.safetensors"):
+        monkeypatch.setitem(FILES, name, b"weights")
+    target = tmp_path / "model"
+    done = fetched(hub, tmp_path / "home", "--directory", str(target))
+    assert done.returncode == 0, done.stderr
+    assert names(target) == {"config.json", "tokenizer.json", "model.safetensors.index.json", *parts}
+    assert not [path for path in _Hub.asked if "consolidated" in path or "adapter" in path]

@@ -44,7 +44,10 @@ def test_the_same_files_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
 
 def test_whatever_changes_in_a_small_checkpoint_changes_its_hash(tmp_path: Path) -> None:
     hashes = {"as it was": identify_model(checkpoint(tmp_path / "0")).sampled_sha256}
-    for file, offset in (("config.json", 0), ("model.safetensors", 500), ("model.safetensors", 999)):
+    configured = checkpoint(tmp_path / "configured")
+    (configured / "config.json").write_text("{ }")
+    hashes["another config"] = identify_model(configured).sampled_sha256
+    for file, offset in (("model.safetensors", 500), ("model.safetensors", 999)):
         changed = checkpoint(tmp_path / f"{file}-{offset}")
         overwrite(changed / file, offset)
         hashes[f"byte {offset} of {file}"] = identify_model(changed).sampled_sha256
@@ -114,6 +117,7 @@ def test_a_snapshot_of_the_hub_has_its_revision(tmp_path: Path) -> None:
 
 def test_a_weight_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"w": "gone.safetensors"}}')
     with pytest.raises(UsageError, match=r"gone\.safetensors can't be read"):
         identify_model(directory)

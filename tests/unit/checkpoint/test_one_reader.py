@@ -19,7 +19,7 @@ READERS = {
 _OPENING = {"read_text", "read_bytes", "open", "load", "loads", "read_object"}
 # Modules that name a file beside others, to write it or to look whether it is there.
 NAMING = {
-    "build/contents.py", "build/source.py", "checkpoint/facts.py", "checkpoint/quantization.py",
+    "build/contents.py", "checkpoint/facts.py", "checkpoint/quantization.py",
     "checkpoint/resolve.py", "checkpoint/synthetic.py", "cli/check.py",
 }  # fmt: skip
 # Modules that make a model of transformers, which wants a config of its own.

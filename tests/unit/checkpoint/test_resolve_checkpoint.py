@@ -116,7 +116,6 @@ def test_a_local_directory_is_served_under_its_own_name(copy_of_tiny: Path, tiny
     [
         ("config.json", "config.json"),
         ("tokenizer.json", "tokenizer.json"),
-        ("model.safetensors", r"weights \(\*\.safetensors\)"),
     ],
 )
 def test_a_directory_that_lacks_a_file_is_refused_by_its_name(copy_of_tiny: Path, name: str, said: str) -> None:
@@ -125,9 +124,22 @@ def test_a_directory_that_lacks_a_file_is_refused_by_its_name(copy_of_tiny: Path
         resolve_checkpoint(str(copy_of_tiny))
 
 
+def test_a_directory_without_weights_says_what_is_there_in_their_place(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "model.safetensors").rename(copy_of_tiny / "consolidated.safetensors")
+    with pytest.raises(UsageError, match=r"has no safetensors weights.*it holds consolidated\.safetensors"):
+        resolve_checkpoint(str(copy_of_tiny))
+
+
+def test_a_second_copy_of_the_weights_is_not_counted(copy_of_tiny: Path, tiny: Checkpoint) -> None:
+    for name in ("consolidated", "adapter_model", "optimizer"):
+        shutil.copyfile(copy_of_tiny / "model.safetensors", copy_of_tiny / f"{name}.safetensors")
+    assert resolve_checkpoint(str(copy_of_tiny)).weight_bytes == tiny.weight_bytes
+
+
 def test_a_missing_shard_is_named(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "model.safetensors").rename(copy_of_tiny / "model-00001-of-00002.safetensors")
     shard = "model-00002-of-00002.safetensors"
-    index = {"weight_map": {"a": "model.safetensors", "b": shard}}
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": shard}}
     (copy_of_tiny / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match=f"lacks {shard}"):
         resolve_checkpoint(str(copy_of_tiny))

@@ -238,7 +238,7 @@ def test_half_a_download_is_counted_and_not_weighed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0")
-    with pytest.raises(UsageError, match=r"model\.safetensors can't be read as safetensors"):
+    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read as safetensors"):
         stored_weights(tmp_path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.facts import architecture_of, read_config
+from trtx.checkpoint.weight_index import check_read_by_pattern
 from trtx.engine.api import Engine, EngineApi, Fault
 from trtx.engine.tensorrt_llm import arguments, environment, versions
 from trtx.engine.tensorrt_llm.adapter import TensorRtEngine, facts_of_encoder, facts_of_llm
@@ -66,6 +67,7 @@ def start(model: Path, config: Mapping[str, Any]) -> Engine:
     """Loads ``model``, one rank a GPU: on the GPUs that this process sees, its children, or those of the nodes on which
     trtllm-llmapi-launch has started them."""
     _check_gpus(config)
+    check_read_by_pattern(model)
     llm = versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
     return TensorRtEngine(llm, facts_of_llm(llm, model, config))
 

@@ -14,7 +14,7 @@ from trtx.checkpoint.dense import EMBEDDING, HEAD
 from trtx.checkpoint.formats import Stored
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import decoder_name
-from trtx.checkpoint.weight_index import INDEX, weight_files
+from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
 from trtx.errors import UsageError
 
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -29,26 +29,22 @@ def tensors_of(
     Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
     """
     files = weight_files(model_dir)
-    if absent := [file for file in files if not file.is_file()]:
-        raise UsageError(
-            f"{model_dir / INDEX} names {absent[0].name}, which is not there; download the checkpoint whole"
-        )
+    check_weights(model_dir, files)
     if files:
         return _stored(files, expected, config, model_dir, device, dtype)
     if config.synthetic_seed is None:
-        raise UsageError(
-            f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
-            "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
-        )
+        raise UsageError(without_weights(model_dir))
     return _drawn(expected, config, device, dtype)
 
 
-def _read(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    counts = stored_tensors(model_dir) or {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
-                    yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
+                    if counts[name].file == path:
+                        yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
 
@@ -65,15 +61,10 @@ def _stored(
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
     seen: set[str] = set()
-    for stored_as, read in _read(files):
+    for stored_as, read in _read(model_dir, files):
         name = decoder_name(config.architecture, stored_as)
         if name is None:  # the vision tower's, which its own process loads
             continue
-        if name in seen:
-            raise UsageError(
-                f"{model_dir} holds the tensor {name} twice, in files of which no {INDEX} says which are the model's; "
-                "take away the file that is not"
-            )
         seen.add(name)
         if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())

@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.vision import decoder_name
-from trtx.checkpoint.weight_index import INDEX, read_header, weight_files
+from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype
 from trtx.torch_engine.device import resolve_device
@@ -93,16 +93,13 @@ def load_tower(args: EncoderArgs) -> Tower:
 def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
     """Every parameter gets its value. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor."""
     files = weight_files(model_dir)
-    if absent := [file for file in files if not file.is_file()]:
-        raise UsageError(
-            f"{model_dir / INDEX} names {absent[0].name}, which is not there; download the checkpoint whole"
-        )
+    check_weights(model_dir, files)
     if not files:
         _draw(model, model_dir, config)
         return
     wanted = dict(model.named_parameters()) | dict(_persistent_buffers(model))
     missing = set(wanted)
-    for stored_as, read in _stored(files, config.architecture):
+    for stored_as, read in _stored(model_dir, config.architecture):
         name = _own_name(stored_as)
         if name not in wanted:
             if name.endswith("position_ids"):  # a buffer that old releases stored, and new ones compute
@@ -139,12 +136,13 @@ def _own_name(stored_as: str) -> str:
     return name
 
 
-def _stored(files: list[Path], architecture: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _stored(model_dir: Path, architecture: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """The tower's tensors. Files without one are not opened beyond their headers."""
-    for path in files:
-        names = [name for name in read_header(path) if decoder_name(architecture, name) is None]
-        if not names:
-            continue
+    by_file: dict[Path, list[str]] = {}
+    for name, stored in (stored_tensors(model_dir) or {}).items():
+        if decoder_name(architecture, name) is None:
+            by_file.setdefault(stored.file, []).append(name)
+    for path, names in by_file.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names:
@@ -156,10 +154,7 @@ def _stored(files: list[Path], architecture: str) -> Iterator[tuple[str, Callabl
 def _draw(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
     """The same seed gives the same weights on every device: they are drawn on the CPU, in float32."""
     if config.synthetic_seed is None:
-        raise UsageError(
-            f"model directory {model_dir} has no safetensors weights; expected model.safetensors or "
-            "model.safetensors.index.json: download the checkpoint whole, or use synthetic:<shape>"
-        )
+        raise UsageError(without_weights(model_dir))
     generator = torch.Generator("cpu").manual_seed(config.synthetic_seed)
     tensors: dict[str, Any] = dict(model.named_parameters()) | dict(_persistent_buffers(model))
     for name in sorted(tensors):

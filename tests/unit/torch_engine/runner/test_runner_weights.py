@@ -10,6 +10,7 @@ import pytest
 import torch
 from runner_player import Player, build, random_prompt, reference_tokens, save
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from trtx.checkpoint.model_config import read_model_config
 from trtx.errors import UsageError
@@ -146,7 +147,9 @@ def test_missing_and_broken_files_are_named(directory: Path, tmp_path: Path) -> 
         create_runner(args(directory))
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UsageError, match="names model-00001-of-00002.safetensors, which is not there"):
+    with pytest.raises(
+        UsageError, match=r"lacks model-00001-of-00002\.safetensors, which model\.safetensors\.index\.json names"
+    ):
         create_runner(args(directory))
     drop_from_config(directory, "hidden_size")
     with pytest.raises(UsageError, match=r"config\.json has no hidden_size"):
@@ -164,16 +167,40 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
         create_runner(args(directory))
 
 
-def test_a_tensor_that_two_files_hold_is_refused_unless_an_index_says_which_counts(directory: Path) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    save_file({"model.norm.weight": torch.zeros_like(tensors["model.norm.weight"])}, directory / "other.safetensors")
-    with pytest.raises(
-        UsageError, match=r"holds the tensor model\.norm\.weight twice, in files of which no model\.safe"
-    ):
-        create_runner(args(directory))
-    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+def test_files_beside_the_weights_are_none_of_the_models(directory: Path) -> None:
+    """A second copy in another form, an adapter, an optimizer's state, and an index that something left there."""
+    before = _norm(directory)
+    zeros = torch.zeros_like(before)
+    for name in ("consolidated", "adapter_model", "optimizer", "model-00001-of-00001"):
+        save_file({"model.norm.weight": zeros, "foreign": zeros.clone()}, directory / f"{name}.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     create_runner(args(directory))
+    assert torch.equal(_norm(directory), before) and torch.equal(_norm_of_transformers(directory), before)
+
+
+def test_of_a_tensor_in_two_parts_the_last_counts_as_for_transformers(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    twice = {"model.norm.weight": torch.full_like(tensors["model.norm.weight"], 3.0)}
+    (directory / "model.safetensors").unlink()
+    parts = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    save_file(tensors, directory / parts[0], metadata={"format": "pt"})
+    save_file(twice, directory / parts[1], metadata={"format": "pt"})
+    weight_map = dict.fromkeys(tensors, parts[0]) | dict.fromkeys(list(tensors)[:1], parts[1])
+    index = {"metadata": {}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(_norm(directory), _norm_of_transformers(directory)) and _norm(directory).eq(3).all()
+
+
+def _norm(directory: Path) -> torch.Tensor:
+    tensors = dict(named_tensors(directory, device=torch.device("cpu"), dtype=torch.float32))
+    return tensors["model.norm.weight"]
+
+
+def _norm_of_transformers(directory: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    weight: torch.Tensor = model.model.norm.weight.detach()
+    return weight
 
 
 def test_a_wrong_flag_is_told_from_a_download_that_was_cut(directory: Path) -> None:
