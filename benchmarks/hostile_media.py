@@ -42,11 +42,12 @@ LIMITS = MediaLimits(allow_http_media=True, allow_private_media=True, media_time
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What protects the text: ``niceness`` of whoever decodes, ``environment`` of every process."""
+    """What protects the text: ``niceness`` and ``policy`` of the decoders, ``environment`` of every process."""
 
     media: MediaLimits
     environment: Mapping[str, str] = field(default_factory=dict)
     niceness: int = 10
+    policy: int = os.SCHED_OTHER
 
 
 _EACH = {"DYN_TCP_CHANNEL_BUFFER": "1", "DYN_TCP_POOL_SIZE": "32"}
@@ -55,11 +56,13 @@ WAYS = {
     "now, a connection each": Way(LIMITS, _EACH),
     "16 MiB, a connection each": Way(LIMITS.model_copy(update={"max_media_bytes": 16 << 20}), _EACH),
     "niceness 19": Way(LIMITS, niceness=19),
+    "batch": Way(LIMITS, policy=os.SCHED_BATCH),
+    "idle": Way(LIMITS, policy=os.SCHED_IDLE),
     "before": Way(LIMITS, niceness=0),
     "before, one decoder": Way(LIMITS.model_copy(update={"decode_processes": 1}), niceness=0),
     "before, 5 s": Way(LIMITS, {"DYN_TCP_REQUEST_TIMEOUT": "5"}, niceness=0),
 }
-"""Now: decoders yield; niceness 19: they go last; before: like all others; 16 MiB: the largest file; 5 s: until a
+"""Now: decoders yield; batch: and don't cut in (SCHED_BATCH); niceness 19, idle: they go last; before: like all others; 16 MiB: the largest file; 5 s: until a
 worker that has not acknowledged a request counts as dead; a connection each: of requests that wait to be acknowledged,
 where Dynamo 1.4.2 has 50 share."""
 
@@ -122,6 +125,15 @@ def processes_of(topology: ServedTopology) -> list[tuple[str, psutil.Process]]:
     return found
 
 
+def order_cores(process: psutil.Process, way: Way) -> None:
+    """Niceness and policy are each thread's own, and threads begin with those of the one that starts them."""
+    for thread in process.threads():
+        if os.getpriority(os.PRIO_PROCESS, thread.id) != way.niceness:
+            os.setpriority(os.PRIO_PROCESS, thread.id, way.niceness)
+        if os.sched_getscheduler(thread.id) != way.policy:
+            os.sched_setscheduler(thread.id, way.policy, os.sched_param(0))
+
+
 async def watch(topology: ServedTopology, way: Way, until: float, seen: Stretch) -> None:
     """Most memory that each of the topology's processes has, and the CPU time that they take meanwhile. Whoever decodes
     is kept at the way's niceness, which takes root where that is less than it set itself."""
@@ -134,9 +146,9 @@ async def watch(topology: ServedTopology, way: Way, until: float, seen: Stretch)
             try:
                 now[name] += process.memory_info().rss
                 taken = sum(process.cpu_times()[:2])
-                if name.endswith("decoders") and process.nice() != way.niceness:
-                    process.nice(way.niceness)
-            except psutil.NoSuchProcess:
+                if name.endswith("decoders"):
+                    order_cores(process, way)
+            except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
             before.setdefault(process.pid, taken if begins else 0.0)
             after[process.pid] = name, taken

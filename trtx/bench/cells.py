@@ -300,10 +300,6 @@ def read_cell(run_dir: Path, name: str) -> Cell:
     return CELL.read(run_dir / "cells" / name, Cell)
 
 
-def write_cell(directory: Path, cell: Cell) -> None:
-    CELL.write(directory, cell.to_json())
-
-
 def read_cells(run_dir: Path) -> tuple[Cell, ...]:
     """The finished cells of a run, by topology and rising load. Or UsageError: file and field."""
     cells: dict[str, tuple[Path, Cell]] = {}

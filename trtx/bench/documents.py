@@ -41,13 +41,14 @@ class Document:
 
         ``content``: a form, or the fields of one as plain values.
         """
-        fields = content if isinstance(content, dict) else plain(content)
-        document = self.versioned(fields)
+        write_text(directory / self.file, self.text(content))
+
+    def text(self, content: Any) -> str:
+        """What :meth:`write` writes."""
+        document = self.versioned(content if isinstance(content, dict) else plain(content))
         if self.file.endswith(".yaml"):
-            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-        else:
-            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        write_text(directory / self.file, text)
+            return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     def versioned(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"schema_version": self.version, **fields}

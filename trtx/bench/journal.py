@@ -103,6 +103,14 @@ class TrialEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CellWritten(Event):
+    """Its file is about to be replaced at once by one with this digest."""
+
+    cell: str
+    file: FileDigest
+
+
+@dataclass(frozen=True, kw_only=True)
 class CellEnded(Event):
     cell: str
     status: CellStatus
@@ -125,11 +133,12 @@ class RunResumed(Event):
 @dataclass(frozen=True, kw_only=True)
 class RunFailed(Event):
     error: str
+    files: dict[str, FileDigest] | None = None  # as those of RunEnded
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    pass
+    files: dict[str, FileDigest] | None = None  # by path within the run directory; None: an older run, which noted none
 
 
 class Journal:

@@ -12,11 +12,13 @@ from typing import Literal
 
 from trtx.bench.aiperf import TrialFiles, command, complaint, tail
 from trtx.bench.aiperf_process import Aiperf, AiperfHost
-from trtx.bench.cells import Cell, cell_directory, cell_name, measure_cell, read_cell, trial_directory, write_cell
-from trtx.bench.digests import changes_since, digests_of
-from trtx.bench.intact import Digests, digests_in
+from trtx.bench.cells import CELL, Cell, cell_directory, cell_name, measure_cell, read_cell, trial_directory
+from trtx.bench.digests import changes_since, digest_of_text, digests_of
+from trtx.bench.files import write_text
+from trtx.bench.intact import Digests, cell_digests_in, digests_in
 from trtx.bench.journal import (
     CellEnded,
+    CellWritten,
     Journal,
     SweepEnded,
     SweepStarted,
@@ -140,7 +142,19 @@ def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
             name = cell_name(target.topology, load)
             directory = cell_directory(run_dir, name)
             restarted = _restarted(run_dir, name, numbers)
-            write_cell(directory, measure_cell(directory, target, spec, load, numbers, restarted=restarted))
+            cell = measure_cell(directory, target, spec, load, numbers, restarted=restarted)
+            _write_noted(Journal(run_dir), directory, cell)
+
+
+def _write_noted(journal: Journal, directory: Path, cell: Cell) -> None:
+    """The digest comes first: a run that is killed in between has the file that it noted before. What lies there and
+    is noted already is left alone."""
+    text = CELL.text(cell.to_json())
+    digest = digest_of_text(text)
+    noted = cell_digests_in(read_journal(journal.path.parent)).get(cell.name, ())[-1:]
+    if noted != (digest,) or digests_of(directory, (CELL.file,)).get(CELL.file) != digest:
+        journal.note(CellWritten(cell=cell.name, file=digest))
+        write_text(directory / CELL.file, text)
 
 
 def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load, digests: Digests) -> list[PlannedTrial]:
@@ -278,7 +292,7 @@ class _Measured:
             self.cell_directory, self.target, self.spec, self.trial.load, started,
             failures=failures, restarted=_restarted(self.run_dir, self.name, started),
         )  # fmt: skip
-        write_cell(self.cell_directory, cell)
+        _write_noted(self.journal, self.cell_directory, cell)
         return cell
 
     def _failure(self) -> str:

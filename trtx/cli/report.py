@@ -37,7 +37,7 @@ def report(
     Example:
       trtx report runs/20261121T050132Z-bench-9a1c6852
     """
-    from trtx.bench.intact import refuse_changed
+    from trtx.bench.intact import refuse_changed, refuse_changed_documents
     from trtx.cli.console import ResultConsole
     from trtx.report import REPORT_FILE, RunView, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
@@ -63,6 +63,7 @@ def report(
         typer.echo(str(run / REPORT_FILE))
     if isinstance(view, RunView):
         refuse_changed(run, {row.name: row.kept for row in view.rows})
+    refuse_changed_documents(run)
 
 
 def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:

@@ -6,8 +6,9 @@ Its cells stand in it as in ``cell.json``, each with the version of that, so tha
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,15 @@ from trtx.bench import Cell, Load, cell_name
 from trtx.bench.cells import CELL
 from trtx.bench.documents import RESTORE, Document, plain
 from trtx.bench.files import name_of, write_text
-from trtx.bench.intact import as_kept, read_kept, refuse_changed, why_unchecked
+from trtx.bench.intact import (
+    Kept,
+    KeptDocuments,
+    as_kept,
+    read_kept,
+    refuse_changed,
+    refuse_changed_documents,
+    why_unchecked,
+)
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import Sample, Window
 from trtx.errors import UsageError
@@ -30,6 +39,9 @@ from trtx.report.evaluation import is_evaluation
 from trtx.report.fidelity import is_fidelity
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 from trtx.report.parity import is_parity
+
+
+_NO_DIGEST = "its file has no SHA-256 of itself, as an older trtx wrote it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,7 @@ class Stored:
     records_unchecked: str | None = "it was saved before records were checked"
     unmeasured: tuple[str, ...] = ()
     unscored: tuple[str, ...] = ()
+    sha256: str | None = None  # of all other fields; None: an older trtx, which wrote none
 
 
 def of_run(run_dir: Path) -> Baseline:
@@ -106,6 +119,7 @@ def of_run(run_dir: Path) -> Baseline:
     cells = read_kept(run_dir)
     kept = {name: became for name, (_, became) in cells.items()}
     refuse_changed(run_dir, kept)
+    documents = refuse_changed_documents(run_dir)
     if not cells:
         raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
     name = name_of(run_dir)
@@ -116,7 +130,7 @@ def of_run(run_dir: Path) -> Baseline:
     scores = scores_of_run(run_dir)
     return Baseline(
         name, name, saved_at, verdict, conditions, None, None, tuple(as_kept(*one) for one in cells.values()),
-        scores, why_unchecked(kept), tuple(one for one in names if one not in cells),
+        scores, _unchecked(kept, documents), tuple(one for one in names if one not in cells),
         () if asked.eval is None else _unscored(asked.topologies, scores),
     )  # fmt: skip
 
@@ -127,14 +141,21 @@ def of_scored_run(run_dir: Path) -> Baseline:
         raise UsageError(
             f"{run_dir} has no scores; expected a run that was scored; go on with it by trtx eval --resume"
         )
+    documents = refuse_changed_documents(run_dir)
     told = LOCK.read(run_dir, AskedOf).provenance
     judged = VERDICT.find(run_dir, RunVerdict)
     name, verdict = name_of(run_dir), None if judged is None else judged.verdict
     started_at = told.environment.started_at
     return Baseline(
         name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores,
-        unscored=_unscored(LOCK.read(run_dir, AskedScores).topologies, scores),
+        _unchecked({}, documents), unscored=_unscored(LOCK.read(run_dir, AskedScores).topologies, scores),
     )  # fmt: skip
+
+
+def _unchecked(kept: Mapping[str, Kept], documents: KeptDocuments) -> str | None:
+    """Of which cells and files of a run it is not known whether they are what it wrote, and why; None: of none."""
+    told = (why_unchecked(kept), None if documents.unchecked is None else f"other files: {documents.unchecked}")
+    return "; ".join(filter(None, told)) or None
 
 
 def _unscored(asked: Sequence[str], scores: Sequence[TopologyValues]) -> tuple[str, ...]:
@@ -171,8 +192,15 @@ def check_window(baseline: Baseline, window: Window) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Of its file. Raises UsageError: file, field, value."""
-    stored = _document(path).read(path.parent, Stored)
+    """Of its file. Raises UsageError: file, field, value; and where it holds something else than was written."""
+    fields = _document(path).load(path.parent)
+    stored = _document(path).restored(fields, Stored, str(path))
+    if stored.sha256 not in (None, _sha256(fields)):
+        raise UsageError(
+            f"{path} was changed since it was saved: its sha256 is of other content; put the file back from a copy, or "
+            "save the baseline again from its run"
+        )
+    unchecked = [stored.records_unchecked, _NO_DIGEST if stored.sha256 is None else None]
     cells = []
     for place, fields in enumerate(stored.cells):
         source = f"{path}, cells.{place}"
@@ -180,8 +208,14 @@ def read_baseline(path: Path) -> Baseline:
     _refuse_twice(path, cells)
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
-        stored.superseded_by, tuple(cells), stored.scores, stored.records_unchecked, stored.unmeasured, stored.unscored,
+        stored.superseded_by, tuple(cells), stored.scores, "; ".join(filter(None, unchecked)) or None,
+        stored.unmeasured, stored.unscored,
     )  # fmt: skip
+
+
+def _sha256(fields: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in fields.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_twice(path: Path, cells: Sequence[Cell]) -> None:
@@ -205,6 +239,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         baseline.scores, baseline.records_unchecked, baseline.unmeasured, baseline.unscored,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
+    fields["sha256"] = _sha256(fields)
     listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     lines += [f"  {json.dumps(name)}: {_line_each(values)}" for name, values in listed.items()]

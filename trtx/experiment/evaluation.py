@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import Journal, Target
-from trtx.bench.journal import RunEnded, RunFailed, RunResumed
+from trtx.bench.intact import run_ended, run_failed
+from trtx.bench.journal import RunResumed
 from trtx.errors import TrtxError, UsageError
 from trtx.evals import Session, marker
 from trtx.evals.messages import Progress
@@ -245,11 +246,11 @@ def _rendered_whatever_happens(state: _Evaluation) -> Iterator[None]:
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
-            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            state.journal.note(run_failed(state.run_dir, error))
             render_evaluation(state.run_dir)
         raise
     judge_evaluation(state.run_dir, state.spec)
-    state.journal.note(RunEnded())
+    state.journal.note(run_ended(state.run_dir))
     render_evaluation(state.run_dir)
 
 

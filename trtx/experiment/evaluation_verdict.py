@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtx.bench.files import name_of
+from trtx.bench.intact import refuse_changed_documents
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
 from trtx.experiment.baseline import conditions_of_run
@@ -22,6 +23,7 @@ def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:
         raise UsageError(f"{path} is no run directory, it has no {LOCK.file}; expected one of trtx eval")
     if not (found := scores_of_run(path)):
         raise UsageError(f"{path} has no scores; expected a run that was scored; go on with it by --resume")
+    refuse_changed_documents(path)
     return found
 
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import Journal, Target
-from trtx.bench.journal import ProcessRestart, RunEnded, RunFailed, RunResumed, TopologyReady, TopologyStopping
+from trtx.bench.intact import run_ended, run_failed
+from trtx.bench.journal import ProcessRestart, RunResumed, TopologyReady, TopologyStopping
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import shown
 from trtx.errors import UsageError
@@ -279,11 +280,11 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
-            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            state.journal.note(run_failed(state.run_dir, error))
             render_fidelity(state.run_dir)
         raise
     _judge(state.run_dir, state.spec)
-    state.journal.note(RunEnded())
+    state.journal.note(run_ended(state.run_dir))
     render_fidelity(state.run_dir)
 
 

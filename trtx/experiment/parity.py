@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trtx.bench import Journal, Target
-from trtx.bench.journal import RunEnded, RunFailed, RunResumed
+from trtx.bench.intact import run_ended, run_failed
+from trtx.bench.journal import RunResumed
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.named_models import other_models
 from trtx.errors import TrtxError, UsageError
@@ -375,11 +376,11 @@ def _rendered_whatever_happens(state: _Parity) -> Iterator[None]:
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
-            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
+            state.journal.note(run_failed(state.run_dir, error))
             render_parity(state.run_dir)
         raise
     _judge(state)
-    state.journal.note(RunEnded())
+    state.journal.note(run_ended(state.run_dir))
     render_parity(state.run_dir)
 
 

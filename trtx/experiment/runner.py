@@ -24,10 +24,9 @@ from trtx.bench import (
     read_cells,
     sweep,
 )
+from trtx.bench.intact import run_ended, run_failed
 from trtx.bench.journal import (
     LoadStarted,
-    RunEnded,
-    RunFailed,
     RunResumed,
 )
 from trtx.errors import LoadGeneratorError, TrtxError, UsageError
@@ -380,12 +379,13 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     except BaseException as error:
         with suppress(OSError, UsageError):  # what failed first is what is told
             state.check_directory()  # nothing is left to render
-            state.journal.note(RunFailed(error=str(error) or type(error).__name__))
-            ab.keep_comparison(state.run_dir, state.spec, None)
+            with suppress(OSError, UsageError):
+                ab.keep_comparison(state.run_dir, state.spec, None)
+            state.journal.note(run_failed(state.run_dir, error))
             render(state.run_dir)
         raise
     ab.keep_comparison(state.run_dir, state.spec, gate.judge(state.run_dir, state.spec))
-    state.journal.note(RunEnded())
+    state.journal.note(run_ended(state.run_dir))
     render(state.run_dir)
 
 

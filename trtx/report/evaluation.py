@@ -15,6 +15,7 @@ from rich.text import Text
 
 from trtx.bench.documents import plain
 from trtx.bench.files import name_of, write_text
+from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
 from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
@@ -39,6 +40,7 @@ class EvaluationView:
     scores: Scores
     verdict: RunVerdict | None
     told: tuple[str, ...]  # restarts and an early end, of the journal
+    documents: KeptDocuments  # what became of the files that this follows from
 
     @property
     def model(self) -> str:
@@ -57,7 +59,7 @@ class EvaluationView:
     @property
     def notes(self) -> tuple[str, ...]:
         """What went wrong, as sentences: restarts, an early end, what has no score or no answer."""
-        return (*self.told, *self.scores.notes)
+        return (*self.documents.notes, *self.told, *self.scores.notes)
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -77,6 +79,7 @@ class EvaluationView:
         if environment.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
         found += left_out_conditions(self.asked.provenance)
+        found.append(("files", self.documents.told))
         return tuple(found)
 
 
@@ -93,6 +96,7 @@ def read_evaluation_view(run_dir: Path) -> EvaluationView:
         scores=read_scores(run_dir, asked.topologies),
         verdict=VERDICT.find(run_dir, RunVerdict),
         told=notes_of(read_journal(run_dir)),
+        documents=read_kept_documents(run_dir),
     )
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from trtx.bench.documents import plain
 from trtx.bench.files import name_of, write_text
+from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.intervals import Interval
 from trtx.bench.journal import read_journal
 from trtx.evals.fidelity.forms import (
@@ -134,6 +135,7 @@ class FidelityView:
     farthest: tuple[FarSequence, ...]
     verdict: RunVerdict | None
     told: tuple[str, ...]  # restarts and an early end, of the journal
+    documents: KeptDocuments  # what became of the files that this follows from
 
     @property
     def model(self) -> str:
@@ -150,6 +152,7 @@ class FidelityView:
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
+        yield from self.documents.notes
         yield from self.told
         for label, count in self.missing.items():
             yield f"{label}: it was not compared to its end; sequences answered: {count}"
@@ -186,6 +189,7 @@ class FidelityView:
         if environment.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
         found += left_out_conditions(self.asked.provenance)
+        found.append(("files", self.documents.told))
         return tuple(found)
 
 
@@ -207,6 +211,7 @@ def read_fidelity_view(run_dir: Path) -> FidelityView:
         farthest=tuple(far for label in asked.topologies for far in _farthest(label, compared[label])),
         verdict=VERDICT.find(run_dir, RunVerdict),
         told=notes_of(read_journal(run_dir)),
+        documents=read_kept_documents(run_dir),
     )
 
 

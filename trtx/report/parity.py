@@ -16,6 +16,7 @@ from rich.text import Text
 
 from trtx.bench.documents import Document, plain
 from trtx.bench.files import name_of, write_text
+from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
@@ -127,6 +128,7 @@ class ParityView:
     parity: Parity | None  # None: it ended before two passes were compared
     verdict: RunVerdict | None
     told: tuple[str, ...]  # of the journal
+    documents: KeptDocuments  # what became of the files that this follows from
     servers: Mapping[str, KnownServer]  # by label, of those that were running already
 
     @property
@@ -168,7 +170,8 @@ class ParityView:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know first."""
-        told = [] if self.asked.fault is None else [self._fault_told(self.asked.fault)]
+        told = [*self.documents.notes]
+        told += [] if self.asked.fault is None else [self._fault_told(self.asked.fault)]
         told += self.told
         compared = () if self.parity is None else tuple(one.route for one in self.parity.routes)
         told += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
@@ -206,6 +209,7 @@ class ParityView:
         if here.gpus:
             found.append(("GPUs", ", ".join(gpu.name for gpu in here.gpus)))
         found += left_out_conditions(self.asked.provenance)
+        found.append(("files", self.documents.told))
         return tuple(found + ([("fault", asked.fault)] if asked.fault is not None else []))
 
 
@@ -228,6 +232,7 @@ def read_parity_view(run_dir: Path) -> ParityView:
         parity=read_parity(run_dir),
         verdict=VERDICT.find(run_dir, RunVerdict),
         told=kills + notes_of(journal),
+        documents=read_kept_documents(run_dir),
         servers={} if servers is None else servers.servers,
     )
 

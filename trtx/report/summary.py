@@ -57,6 +57,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
         "comparison": comparison_json(view.arms),
         "scores": None if view.scores is None else [plain(one) for one in view.scores.scored],
         "validity": validity_json(view),
+        "files": view.documents.told,
         "rows": summary_rows(view),
     }
 

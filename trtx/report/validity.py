@@ -125,11 +125,12 @@ def records_text(view: RunView) -> str:
         return ""
     others = [row.name for row in measured if not row.kept.is_intact]
     lie = "What figures and validity follow from lies beside this page under cells/"
+    rest = f" The other files of the run: {view.documents.told}."
     if not others:
-        return f"{lie}, unchanged since each trial ended, by the SHA-256 in journal.jsonl."
+        return f"{lie}, unchanged since each trial ended, by the SHA-256 in journal.jsonl.{rest}"
     if view.changed_rows:
-        return f"{lie} no more: of {_named([row.name for row in view.changed_rows], measured)} it was changed."
-    return f"{lie}; whether it is unchanged was not checked of {_named(others, measured)}."
+        return f"{lie} no more: of {_named([row.name for row in view.changed_rows], measured)} it was changed.{rest}"
+    return f"{lie}; whether it is unchanged was not checked of {_named(others, measured)}.{rest}"
 
 
 def validity_json(view: RunView) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trtx.bench import (
 from trtx.bench.cells import CellStatus, DeviceKind, in_order
 from trtx.bench.checks import Level
 from trtx.bench.files import name_of
-from trtx.bench.intact import Kept, beside_records, read_kept
+from trtx.bench.intact import Kept, KeptDocuments, beside_records, read_kept, read_kept_documents
 from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.metrics import (
     error_request_count,
@@ -217,6 +217,7 @@ class RunView:
     arms: ComparedArms | None = None  # of an A/B run
     scores: Scores | None = None  # None: nothing was to be scored
     has_images: bool = False  # requests were asked to have some
+    documents: KeptDocuments = field(default_factory=KeptDocuments)  # what became of the files beside the cells
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -275,7 +276,7 @@ class RunView:
     @property
     def changed_rows(self) -> tuple[Row, ...]:
         """Those whose figures are of other records than lie there."""
-        return tuple(row for row in self.rows if row.kept.changed)
+        return tuple(row for row in self.rows if row.kept.told)
 
     @property
     def other_problems(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
@@ -309,6 +310,7 @@ def read_run(run_dir: Path) -> RunView:
     plan = next(iter(plans.values()), None)
     attach = asked.attach if asked else None
     scores = read_scores(run_dir, asked.topologies) if asked and asked.eval else None
+    documents = read_kept_documents(run_dir)
     model = plan.model if plan else (attach.model if attach else None) or swept_model(journal)
     return RunView(
         name=name_of(run_dir),
@@ -317,7 +319,7 @@ def read_run(run_dir: Path) -> RunView:
         device=DEVICES[_device_of(cells)],
         conditions=conditions_of(asked, plans, journal, cells, scores),
         topologies=tuple((label, _topology(entry)) for label, entry in plans.items()),
-        notes=(*notes_of(journal), *(scores.notes if scores else ())),
+        notes=(*documents.notes, *notes_of(journal), *(scores.notes if scores else ())),
         started_at=environment.started_at if environment else None,
         deterministic=deterministic_text(plans),
         subtitle=", ".join(part for part in (engine_text(plan, asked), _machine(environment, asked)) if part),
@@ -325,6 +327,7 @@ def read_run(run_dir: Path) -> RunView:
         arms=COMPARISON.find(run_dir, ComparedArms),
         scores=scores,
         has_images=asked is not None and asked.load.image_batch_size > 0,
+        documents=documents,
     )
 
 

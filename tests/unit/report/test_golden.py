@@ -18,7 +18,7 @@ from statistics import fmean, median
 import pytest
 
 from trtx.bench import Cell, cell_directory, cell_name
-from trtx.bench.cells import CELL, measure_cell, write_cell
+from trtx.bench.cells import CELL, measure_cell
 from trtx.bench.figures import Measured, all_figures
 from trtx.experiment.directory import PROVENANCE, read_lock, write_lock
 from trtx.experiment.resumption import read_recorded
@@ -134,7 +134,7 @@ def _write_run(run: Path, computed: Callable[[Path], dict[str, float]] = _comput
     if differing := _differing(run, computed):
         pytest.fail(f"no cell is written while {'; '.join(differing)}: {REASON_FIRST}")
     for cell in _measured(run).values():
-        write_cell(cell_directory(run, cell.name), cell)
+        CELL.write(cell_directory(run, cell.name), cell.to_json())
 
 
 def _check(kept: Path, found: str) -> None:
@@ -165,7 +165,7 @@ def _written_where_asked() -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_cell_of_a_real_run_is_what_its_records_give(name: str, tmp_path: Path) -> None:
-    write_cell(tmp_path, _measured(GOLDEN / "run")[name])
+    CELL.write(tmp_path, _measured(GOLDEN / "run")[name].to_json())
     _check(GOLDEN / "run" / "cells" / name / CELL.file, (tmp_path / CELL.file).read_text(encoding="utf-8"))
 
 

@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 
 from trtx.bench import Cell, cell_directory, read_cells
-from trtx.bench.cells import measure_cell, write_cell
+from trtx.bench.cells import CELL as CELL_FILE
+from trtx.bench.cells import measure_cell
 from trtx.bench.figures import PerDevice, all_figures
 from trtx.bench.records import RECORDS_FILE
 from trtx.cli.app import run as trtx
@@ -78,7 +79,7 @@ def recorded(run: Path, change: Callable[[Lines], Lines]) -> Cell:
     spec = read_lock(run)
     directory, load = cell_directory(run, CELL), spec.load.loads[0]
     cell = measure_cell(directory, read_recorded(run, spec).target("agg"), spec.load, load, [1], restarted=())
-    write_cell(directory, cell)
+    CELL_FILE.write(directory, cell.to_json())
     return cell
 
 
@@ -164,9 +165,8 @@ def test_the_names_of_a_run_directory_are_text_in_every_form(
 
 def test_lengths_that_nobody_knows_are_a_dash(golden_run: Path) -> None:
     cell = next(one for one in read_cells(golden_run) if one.name == CELL)
-    write_cell(
-        golden_run / "cells" / "data", replace(cell, load=replace(cell.load, isl=None, osl=None, label="c1-data"))
-    )
+    data = replace(cell, load=replace(cell.load, isl=None, osl=None, label="c1-data"))
+    CELL_FILE.write(golden_run / "cells" / "data", data.to_json())
     render(golden_run)
     assert "None" not in console_text(golden_run) and f"c1 {MISSING}/{MISSING}" in console_text(golden_run)
     page = re.sub(r"<script>.*?</script>", "", (golden_run / "report.html").read_text(), flags=re.DOTALL)
@@ -176,14 +176,14 @@ def test_lengths_that_nobody_knows_are_a_dash(golden_run: Path) -> None:
 def test_what_a_server_wrote_is_no_tag_in_markdown(golden_run: Path) -> None:
     cell = recorded(golden_run, failed)
     trial = replace(cell.trials[0], errors=(("HTTP 502 <img src=x> | gone", 12),))
-    write_cell(cell_directory(golden_run, CELL), replace(cell, trials=(trial,)))
+    CELL_FILE.write(cell_directory(golden_run, CELL), replace(cell, trials=(trial,)).to_json())
     render(golden_run)
     assert "12 of 12 failed: HTTP 502 \\<img src=x> | gone" in (golden_run / "summary.md").read_text()
 
 
 def test_a_cell_over_workers_has_no_figure_per_gpu(golden_run: Path) -> None:
     cell = next(one for one in read_cells(golden_run) if one.name == CELL)
-    write_cell(cell_directory(golden_run, CELL), replace(cell, device="gpu", device_count=1))
+    CELL_FILE.write(cell_directory(golden_run, CELL), replace(cell, device="gpu", device_count=1).to_json())
     render(golden_run)
     rows = json.loads((golden_run / "summary.json").read_text())["rows"]
     (per_gpu,) = {figure.key("GPU") for figure in all_figures() if isinstance(figure, PerDevice)}

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from scipy.special import stdtrit
 
 from trtx.bench import cell_directory, cell_name, trial_directory
-from trtx.bench.cells import measure_cell, write_cell
+from trtx.bench.cells import CELL as CELL_FILE
+from trtx.bench.cells import measure_cell
 from trtx.bench.records import RECORDS_FILE
 from trtx.experiment import gate
 from trtx.experiment.directory import write_lock
@@ -168,7 +169,8 @@ def _measure(run: Path, trials: list[list[dict[str, Any]]], paused: bool) -> Non
             trial.mkdir(parents=True)
             (trial / RECORDS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
         numbers = range(1, len(trials) + 1)
-        write_cell(cell, measure_cell(cell, recorded.target(label), spec.load, spec.load.loads[0], numbers))
+        measured = measure_cell(cell, recorded.target(label), spec.load, spec.load.loads[0], numbers)
+        CELL_FILE.write(cell, measured.to_json())
     gate.judge(run, spec)
     render(run)
 
