@@ -62,7 +62,8 @@ WAYS = {
     "before, one decoder": Way(LIMITS.model_copy(update={"decode_processes": 1}), niceness=0),
     "before, 5 s": Way(LIMITS, {"DYN_TCP_REQUEST_TIMEOUT": "5"}, niceness=0),
 }
-"""Now: decoders yield; batch: and don't cut in (SCHED_BATCH); niceness 19, idle: they go last; before: like all others; 16 MiB: the largest file; 5 s: until a
+"""Now: decoders yield; batch: and don't cut in (SCHED_BATCH); niceness 19, idle: they go last; before: like all others;
+ 16 MiB: the largest file; 5 s: until a
 worker that has not acknowledged a request counts as dead; a connection each: of requests that wait to be acknowledged,
 where Dynamo 1.4.2 has 50 share."""
 

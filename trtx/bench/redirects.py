@@ -1,11 +1,13 @@
 """A server that sends its client on to another address. Nobody here follows: another host would be measured than was
 named, or each request be sent twice, and what a request carries would go where nobody meant it to go. So it would by
-a proxy that the environment names, where the server is on this machine. Pure.
+a proxy that the environment names: aiperf goes past it, as no proxy's time is a server's, and so does every other
+request, or a run would ask one server and measure another.
 """
 
 from __future__ import annotations
 
 from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from trtx.config.wording import shown
 
@@ -29,7 +31,13 @@ def sent_on(status: int | None, location: str | None, asked: str) -> str | None:
     return f"it sends on to {shown(where)}, and no redirect is followed"
 
 
-def takes_proxy(url: str) -> bool:
-    """Whether a proxy of the environment may be asked for it. On loopback none: a proxy has a loopback of its own."""
-    host = urlsplit(url).hostname or ""
-    return not (host in ("localhost", "::1") or host.startswith("127."))
+def proxy_passed(url: str) -> str:
+    """That the environment names a proxy for ``url`` and that it is not taken, as a clause; empty where it names none.
+    Not shown itself: its address may hold a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in getproxies_environment() or proxy_bypass_environment(parts.hostname or ""):
+        return ""
+    return (
+        f"; {parts.scheme.upper()}_PROXY is set, and trtx and aiperf go past it, as its time would be measured as the "
+        "server's: run where the server is reached without it"
+    )

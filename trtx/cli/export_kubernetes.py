@@ -14,7 +14,7 @@ from trtx.cli.command import Verb
 from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
 from trtx.cli.export_bench import read_bench
 from trtx.cli.placement import refuse_ignored
-from trtx.config import Mode, TopologySpec
+from trtx.config import Mode
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -23,7 +23,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _CLUSTER, _NODES, _BENCH = "Cluster", "Nodes", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args"),
+    topology_group(
+        "workers", "prefill", "decode", "encode", "encode_shared", "tp", "deterministic", "router_mode", "router_args"
+    ),
 ]
 
 
@@ -142,12 +144,11 @@ def kubernetes(
     """
     refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["dry run"] if dry_run else [])))
     from trtx.export.kubernetes import export
-    from trtx.export.kubernetes.target import name_of
 
     if image is None:
         raise UsageError("--image is missing; give the image that pods run, such as registry.example/trtx:1.4.2")
     spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
-    options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encoders)
     if spec.media.allowed_media_path is not None:
         raise UsageError(
             "--allowed-media-path names a directory of this machine, which no pod sees; leave it out, and send images "
@@ -156,7 +157,7 @@ def kubernetes(
     benchmark = None if bench is None else read_bench(bench, _OF_THIS_MACHINE)
     typed = {
         "form": "plain" if plain else None,
-        "name": name or name_of(_served_name(spec), mode),
+        "name": name,
         "namespace": namespace,
         "image": image,
         "frontends": frontends,
@@ -203,7 +204,3 @@ def _target(given: Mapping[str, Any]) -> Any:
             raise UsageError(message.replace(field, option, 1)) from error
         expected = first["msg"].removeprefix("Input should be ")
         raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
-
-
-def _served_name(spec: TopologySpec) -> str:
-    return spec.served_model_name or (spec.model or "model").removeprefix("synthetic:").rstrip("/").rpartition("/")[2]

@@ -27,7 +27,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _JOB, _NODES, _CONTAINER, _BENCH = "Job", "Nodes", "Container", "Measuring"
 _Topology = Annotated[
     Mapping[str, Any],
-    topology_group("workers", "prefill", "decode", "tp", "deterministic", "router_mode", "router_args", "port"),
+    topology_group(
+        "workers",
+        "prefill",
+        "decode",
+        "encode",
+        "encode_shared",
+        "tp",
+        "deterministic",
+        "router_mode",
+        "router_args",
+        "port",
+    ),
 ]
 
 
@@ -119,7 +130,8 @@ def slurm(
         ),
     ] = None,
     ready_timeout_s: Annotated[
-        int | None, _option(_JOB, "--ready-timeout-s", "All workers must serve within. Default: 1800.")
+        int | None,
+        _option(_JOB, "--ready-timeout-s", "All workers must serve within. Default: 1800, at most what --time leaves."),
     ] = None,
     drain_s: Annotated[
         int | None, _option(_JOB, "--drain-s", "What workers have to end begun requests at the end. Default: 15.")
@@ -151,7 +163,7 @@ def slurm(
     from trtx.export.slurm import export
 
     spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
-    options.check_roles((mode,), model.config, model.overrides, model.recipe)
+    options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encoders)
     benchmark = None if bench is None else read_bench(bench, _ANEW)
     typed = {
         "name": name,

@@ -254,7 +254,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export kubernetes": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args"),
-        ((), "--deterministic"),
+        ((), "--encode --encode-shared --deterministic"),
         ((), "--image --plain --name --namespace --frontends --model-claim --hub-secret --image-pull-secret"),
         ((), "--tls-secret --nats --gpus-per-node --ucx-devices --resource --node-selector --cpu --memory"),
         ((), "--shared-memory --bench --dry-run"),
@@ -266,7 +266,7 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ),
     "export slurm": _placed(
         ((), "--model --served-model-name --engine --config --recipe --set --mode --router-mode --router-args --port"),
-        ((), "--deterministic"),
+        ((), "--encode --encode-shared --deterministic"),
         ((), "--name --time --partition --account --sbatch --nodes --frontends --interface --ucx-devices"),
         ((), "--first-port --model-dir --local-dir --python --etcd --nats --mpi --container-image --bench --dry-run"),
         (("dry run",), "--output"),

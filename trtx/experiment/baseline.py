@@ -40,7 +40,7 @@ from trtx.report.fidelity import is_fidelity
 from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 from trtx.report.parity import is_parity
 
-
+_LISTED = ("cells", "scores")  # an entry a line
 _NO_DIGEST = "its file has no SHA-256 of itself, as an older trtx wrote it"
 
 
@@ -239,8 +239,9 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         baseline.scores, baseline.records_unchecked, baseline.unmeasured, baseline.unscored,
     )  # fmt: skip
     fields = BASELINE.versioned(plain(stored))
+    fields = {name: value for name, value in fields.items() if value or name not in _LISTED}
     fields["sha256"] = _sha256(fields)
-    listed = {name: values for name in ("cells", "scores") if (values := fields.pop(name))}
+    listed = {name: fields.pop(name) for name in _LISTED if name in fields}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     lines += [f"  {json.dumps(name)}: {_line_each(values)}" for name, values in listed.items()]
     try:

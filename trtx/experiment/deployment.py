@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from trtx.bench.redirects import sent_on, takes_proxy
+from trtx.bench.redirects import proxy_passed, sent_on
 from trtx.engine import worker_facts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
@@ -46,9 +46,7 @@ def ask_deployment(attach: Attach) -> Deployment:
     # server does over a chat without messages, and whatever is asked on it next is reset.
     limits = httpx.Limits(max_keepalive_connections=0)
     trust = trust_of(attach.url)
-    with httpx.Client(
-        base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust, trust_env=takes_proxy(attach.url)
-    ) as client:
+    with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust, trust_env=False) as client:
         uses_key = _asks_for_key(client)
         if uses_key:
             client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"
@@ -86,7 +84,7 @@ def ask_context_length(deployment: Deployment) -> int | None:
     trust = trust_of(deployment.url)
     with httpx.Client(
         base_url=deployment.url, timeout=_TIMEOUT_S, headers=headers, verify=trust,
-        trust_env=takes_proxy(deployment.url),
+        trust_env=False,
     ) as client:  # fmt: skip
         entries = _at(_document(client, _MODELS), "data")
     for entry in entries if isinstance(entries, list) else ():
@@ -166,7 +164,8 @@ def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
             f"the certificate of {str(client.base_url).rstrip('/')} is not trusted here ({reason}); ask for a name "
             f"that it has, or set {CA_VARIABLE} to the certificates of its authority, in PEM"
         )
-    return UsageError(f"{url} did not answer as OpenAI's API does ({reason}); check --url")
+    passed = proxy_passed(url) if isinstance(error, httpx.TransportError) else ""
+    return UsageError(f"{url} did not answer as OpenAI's API does ({reason}); check --url{passed}")
 
 
 def _document(client: httpx.Client, path: str) -> Any:

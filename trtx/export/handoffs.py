@@ -15,6 +15,7 @@ import httpx
 from trtx.engine.worker_facts import PATH, of_body
 from trtx.errors import LaunchError
 from trtx.launch import HandoffProofs
+from trtx.tls import trust_of
 from trtx.topology import Plan, ProcessSpec
 
 _NAMES_S = 30.0  # for the workers' own words of themselves to reach the frontend, after it counts them
@@ -58,7 +59,7 @@ def _published(url: str, model: str, workers: Mapping[str, int]) -> list[tuple[s
 
 def _told(url: str, model: str) -> list[tuple[str, str]]:
     try:
-        answer = httpx.get(f"{url}{PATH}", timeout=_ASKED_S)
+        answer = httpx.get(f"{url}{PATH}", timeout=_ASKED_S, trust_env=False, verify=trust_of(url))
     except httpx.HTTPError:
         return []
     told = of_body(answer.content) if answer.status_code == 200 else None

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trtx.config import Role
+from trtx.config import Role, TopologySpec
 from trtx.config.wording import quoted, with_article
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.errors import UsageError
 
 _MOST_GPUS = 1024  # of one engine; a typing mistake is far above it
+
+
+def refuse_encoders(spec: TopologySpec, several: str) -> None:
+    """``several``: what the workers of an export run in. Raises UsageError where there would be encode workers."""
+    if spec.encoders:
+        raise UsageError(
+            f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a directory "
+            f"that all workers of a machine share, and {several} share none; leave it out, and each worker that needs "
+            "an image encodes it itself"
+        )
 
 
 def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) -> int:

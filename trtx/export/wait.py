@@ -19,6 +19,7 @@ import httpx
 from trtx.config.wording import quoted
 from trtx.errors import LaunchError, TrtxError, UsageError
 from trtx.export.handoffs import prove_handoffs
+from trtx.tls import trust_of
 
 # What Dynamo calls each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
@@ -51,7 +52,7 @@ def wait(url: str, model: str, workers: Mapping[str, int], *, timeout_s: float) 
     """Returns once nothing is missing. Raises LaunchError after ``timeout_s``, with what was missing then."""
     deadline = time.monotonic() + timeout_s
     said = ""
-    with httpx.Client(trust_env=True) as client:
+    with httpx.Client(trust_env=False, verify=trust_of(url)) as client:
         while (lacking := missing(client, url, model, workers)) is not None:
             if lacking != said:
                 sys.stderr.write(f"waiting: {lacking}\n")

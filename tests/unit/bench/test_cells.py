@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtx.bench import Cell, LoadSpec, Target, read_cells
-from trtx.bench.cells import CELL, measure_cell, write_cell
+from trtx.bench.cells import CELL, measure_cell
 from trtx.bench.metrics import (
     error_request_count,
     output_token_throughput_per_device,
@@ -63,7 +63,7 @@ def test_figures_are_per_gpu_where_there_are_some_else_per_worker_and_of_none_wh
     cell = measure_cell(tmp_path, target, SPEC, LOAD, [1])
     assert (cell.device, cell.device_count) == (device, count)
     assert cell.value(output_token_throughput_per_device) == (None if count is None else pytest.approx(32 / count))
-    write_cell(tmp_path / "cells" / "agg-c2", cell)
+    CELL.write(tmp_path / "cells" / "agg-c2", cell.to_json())
     assert read_cells(tmp_path)[0].device_count == count
 
 
@@ -87,7 +87,7 @@ def test_of_a_cells_trials_the_worst_counts_and_their_reasons_are_one_list(tmp_p
 
 def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) -> None:
     directory = tmp_path / "cells" / "agg-c2"
-    write_cell(directory, measured(directory, [entry()] * 4))
+    CELL.write(directory, measured(directory, [entry()] * 4).to_json())
     assert [cell.status for cell in read_cells(tmp_path)] == ["ok"]
     document = json.loads((directory / "cell.json").read_text())
     (directory / "cell.json").write_text(json.dumps(document | {"schema_version": CELL.oldest - 1}))
@@ -98,7 +98,7 @@ def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) 
 def test_a_cell_survives_its_file(tmp_path: Path) -> None:
     directory = tmp_path / "cells" / "agg-c2"
     cell = measured(directory, [entry()] * 4)
-    write_cell(directory, cell)
+    CELL.write(directory, cell.to_json())
     assert read_cells(tmp_path) == (cell,)
 
 

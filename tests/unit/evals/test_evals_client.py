@@ -68,7 +68,7 @@ def test_a_redirect_is_no_answer_and_not_followed() -> None:
     assert found == Refused("HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed")
 
 
-def test_a_server_on_loopback_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # at which nobody listens
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)

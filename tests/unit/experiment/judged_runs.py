@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.bench import Cell, Figures, read_cells
-from trtx.bench.cells import write_cell
+from trtx.bench.cells import CELL
 from trtx.bench.journal import Journal, TrialEnded
 from trtx.evals import EVAL, Retrieval, ScoredTask, TopologyScores, eval_directory
 from trtx.evals.statistics import share_interval
@@ -60,7 +60,7 @@ def provenance(run: Path) -> Provenance:
 
 def change_cells(run: Path, change: Callable[[Cell], Cell]) -> None:
     for cell in read_cells(run):
-        write_cell(run / "cells" / cell.name, change(cell))
+        CELL.write(run / "cells" / cell.name, change(cell).to_json())
 
 
 def of_trials(cell: Cell, factors: Sequence[float], slower_when_steady: float = 1.0) -> Cell:
@@ -122,7 +122,7 @@ def an_ab_run(directory: Path, slower: float, rounds: Sequence[float] = ROUNDS) 
     for kept in (cell for cell in read_cells(GOLDEN) if cell.topology == "agg"):
         for topology, factor in (("agg", 1.0), ("disagg", slower)):
             cell = replace(of_trials(kept, [factor * one for one in rounds]), topology=topology)
-            write_cell(run / "cells" / cell.name, cell)
+            CELL.write(run / "cells" / cell.name, cell.to_json())
     (run / "journal.jsonl").unlink()
     for number in range(1, len(rounds) + 1):
         for topology in ("agg", "disagg")[:: 1 if number % 2 else -1]:

@@ -34,14 +34,31 @@ def told(documents: dict[str, Any], **said: Any) -> Deployment:
         return asked(server, **said)
 
 
-def test_a_server_on_loopback_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # at which nobody listens
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")  # at which nobody listens
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # the second is no loopback address by its name
+@pytest.mark.usefixtures("proxied")
+def test_a_server_is_asked_past_a_proxy_of_the_environment(host: str) -> None:
     with other_server(dynamo("cpu", aggregated=1)) as server:
-        deployment = asked(server)
+        deployment = ask_deployment(Attach(url=server.url.replace("127.0.0.1", host)))
         assert deployment.model == MODEL
         ask_context_length(deployment)
+
+
+@pytest.mark.usefixtures("proxied")
+def test_a_server_that_only_a_proxy_reaches_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as told:
+        ask_deployment(Attach(url="http://127.0.0.1:9"))
+    assert "; HTTP_PROXY is set, and trtx and aiperf go past it" in str(told.value) and "secret" not in str(told.value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(UsageError) as told:
+        ask_deployment(Attach(url="http://127.0.0.1:9"))
+    assert "PROXY" not in str(told.value)
 
 
 def test_a_gpu_that_two_workers_share_is_one() -> None:

@@ -277,7 +277,7 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     [("Qwen3-8B", "qwen3-8b-agg"), ("7b_chat", "m-7b-chat-agg"), ("x" * 99, "x" * 36 + "-agg")],
 )
 def test_a_name_is_made_of_the_models(model: str, name: str) -> None:
-    assert name_of(model, "agg") == name
+    assert name_of(model, "agg", 40) == name
     assert target(name=name).name == name
 
 

@@ -47,7 +47,18 @@ def graph_problems(document: Manifest) -> list[str]:
             if not main.get("resources", {}).get("limits", {}).get("nvidia.com/gpu"):
                 found.append("an engine over nodes has as many ranks as its pods have GPUs")
         found += problems_of_pod(component["podTemplate"])
+        found += [] if combined_length(document, component) <= 45 else ["combined resource name length exceeds 45"]
     return found
+
+
+def combined_length(document: Manifest, component: Manifest) -> int:
+    """``dgdComponentResourceNameLength`` of the operator, before it cut names by itself: PodCliqueSet and PodClique; of
+    an engine over nodes the scaling group and its leader."""
+    name = component["name"].lower()
+    parts = [document["metadata"]["name"], name]
+    if component.get("multinode", {}).get("nodeCount", 1) > 1:
+        parts.append(f"{name}-ldr")
+    return sum(map(len, parts))
 
 
 @pytest.mark.parametrize("name", OPERATOR)

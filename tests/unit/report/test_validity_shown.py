@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.unit.report.noted_digests import note_digests
+from tests.unit.report.noted_digests import note_digests, note_end
 from trtx.bench.checks import Level
 from trtx.report import console_table, read_run, render
 from trtx.report.charts import charts
@@ -47,6 +47,7 @@ def judged(run: Path, by_cell: dict[str, dict[str, Any]], **others: object) -> N
 def change(run: Path, name: str, **fields: object) -> None:
     path = run / "cells" / name / "cell.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    note_end(run)
 
 
 def console_text(run: Path, width: int = 80) -> str:

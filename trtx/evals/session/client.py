@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from trtx.bench.answers import words
-from trtx.bench.redirects import sent_on, takes_proxy
+from trtx.bench.redirects import sent_on
 from trtx.evals.messages import REQUEST_TIMEOUT_S, Endpoint
 from trtx.tls import trust_of
 
@@ -63,7 +63,7 @@ class Client:
             timeout=request_timeout_s,
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
             verify=trust_of(endpoint.url, endpoint.certificate),
-            trust_env=takes_proxy(endpoint.url),
+            trust_env=False,
         )
 
     async def __aenter__(self) -> Client:

@@ -10,14 +10,15 @@ from typing import Any
 from trtx.checkpoint import Checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.left_out import LeftOutField, left_out_told
+from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
 from trtx.export.kubernetes.rules import amount
 from trtx.export.kubernetes.source import ModelSource, source_of
-from trtx.export.kubernetes.target import KubernetesTarget
+from trtx.export.kubernetes.target import KubernetesTarget, longest_name, name_of
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
-from trtx.export.nodes import check_launched_words, layout_of, nodes_of
+from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.launch import resolve
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
@@ -71,6 +72,7 @@ class PodPlan:
 
 def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
     """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what no pod can be told."""
+    refuse_encoders(spec, "pods")
     if spec.engine not in ENGINES:
         raise UsageError(
             f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}: auto is for a machine "
@@ -83,6 +85,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
         for role, config in resolved.configs.items()
     }
+    target = _named(target, spec.served_model_name or resolved.checkpoint.served_model_name, spec.mode, nodes)
     planned = _plan(spec, target, resolved.configs, resolved.checkpoint, source, on_gpu=per_node > 0)
     return PodPlan(
         target=target,
@@ -100,6 +103,19 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         routes_by_prefix=planned.routes_by_prefix,
         left_out=planned.left_out,
     )
+
+
+def _named(target: KubernetesTarget, model: str, mode: str, nodes: Mapping[Role, int]) -> KubernetesTarget:
+    """With a name that is short enough for what is made of it. ``nodes``: by role, of one worker."""
+    longest = longest_name(target.form, {"frontend": 1, **{str(role): count for role, count in nodes.items()}})
+    if len(target.name) > longest:
+        parts = " and ".join(f"{role} workers over {count} nodes" for role, count in nodes.items() if count > 1)
+        raise UsageError(
+            f"--name {quoted(target.name)} has {len(target.name)} characters, and Dynamo's operator takes {longest} "
+            f"with {parts or 'these roles'}, as it makes names of at most 45 characters of it and them; give a shorter "
+            "one"
+        )
+    return target if target.name else target.model_copy(update={"name": name_of(model, mode, longest)})
 
 
 def _reasons(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -23,7 +23,11 @@ from trtx.export.kubernetes.rules import (
 
 Form = Literal["operator", "plain"]
 LONGEST_NAME = 40
-"""Of a topology: Dynamo's operator makes names of at most 63 characters of it, with a role and a hash behind it."""
+"""Of a topology: names of at most 63 characters are made of it, with a role and a hash behind it."""
+_LONGEST_WITH_PARTS = 45
+"""Of the names that Dynamo's operator hands to Grove for one component, together: Grove's own limit, as the names of
+pods follow from them (``MaxCombinedGroveResourceNameLength``; ``validation`` of ai-dynamo/dynamo's operator)."""
+_LEADER = "-ldr"  # behind a component's name: the longest that the operator gives the pods of an engine over nodes
 MAX_FRONTENDS = 64
 _POD_DEVICE = "eth0"
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -119,7 +123,8 @@ class KubernetesTarget(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     form: Form = "operator"
-    name: Annotated[str, _matching(_LABEL, f"a DNS label of at most {LONGEST_NAME} characters", LONGEST_NAME)]
+    # "": made of the model and the mode
+    name: Annotated[str, _matching(_LABEL, f"a DNS label of at most {LONGEST_NAME} characters", LONGEST_NAME)] = ""
     namespace: Annotated[str, _matching(_LABEL, "the name of a namespace of Kubernetes", 63)] = "default"
     image: Annotated[
         str,
@@ -193,8 +198,18 @@ def _split(pair: str) -> tuple[str, str]:
     return name, value
 
 
-def name_of(model: str, mode: str) -> str:
+def longest_name(form: Form, pods: Mapping[str, int]) -> int:
+    """Of a topology with components of these names, each with the pods of one worker. The operator counts the name
+    with a component's; of an engine over nodes also with that of its scaling group, which is the component's, and of
+    its leader."""
+    if form == "plain":
+        return LONGEST_NAME
+    parts = (len(name) + (len(name) + len(_LEADER) if count > 1 else 0) for name, count in pods.items())
+    return min(LONGEST_NAME, _LONGEST_WITH_PARTS - max(parts))
+
+
+def name_of(model: str, mode: str, longest: int) -> str:
     """A topology's name where none is given: the served model's, made a DNS label."""
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     named = plain if plain[:1].isalpha() else f"m-{plain}"
-    return f"{named[: LONGEST_NAME - len(mode) - 1].rstrip('-')}-{mode}"
+    return f"{named[: longest - len(mode) - 1].rstrip('-')}-{mode}"

@@ -15,7 +15,7 @@ from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
-from trtx.export.nodes import check_launched_words, layout_of, nodes_of
+from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.export.slurm.placement import Place, place_on_nodes
 from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
@@ -93,6 +93,7 @@ class JobPlan:
 
 def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
     """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what a job can't be told."""
+    refuse_encoders(spec, "steps of a job")
     if spec.engine not in ENGINES:
         raise UsageError(
             f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}, as nobody is asked on "

@@ -157,7 +157,7 @@ def _plan(planned: JobPlan) -> str:
         "INTERFACE": job.interface or "",
         "LOCAL_PARENT": job.local_dir,
         "NODE_COUNT": planned.node_count,
-        "READY_SECONDS": job.ready_timeout_s,
+        "READY_SECONDS": job.ready_within_s,
         "DRAIN_SECONDS": job.drain_s,
         "BENCH": int(job.bench is not None),
     }

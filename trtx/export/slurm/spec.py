@@ -22,6 +22,7 @@ _TIMES = (
 )  # fmt: skip
 """The forms of sbatch(1). Numbers of digits that no other script has."""
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_READY_S = 1800
 _EARLY_S = 60  # by which Slurm may send a job's signal before its time
 _MORE_THAN_DRAIN_S = 90
 """Before the time limit, what an ordered end takes beside the drain of the workers."""
@@ -156,13 +157,23 @@ class JobSpec(BaseModel):
     bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
     bench_files: tuple[_Directory, ...] = ()  # files and directories that it reads, on the first node
     lease_ttl_s: int = Field(default=600, ge=5, le=600)  # of a process; outages of etcd may add up to half
-    ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
+    ready_timeout_s: int | None = Field(default=None, ge=1, le=86_400)  # None: 1800, or what the time leaves if less
     drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
 
     @property
     def lead_s(self) -> int:
         """How long before its limit a job is told to end."""
         return self.drain_s + _MORE_THAN_DRAIN_S
+
+    @property
+    def left_s(self) -> int:
+        """From the start of a job until it may be told to end, at the earliest."""
+        return (_seconds(self.time) or 0) - self.lead_s - _EARLY_S
+
+    @property
+    def ready_within_s(self) -> int:
+        """How long it waits until all workers serve."""
+        return min(_READY_S, self.left_s) if self.ready_timeout_s is None else self.ready_timeout_s
 
     @model_validator(mode="after")
     def _is_mounted(self) -> JobSpec:
@@ -180,5 +191,11 @@ class JobSpec(BaseModel):
             raise ValueError(
                 f"time {quoted(self.time)} is over before anything serves: {self.lead_s} s before its end the job is "
                 f"told to end, and Slurm may do it {_EARLY_S} s early; expected more than {least} s"
+            )
+        if self.ready_timeout_s is not None and self.ready_timeout_s > self.left_s:
+            raise ValueError(
+                f"ready_timeout_s {self.ready_timeout_s} is longer than the job, which is told to end "
+                f"{self.left_s} s after its start (--time {self.time}); expected at most {self.left_s}, or a longer "
+                "--time"
             )
         return self
