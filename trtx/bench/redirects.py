@@ -7,7 +7,7 @@ request, or a run would ask one server and measure another.
 from __future__ import annotations
 
 from urllib.parse import urljoin, urlsplit, urlunsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from trtx.config.wording import shown
 
@@ -35,7 +35,7 @@ def proxy_passed(url: str) -> str:
     """That the environment names a proxy for ``url`` and that it is not taken, as a clause; empty where it names none.
     Not shown itself: its address may hold a password."""
     parts = urlsplit(url)
-    if parts.scheme not in getproxies_environment() or proxy_bypass_environment(parts.hostname or ""):
+    if parts.scheme not in getproxies() or proxy_bypass(parts.hostname or ""):
         return ""
     return (
         f"; {parts.scheme.upper()}_PROXY is set, and trtx and aiperf go past it, as its time would be measured as the "

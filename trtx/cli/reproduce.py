@@ -20,6 +20,7 @@ from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
+    from trtx.experiment import Locked
     from trtx.report.forms import Difference
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -64,10 +65,18 @@ def reproduce(
       trtx bench reproduce run.lock.yaml --exact -o reproduced
     """
     refuse_ignored(context, ["dry run"] if dry_run else [])
-    from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import differences_here, read_locked, run, spec_to_run
+    from trtx.experiment import read_locked, where_it_began
 
+    output, lock = output.absolute(), lock.absolute()
     locked = read_locked(lock)
+    with where_it_began(lock, is_copy=True):
+        _reproduce(locked, lock, output, exact=exact, dry_run=dry_run, as_json=as_json)
+
+
+def _reproduce(locked: Locked, lock: Path, output: Path, *, exact: bool, dry_run: bool, as_json: bool) -> None:
+    from trtx.cli.bench import own_command_line, run_and_show, show_plans
+    from trtx.experiment import differences_here, run, spec_to_run
+
     found = differences_here(locked)
     for line in table(found, shutil.get_terminal_size().columns):
         typer.echo(line, err=as_json)

@@ -7,6 +7,7 @@ goes on with a run that ended early. :func:`differences_here` says what is not a
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.directory import where_it_began
 from trtx.experiment.dry_run import plan_only
 from trtx.experiment.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.evaluation import (
@@ -17,7 +18,7 @@ from trtx.experiment.evaluation import (
 )
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
 from trtx.experiment.gate import check_elsewhere
-from trtx.experiment.reproduction import differences_here, read_locked, spec_to_run
+from trtx.experiment.reproduction import Locked, differences_here, read_locked, spec_to_run
 from trtx.experiment.runner import FinishedRun, Listener, resume, run
 from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.targets import check_fits_served
@@ -30,6 +31,7 @@ __all__ = [
     "FinishedEvaluation",
     "FinishedRun",
     "Listener",
+    "Locked",
     "cells_ahead",
     "check_elsewhere",
     "check_fits_served",
@@ -45,4 +47,5 @@ __all__ = [
     "resume_evaluation",
     "run",
     "spec_to_run",
+    "where_it_began",
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from trtx.bench import LoadSpec
 from trtx.bench.documents import RESTORE, plain
@@ -22,6 +24,7 @@ from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
 from trtx.report.forms import LOCK, PLAN, Provenance
+from trtx.tls import CA_VARIABLE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PROVENANCE = "provenance"  # the field of the lock that no sweep has
@@ -41,6 +44,10 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("topology", "deterministic"): (8, False),
     **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
 }
+
+
+Asking = ParamSpec("Asking")
+Ended = TypeVar("Ended")
 
 
 class Asked(Protocol):
@@ -78,7 +85,63 @@ def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
 
 def write_lock(run_dir: Path, spec: Asked, provenance: Provenance) -> None:
     """``run.lock.yaml``: the spec after defaults, the loads that it led to, and what all of it was asked of."""
-    LOCK.write(run_dir, {**spec.to_json(), PROVENANCE: plain(provenance)})
+    asked = spec.to_json()
+    directory = str(Path.cwd()) if any(_relative_paths(asked)) else None
+    LOCK.write(run_dir, {**asked, PROVENANCE: plain(replace(provenance, directory=directory))})
+
+
+def _relative_paths(asked: Any) -> Iterator[str]:
+    """Texts in what was asked that lead to something from here and would not from elsewhere. What is kept at the end
+    of the run (``baseline_dir``) need not be there yet."""
+    if isinstance(asked, dict):
+        if asked.get("save_baseline") is not None and not Path(asked["baseline_dir"]).is_absolute():
+            yield str(asked["baseline_dir"])
+        asked = asked.values()
+    if isinstance(asked, str):
+        with contextlib.suppress(OSError, ValueError):  # no path: too long, or with a zero in it
+            parts = (asked, asked.partition("=")[2])
+            yield from (one for one in parts if one and not os.path.isabs(one) and Path(one).exists())  # noqa: PTH117
+    elif isinstance(asked, Iterable):
+        for one in asked:
+            yield from _relative_paths(one)
+
+
+@contextlib.contextmanager
+def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
+    """Inside, relative paths mean what they meant as the run of ``lock`` began: its file, or its run directory.
+
+    They stand in the lock as they were typed, since baselines are compared by them. Raises UsageError where that
+    directory is gone; ``is_copy``: the lock may be of another machine, and they begin here then.
+    """
+    lock = lock / LOCK.file if lock.is_dir() else lock
+    told = LOCK.load_file(lock).get(PROVENANCE) if lock.exists() else None  # without one, the verb says that it is none
+    began = told.get("directory") if isinstance(told, dict) else None
+    if not isinstance(began, str) or Path(began) == Path.cwd() or (is_copy and not Path(began).is_dir()):
+        yield
+        return
+    if not Path(began).is_dir():
+        raise UsageError(
+            f"{lock} began in {quoted(began)}, where its relative paths are looked up, and that is no directory now; "
+            "put it back, or start a new run with absolute paths"
+        )
+    authorities = os.environ.get(CA_VARIABLE)  # of this call: it is no part of the run
+    if authorities:
+        os.environ[CA_VARIABLE] = str(Path(authorities).absolute())
+    with contextlib.chdir(began):
+        yield
+
+
+def goes_on(verb: Callable[Concatenate[Path, Asking], Ended]) -> Callable[Concatenate[Path, Asking], Ended]:
+    """Of a function that goes on with the run in its first argument: it gets the directory from the root, and is called
+    :func:`where_it_began`."""
+
+    @functools.wraps(verb)
+    def there(run_dir: Path, /, *args: Asking.args, **named: Asking.kwargs) -> Ended:
+        run_dir = run_dir.absolute()
+        with where_it_began(run_dir):
+            return verb(run_dir, *args, **named)
+
+    return there
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:

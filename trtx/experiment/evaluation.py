@@ -106,6 +106,7 @@ def evaluate(
         raise
 
 
+@directory.goes_on
 def resume_evaluation(
     run_dir: Path, *, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
@@ -114,7 +115,6 @@ def resume_evaluation(
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
     configs are others than recorded.
     """
-    run_dir = run_dir.absolute()
     spec = read_evaluation(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = _read_recorded(run_dir, spec)

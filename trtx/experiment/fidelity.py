@@ -99,6 +99,7 @@ def run_fidelity(
         raise
 
 
+@directory.goes_on
 def resume_fidelity(
     run_dir: Path, *, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
@@ -108,7 +109,6 @@ def resume_fidelity(
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model,
     prompts or configs are others than recorded.
     """
-    run_dir = run_dir.absolute()
     spec = read_fidelity_spec(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = _read_recorded(run_dir, spec)

@@ -144,13 +144,13 @@ def check_parity(
         raise
 
 
+@directory.goes_on
 def resume_parity(run_dir: Path, *, argv: Sequence[str], listener: ParityListener | None = None) -> FinishedParity:
     """Goes on with a run that ended early: makes the passes that had not ended, compares, judges and renders all.
 
     Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model,
     configs, servers or prompts are others than recorded.
     """
-    run_dir = run_dir.absolute()
     spec = read_parity_spec(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
         recorded = _read_recorded(run_dir, spec)

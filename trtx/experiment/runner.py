@@ -164,6 +164,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
         return _measure_missing(state)
 
 
+@directory.goes_on
 def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
     """Goes on with a run that ended early: measures the cells that have no result, asks for the samples that have no
     answer, renders all.
@@ -173,7 +174,6 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = No
     """
     check_endpoint()
     check_settings()
-    run_dir = run_dir.absolute()
     spec = directory.read_lock(run_dir)
     check_load(spec.load)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:

@@ -140,6 +140,7 @@ class Provenance:
     environment: Environment
     measured: dict[str, Measured]  # by mode
     dataset_sha256: str | None = None  # of what an input_file held; None: there was none, or an older run did not say
+    directory: str | None = None  # where relative paths of what was asked begin; None: there are none, or an older run
 
 
 @dataclass(frozen=True, slots=True)
