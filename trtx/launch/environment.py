@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trtx.config.secrets import without_secrets
 from trtx.engine import KV_FAULT_VARIABLE
 from trtx.engine.tensorrt_llm.environment import is_job_variable
 
@@ -16,8 +17,9 @@ _DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES", KV_FAULT_VARIABLE}
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without the names above and those of another MPI job, and ``additions`` on top."""
-    kept = {name: value for name, value in inherited.items() if not (_is_dropped(name) or is_job_variable(name))}
+    """``inherited`` without the names above, secrets, and those of another MPI job, and ``additions`` on top."""
+    open_to_all = without_secrets(inherited)
+    kept = {name: value for name, value in open_to_all.items() if not (_is_dropped(name) or is_job_variable(name))}
     return kept | dict(additions)
 
 

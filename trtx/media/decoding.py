@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from trtx.config.secrets import without_secrets
 from trtx.errors import LaunchError, UsageError
 from trtx.media.messages import LENGTH, Answer, Job, Ready, Rgb, Setup, Taken, Unusable, Up, frame
 
@@ -136,7 +137,7 @@ class DecodingProcess:
 
 def _environment() -> dict[str, str]:
     """The worker's, by which a launcher and its guardian know all processes of a topology."""
-    environment = {**os.environ, **_QUIET}
+    environment = {**without_secrets(os.environ), **_QUIET}
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     return environment

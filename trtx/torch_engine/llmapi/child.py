@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from trtx.config.secrets import without_secrets
 from trtx.torch_engine.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class ChildProcess(Generic[Message]):
     def _begin(self) -> tuple[subprocess.Popen[bytes], Channel[Message]]:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[3])
-        environment = dict(os.environ)
+        environment = without_secrets(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         process = subprocess.Popen(
             [sys.executable, "-m", self._module, str(theirs.fileno())],
