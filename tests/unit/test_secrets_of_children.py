@@ -1,0 +1,33 @@
+"""Processes that take what clients send are started without the secrets of whoever starts them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import psutil
+import pytest
+
+import trtx
+from trtx.config.media import MediaLimits
+from trtx.media.pool import PicturePool
+
+ROOMS = ("launch", "media", "torch_engine", "worker", "frontend")
+_WHOLE = ("dict(os.environ)", "{**os.environ", "os.environ.copy()", "env=os.environ")
+
+
+@pytest.mark.slow
+async def test_a_decoder_of_images_has_no_secret_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_AUTH_PASSWORD", "hunter2")
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    async with PicturePool(None, MediaLimits(decode_processes=1)) as pool:
+        environment = psutil.Process(pool.pids[0]).environ()
+    assert "PATH" in environment and "hunter2" not in environment.values()
+
+
+def test_no_room_that_serves_hands_a_whole_environment_on() -> None:
+    for room in ROOMS:
+        for path in (Path(trtx.__file__).parent / room).rglob("*.py"):
+            text = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
+            handed = [one for one in _WHOLE if one in text]
+            assert not handed, f"{path}: {handed[0]}; use without_secrets of trtx/config/secrets.py"
