@@ -271,6 +271,11 @@ def test_relative_paths_of_a_run_begin_where_it_began_wherever_it_is_resumed(
     lock = (run_dir / "run.lock.yaml").read_bytes()
     assert b"text: own.txt" in lock
     monkeypatch.chdir(elsewhere)
+    kept = run_dir / "eval" / "attached" / "trtx_arithmetic" / "samples.jsonl"
+    answers = kept.read_bytes()
+    kept.write_bytes(answers[:-1] + b" \n")
+    assert run(["eval", "--resume", str(run_dir)]) == 2, "an answer that nobody gave would be kept"
+    kept.write_bytes(answers)
     with openai_server(port):
         assert run(["eval", "--resume", f"../begun/runs/{run_dir.name}"]) == 0
     assert (run_dir / "run.lock.yaml").read_bytes() == lock and Path.cwd() == elsewhere

@@ -161,8 +161,8 @@ def read_kept_documents(run_dir: Path) -> KeptDocuments:
     return KeptDocuments((*changes.changed, *added), changes.gone)
 
 
-def refuse_changed_documents(run_dir: Path, *, under: str = "") -> KeptDocuments:
-    """Raises UsageError where a file of the run is another than as it ended. ``under``: of those below it alone."""
+def refuse_changed_documents(run_dir: Path, *, under: tuple[str, ...] = ("",)) -> KeptDocuments:
+    """Raises UsageError where a file of the run is another than as it ended. ``under``: of those below these alone."""
     kept = read_kept_documents(run_dir)
     if changed := [one for one in kept.changed if one.startswith(under)]:
         raise UsageError(

@@ -80,15 +80,21 @@ class Session:
     def ask(self, endpoint: Endpoint, check: Callable[[], None], on_progress: Callable[[Progress], None]) -> None:
         """Asks one topology for all samples that it has not answered. Returns once its scores are written.
 
-        Raises what ``check`` raises, NoVerdictError where the server is gone, LaunchError for a crash.
+        Raises what ``check`` raises, NoVerdictError where the server is gone, LaunchError for a crash. It writes no
+        sample any more then: what lies there is noted as the run ends.
         """
         self._say(to_line(endpoint))
-        while True:
-            for message in self._messages(check):
-                if isinstance(message, Progress):
-                    on_progress(message)
-                elif isinstance(message, Scored):
-                    return
+        try:
+            while True:
+                for message in self._messages(check):
+                    if isinstance(message, Progress):
+                        on_progress(message)
+                    elif isinstance(message, Scored):
+                        return
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     def _messages(self, check: Callable[[], None]) -> list[Up]:
         """What it said since, after a moment at most."""

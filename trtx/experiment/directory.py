@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from trtx.bench import LoadSpec
 from trtx.bench.documents import RESTORE, plain
+from trtx.bench.intact import refuse_changed_documents
 from trtx.bench.load_field import field_records
 from trtx.config.media import MediaLimits
 from trtx.config.wording import quoted
@@ -46,6 +47,7 @@ CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
 }
 
 
+_ANSWERS = ("eval/", "fidelity/")  # samples and passes that a resumed run keeps
 Asking = ParamSpec("Asking")
 Ended = TypeVar("Ended")
 
@@ -133,12 +135,13 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
 
 def goes_on(verb: Callable[Concatenate[Path, Asking], Ended]) -> Callable[Concatenate[Path, Asking], Ended]:
     """Of a function that goes on with the run in its first argument: it gets the directory from the root, and is called
-    :func:`where_it_began`."""
+    :func:`where_it_began`. Answers that it would keep are those that were given, or UsageError."""
 
     @functools.wraps(verb)
     def there(run_dir: Path, /, *args: Asking.args, **named: Asking.kwargs) -> Ended:
         run_dir = run_dir.absolute()
         with where_it_began(run_dir):
+            refuse_changed_documents(run_dir, under=_ANSWERS)
             return verb(run_dir, *args, **named)
 
     return there
