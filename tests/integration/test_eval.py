@@ -257,14 +257,14 @@ def test_relative_paths_of_a_run_begin_where_it_began_wherever_it_is_resumed(
 ) -> None:
     """Elsewhere lie others of these names. The lock has them as they were typed: baselines are compared by them."""
     begun, elsewhere = tmp_path / "begun", tmp_path / "elsewhere"
-    for directory, text in ((begun, held_out_texts(2)), (elsewhere, ["another text altogether"])):
+    for directory, text in ((begun, held_out_texts(3)), (elsewhere, ["another text altogether"])):
         directory.mkdir()
         (directory / "own.txt").write_text("\n\n".join(text))
     (begun / "tokenizer").symlink_to(resolve_checkpoint(f"synthetic:{MODEL}").path)
     monkeypatch.chdir(begun)
-    with openai_server(lasts=1) as server:
+    with openai_server(lasts=2) as server:
         argv = ["eval", "--url", server.url, "--tasks", "trtx_arithmetic,perplexity", "--text", "own.txt"]
-        argv += ["--tokenizer", "tokenizer", "--limit", "2", "--concurrency", "1"]
+        argv += ["--tokenizer", "tokenizer", "--limit", "3", "--concurrency", "1"]
         assert run([*argv, "-o", "runs"]) == 3
         port = server.port
     run_dir = only(begun / "runs")
@@ -279,7 +279,7 @@ def test_relative_paths_of_a_run_begin_where_it_began_wherever_it_is_resumed(
     with openai_server(port):
         assert run(["eval", "--resume", f"../begun/runs/{run_dir.name}"]) == 0
     assert (run_dir / "run.lock.yaml").read_bytes() == lock and Path.cwd() == elsewhere
-    assert len(samples(run_dir, "attached", "perplexity")) == 2
+    assert len(samples(run_dir, "attached", "perplexity")) == 3
     assert "another text" not in (run_dir / "eval" / "attached" / "perplexity" / "samples.jsonl").read_text()
     begun.rename(tmp_path / "moved")
     assert run(["eval", "--resume", f"../moved/runs/{run_dir.name}"]) == 2
