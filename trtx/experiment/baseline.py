@@ -195,17 +195,17 @@ def read_baseline(path: Path) -> Baseline:
     """Of its file. Raises UsageError: file, field, value; and where it holds something else than was written."""
     fields = _document(path).load(path.parent)
     stored = _document(path).restored(fields, Stored, str(path))
+    unchecked = [stored.records_unchecked, _NO_DIGEST if stored.sha256 is None else None]
+    cells = []
+    for place, cell in enumerate(stored.cells):
+        source = f"{path}, cells.{place}"
+        cells.append(CELL.restored(CELL.checked(cell, source), Cell, source))
+    _refuse_twice(path, cells)
     if stored.sha256 not in (None, _sha256(fields)):
         raise UsageError(
             f"{path} was changed since it was saved: its sha256 is of other content; put the file back from a copy, or "
             "save the baseline again from its run"
         )
-    unchecked = [stored.records_unchecked, _NO_DIGEST if stored.sha256 is None else None]
-    cells = []
-    for place, fields in enumerate(stored.cells):
-        source = f"{path}, cells.{place}"
-        cells.append(CELL.restored(CELL.checked(fields, source), Cell, source))
-    _refuse_twice(path, cells)
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
         stored.superseded_by, tuple(cells), stored.scores, "; ".join(filter(None, unchecked)) or None,
