@@ -142,9 +142,11 @@ def test_a_baseline_says_whether_its_records_were_checked_as_it_was_saved(capsys
 def test_the_verdict_of_a_gate_says_so_of_its_baseline_in_every_form(capsys: Said) -> None:
     judged(Path("next"), baseline="older", max_regression="5%")
     told = (
-        f"nobody checked that the figures of older are of its records (agg-c1, agg-c2, disagg-c1 and 1 more: {UNNOTED})"
+        f"nobody checked that the figures of older are of its records (agg-c1, agg-c2, disagg-c1 and 1 more: {UNNOTED}"
+        "; other files: what they were as the run ended was not noted)"
     )
     assert json.loads(Path("next/verdict.json").read_text())["baseline"]["records_unchecked"] == [told]
+    note_end(Path("next"))
     assert trtx(["report", "next"]) == 0
     for form in ("summary.json", "summary.md", "report.html"):
         assert told in Path("next", form).read_text(), form
