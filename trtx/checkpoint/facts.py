@@ -45,6 +45,12 @@ class Checkpoint:
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES.get(self.dtype, 2)
 
+    def context_by(self, engine: str) -> int | None:
+        """``context_length`` as ``engine`` takes it. The torch engine follows YaRN beyond ``max_position_embeddings``;
+        TensorRT-LLM does not (``infer_max_seq_len`` of its models, 1.3.0rc20). Raises UsageError for a model that the
+        torch engine refuses."""
+        return read_model_config(self.path).max_position if engine == "torch" else self.context_length
+
 
 def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
     """Reads ``config.json`` of a directory. Raises UsageError where it describes no model that generates text."""

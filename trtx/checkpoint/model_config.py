@@ -104,7 +104,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     norm_eps: float
-    max_position: int
+    max_position: int  # of a sequence, scaling included
     rope: RopeConfig
     tied_head: bool
     qkv_bias: bool
@@ -228,6 +228,10 @@ def _parse(
     heads, kv_heads, head_dim = _heads(config, family, sizes)
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
+    stated = sizes["max_position_embeddings"]
+    theta = CLASSES[family.model_type].theta
+    rope = read_rope(config, default_theta=theta, max_position=stated, mrope=family.mrope, head_dim=head_dim)
+    max_position = rope.longest(stated)
     return ModelConfig(
         architecture=architecture,
         vocab_size=sizes["vocab_size"],
@@ -238,8 +242,8 @@ def _parse(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", at_least=0.0),
-        max_position=sizes["max_position_embeddings"],
-        rope=read_rope(config, default_theta=CLASSES[family.model_type].theta, mrope=family.mrope, head_dim=head_dim),
+        max_position=max_position,
+        rope=rope,
         tied_head=config.flag("tie_word_embeddings", missing=False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
@@ -248,7 +252,7 @@ def _parse(
         synthetic_seed=seed,
         synthetic_std=std,
         quantization=quantization,
-        windows=read_windows(config, family, sizes["num_hidden_layers"], sizes["max_position_embeddings"]),
+        windows=read_windows(config, family, sizes["num_hidden_layers"], max_position),
     )
 
 

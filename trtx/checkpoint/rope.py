@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from trtx.checkpoint.class_defaults import DEFAULT_THETA
 from trtx.checkpoint.documents import Fields, shown
@@ -12,10 +13,21 @@ from trtx.errors import UsageError
 
 # By rope type what it needs beside theta. What a type does not use is refused: a "factor" without its "llama3" is a
 # scaling that somebody believes in, and transformers ignores it with a warning.
-_NEEDED = {
+_ORIGINAL = "original_max_position_embeddings"
+_NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "yarn": (
+        "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    ),
+}  # fmt: skip
+# The other rope types of transformers 5.23, and why the torch engine has none of them.
+_NOT_COMPUTED = {
+    "dynamic": "its angles change with the length of a sequence, and cached keys keep the angles that they were given",
+    "longrope": "its angles change with the length of a sequence, and cached keys keep the angles that they were given",
+    "proportional": "it rotates a part of each head, and the torch engine rotates whole heads",
+    "axial": "it rotates by the axes of an image, and the torch engine rotates by places in a text",
 }
 _OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _MROPE, _MROPE_FIELDS = "mrope", ("mrope_section", "mrope_interleaved")
@@ -24,8 +36,24 @@ _ADVICE = "put the scaling with its rope_theta into rope_parameters, and delete 
 
 
 @dataclass(frozen=True, slots=True)
+class Yarn:
+    """What YaRN has beside factor and original positions, resolved as transformers 5.23 does where a field is missing.
+
+    ``attention_factor`` scales cosines and sines. Pairs that turn more than ``beta_fast`` times within the original
+    positions keep their frequency, those that turn less than ``beta_slow`` times are stretched, and a ramp lies
+    between; ``truncate`` rounds its ends to whole pairs.
+    """
+
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The last three fields of the scaling hold for ``llama3`` alone, ``factor`` for ``linear`` too.
+    """``low_freq_factor`` and ``high_freq_factor`` hold for ``llama3`` alone, ``original_max_position`` for ``llama3``
+    and ``yarn``, ``factor`` for these and ``linear``.
 
     ``mrope_section``: of a model that gives a token three positions (time, height, width), how many of a head's pairs
     turn by each; None where there is one. They follow each other, or take turns where they are ``mrope_interleaved``:
@@ -33,13 +61,25 @@ class RopeConfig:
     """
 
     theta: float
-    kind: str = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
     mrope_section: tuple[int, int, int] | None = None
     mrope_interleaved: bool = False
+    yarn: Yarn | None = None
+
+    def longest(self, max_position: int) -> int:
+        """Positions that the model takes: YaRN's factor times the original ones, where that is more than
+        ``max_position``, its ``max_position_embeddings``.
+
+        The model cards of Qwen2.5 and Qwen3 add YaRN and leave ``max_position_embeddings`` as it was. Other types
+        are published with the positions after scaling.
+        """
+        if self.yarn is None:
+            return max_position
+        return max(max_position, int(self.factor * self.original_max_position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +90,79 @@ class Mrope:
     interleaved: bool
 
 
-def read_rope(config: Fields, *, default_theta: float, mrope: Mrope | None = None, head_dim: int = 0) -> RopeConfig:
-    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (before it).
+def read_rope(
+    config: Fields, *, default_theta: float, max_position: int, mrope: Mrope | None = None, head_dim: int = 0
+) -> RopeConfig:
+    """Reads ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (earlier releases).
 
-    ``default_theta``: of the config class, where the file has none. ``mrope``: of a family with three positions, whose
-    sections have to fill ``head_dim``. Raises UsageError for what is missing, for two places that say different things,
-    and for types and fields that the torch engine does not compute.
+    ``default_theta``: the config class's own, for a file without one. ``max_position``: ``max_position_embeddings``.
+    ``mrope``: of a family with three positions, whose sections have to fill ``head_dim``. Raises UsageError for a
+    missing field, for two places that contradict each other, and for types and fields that the torch engine does not
+    compute.
     """
     stated = _the_one_place(config)
     kind = "default" if stated is None else _kind(stated, mrope)
     theta = _theta(config, stated, default_theta)
     _check_rotary_share(config, stated)
-    if mrope is not None:
-        if stated is not None and kind != "default":
-            stated.refuse_here("rope_type", "'default': the torch engine scales no positions of three parts; use "
-                                            "the engine tensorrt-llm")  # fmt: skip
-        sections = _sections(config, stated, mrope, head_dim)
-        return RopeConfig(theta, mrope_section=sections, mrope_interleaved=mrope.interleaved)
-    if stated is None or kind == "default":
-        return RopeConfig(theta)
-    factor = stated.number("factor", above=0.0)
+    rope = RopeConfig(theta) if stated is None else _scaled(config, stated, kind, theta, max_position)
+    if mrope is None:
+        return rope
+    sections = _sections(config, stated, mrope, head_dim)
+    return replace(rope, mrope_section=sections, mrope_interleaved=mrope.interleaved)
+
+
+def _scaled(config: Fields, stated: Fields, kind: str, theta: float, max_position: int) -> RopeConfig:
     if kind == "linear":
-        return RopeConfig(theta, kind, factor)
-    low, high = (stated.number(name, above=0.0) for name in ("low_freq_factor", "high_freq_factor"))
-    if high <= low:
-        stated.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
-    return RopeConfig(theta, kind, factor, low, high, _original_positions(config, stated))
+        return RopeConfig(theta, "linear", stated.number("factor", above=0.0))
+    if kind == "llama3":
+        factor = stated.number("factor", above=0.0)
+        low, high = (stated.number(name, above=0.0) for name in ("low_freq_factor", "high_freq_factor"))
+        if high <= low:
+            stated.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
+        original = _original_positions(config, stated)
+        if original is None:
+            # transformers 5 falls back to max_position_embeddings, releases before it end with a KeyError.
+            stated.refuse(_ORIGINAL, "the positions that the model was trained with before it was scaled, such as 8192")
+        return RopeConfig(theta, "llama3", factor, low, high, original)
+    if kind == "yarn":
+        return _yarn(config, stated, theta, max_position)
+    return RopeConfig(theta)
+
+
+def _yarn(config: Fields, stated: Fields, theta: float, max_position: int) -> RopeConfig:
+    """As ``_compute_yarn_parameters`` of transformers 5.23 reads it."""
+    if theta <= 1.0:
+        (stated if stated.has("rope_theta") else config).refuse("rope_theta", "a number above 1 for rope type 'yarn'")
+    original = _original_positions(config, stated) or max_position
+    has_null = "factor" in stated.values and stated.values["factor"] is None
+    factor = max_position / original if has_null else stated.number("factor", above=0.0)
+    if factor * original > _LARGEST_CONTEXT:
+        stated.refuse("factor", f"at most {_LARGEST_CONTEXT} positions in all, as {_ORIGINAL} is {original}")
+    # 0 is as good as missing to transformers; a null truncate is false to it, and true to most readers.
+    fast, slow = (
+        (stated.number(name, at_least=0.0) if stated.has(name) else 0.0) or silent
+        for name, silent in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    if fast < slow and stated.has("beta_fast"):
+        stated.refuse("beta_fast", f"at least beta_slow, {slow:g}")
+    if fast < slow:
+        stated.refuse("beta_slow", f"at most beta_fast, {fast:g}")
+    if "truncate" in stated.values and stated.values["truncate"] is None:
+        stated.refuse("truncate", "true or false, or no such field")
+    scales = [stated.number(name, at_least=0.0) if stated.has(name) else 0.0 for name in ("mscale", "mscale_all_dim")]
+    if stated.has("attention_factor"):
+        attention = stated.number("attention_factor", above=0.0)
+    elif all(scales):
+        attention = _attention_factor(factor, scales[0]) / _attention_factor(factor, scales[1])
+    else:
+        attention = _attention_factor(factor, 1.0)
+    yarn = Yarn(attention, fast, slow, stated.flag("truncate", missing=True))
+    return RopeConfig(theta, "yarn", factor, original_max_position=original, yarn=yarn)
+
+
+def _attention_factor(factor: float, scale: float) -> float:
+    """The YaRN paper's factor of attention, whose logarithm counts ``scale`` times."""
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _the_one_place(config: Fields) -> Fields | None:
@@ -122,9 +209,11 @@ def _kind(stated: Fields, mrope: Mrope | None) -> str:
     if mrope is not None:  # Qwen2.5-VL's files call it a type; to transformers 5.23 it is the default one with sections
         kinds = {name: "default" if kind == _MROPE else kind for name, kind in kinds.items()}
     for name, kind in kinds.items():
+        if reason := _NOT_COMPUTED.get(kind):
+            stated.refuse_here(name, f"{_one_of_types()}: the torch engine does not compute this type, as {reason}; "
+                                     "use the engine tensorrt-llm")  # fmt: skip
         if kind not in _NEEDED:
-            stated.refuse_here(name, f"{_one_of_types()}; other rope types are not supported by the torch engine: use "
-                                "the engine tensorrt-llm")  # fmt: skip
+            stated.refuse_here(name, f"{_one_of_types()}, the types that the torch engine computes")
     if len(set(kinds.values())) > 1:
         stated.refuse("type", f"{kinds['rope_type']!r} as in rope_type, or no such field")
     found = next(iter(kinds.values()), "default")
@@ -166,14 +255,10 @@ def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
             place.refuse_here(name, "1: the torch engine rotates whole heads; serve it with the engine tensorrt-llm")
 
 
-def _original_positions(config: Fields, stated: Fields) -> int:
-    """Of llama3. transformers 5.23 lets the outer field win (standardize_rope_params, called again by the model)."""
-    name = "original_max_position_embeddings"
-    places = [place for place in (stated, config) if place.has(name)]
-    if not places:
-        # transformers 5 falls back to max_position_embeddings, releases before it end with a KeyError.
-        stated.refuse(name, "the positions that the model was trained with before it was scaled, such as 8192")
-    found = [place.count(name, most=_LARGEST_CONTEXT) for place in places]
+def _original_positions(config: Fields, stated: Fields) -> int | None:
+    """transformers 5.23 lets the outer field win (standardize_rope_params, called again by the model)."""
+    places = [place for place in (stated, config) if place.has(_ORIGINAL)]
+    found = [place.count(_ORIGINAL, most=_LARGEST_CONTEXT) for place in places]
     if len(set(found)) > 1:
-        config.refuse(name, f"{found[0]} as in {stated.name}: keep the one that is meant")
-    return found[0]
+        config.refuse(_ORIGINAL, f"{found[0]} as in {stated.name}: keep the one that is meant")
+    return found[0] if found else None

@@ -186,7 +186,7 @@ def check_fault(fault: str, plan: Plan) -> None:
 def check_lengths(spec: ParitySpec, plan: Plan) -> None:
     """Raises UsageError where prompt and answer are longer than the model or a worker of ``plan`` takes."""
     asked = spec.isl + spec.osl
-    context = resolve_checkpoint(str(plan.model_path)).context_length
+    context = resolve_checkpoint(str(plan.model_path)).context_by(plan.engine)
     bounds = [(f"the context of {plan.model}", context)]
     bounds += [(f"max_seq_len of {role} workers", one.get("max_seq_len")) for role, one in plan.engine_configs.items()]
     for name, most in bounds:

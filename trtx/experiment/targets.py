@@ -57,7 +57,7 @@ def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> No
 def context_length(plan: Plan) -> int | None:
     """The most tokens of prompt and answer that the model and every worker of ``plan`` take; None: nobody says."""
     said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
-    said.append(resolve_checkpoint(str(plan.model_path)).context_length)
+    said.append(resolve_checkpoint(str(plan.model_path)).context_by(plan.engine))
     return min((length for length in said if length is not None), default=None)
 
 
@@ -100,7 +100,7 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
     shown = f", and {load.image_batch_size} image(s) of {image_tokens} in all" if image_tokens else ""
     each = f", {turns} turns of them" if load.has_sessions else ""
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
-    context = checkpoint.context_length
+    context = checkpoint.context_by(served.engine)
     if context is not None and asked > context:
         raise UsageError(f"{what}, and the context of {served.model} is {context}; ask for less")
     for role, config in served.engine_configs.items():

@@ -172,9 +172,9 @@ def check_planes(plan: Plan) -> tuple[str, ...]:
     found += [one for _, amiss in judge_cluster(endpoints) for one in amiss]
     lengths = [values.get("max_seq_len") for values in plan.engine_configs.values()]
     blocks = [(values.get("kv_cache_config") or {}).get("tokens_per_block") for values in plan.engine_configs.values()]
-    longest = (
-        max((int(one) for one in lengths if one), default=0) or resolve_checkpoint(str(plan.model_path)).context_length
-    )
+    longest = max((int(one) for one in lengths if one), default=0) or resolve_checkpoint(
+        str(plan.model_path)
+    ).context_by(plan.engine)
     found += judge_nats(
         plan.nats.url,
         ask_nats(plan.nats.url, nats_auth(plan.nats)),

@@ -233,7 +233,7 @@ def check_configs(
         {role: replace(config, values=config.values | tp) for role, config in configs.items()},
         engine=engine,
         version=None if machine is None else _installed_version(engine),
-        model=ModelFacts(checkpoint.architecture, checkpoint.context_length),
+        model=ModelFacts(checkpoint.architecture, checkpoint.context_by(engine)),
         gpus=() if machine is None else tuple(gpu.name for gpu in machine.gpus),
     )
     refuse_errors(findings)

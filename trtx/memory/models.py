@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from trtx.checkpoint.dense import layer_products
@@ -44,6 +45,7 @@ def read_model(directory: Path, limits: Limits, device: Device, media: Media | N
 def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device, media: Media | None) -> Model:
     has_tower = media is None or media.has_encoder
     config = read_model_config(directory)
+    shape = replace(shape, context_length=config.max_position)
     check_windows(config.windows, directory, on_gpu=device.is_gpu, deterministic=False)
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trtx.checkpoint import ModelConfig, read_end_ids, read_model_config
 from trtx.checkpoint.facts import read_checkpoint, text_config
@@ -19,6 +20,7 @@ QWEN3 = dict(SHAPES["tiny"].config)
 LLAMA = dict(SHAPES["tiny-llama"].config)
 QWEN2 = dict(SHAPES["tiny-qwen2"].config)
 LLAMA3 = dict(LLAMA["rope_scaling"])
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 GPU = Device("H100", 80 << 30, 80 << 30)
 
 
@@ -232,9 +234,18 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused_unless_their_size_
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": {"type": "default"}},
             "put the scaling with its rope_theta into rope_parameters, and delete rope_scaling",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type is 'yarn'; expected one of"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling.type is 'dynamic'; expected one of"),
+        ({"rope_scaling": {"rope_type": "nonsense"}}, "expected one of default, linear, llama3, yarn, the types that"),
         ({"rope_scaling": {"rope_type": 5}}, "rope_scaling.rope_type is 5; expected one of default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "has no rope_scaling.factor; expected a finite number above 0"),
+        ({"rope_scaling": YARN | {"factor": 1e9}}, "factor is 1000000000.0; expected at most 16777216 positions in"),
+        ({"rope_scaling": YARN | {"attention_factor": 0}}, "attention_factor is 0; expected a number above 0"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast is 0.5; expected at least beta_slow, 1"),
+        ({"rope_scaling": YARN | {"beta_slow": 40}}, "beta_slow is 40; expected at most beta_fast, 32"),
+        ({"rope_scaling": YARN | {"beta_slow": -1}}, "beta_slow is -1; expected a number of at least 0"),
+        ({"rope_scaling": YARN | {"truncate": None}}, "truncate is None; expected true or false, or no such field"),
+        ({"rope_scaling": YARN | {"mscale": "1"}}, "rope_scaling.mscale is '1'; expected a finite number of at least"),
+        ({"rope_scaling": YARN | {"low_freq_factor": 1.0}}, "expected no such field for rope type 'yarn'"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta is 1.0; expected a number above 1 for rope type"),
         ({"rope_scaling": {"rope_type": "default", "type": "linear"}}, "rope_scaling.type is 'linear'; expected 'def"),
         ({"rope_scaling": {"rope_type": "linear"}}, "has no rope_scaling.factor; expected"),
         ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor is 4.0; expected no such field for rope type 'defaul"),
@@ -261,6 +272,20 @@ def test_rotary_settings_that_are_incomplete_doubtful_or_not_computed_are_refuse
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     assert says in refusal(tmp_path, LLAMA | changes)
+
+
+@pytest.mark.parametrize("kind", sorted({*ROPE_INIT_FUNCTIONS, "default", "axial"}))
+def test_each_rope_type_of_transformers_is_honoured_or_refused_by_name(tmp_path: Path, kind: str) -> None:
+    scaling = {"default": {}, "linear": {"factor": 2.0}, "llama3": LLAMA3, "yarn": YARN}
+    if kind in scaling:
+        assert read(tmp_path, LLAMA | {"rope_scaling": scaling[kind] | {"rope_type": kind}}).rope.kind == kind
+        return
+    for name in ("rope_type", "type"):
+        said = refusal(tmp_path, LLAMA | {"rope_scaling": {name: kind, "factor": 4.0}})
+        assert f"rope_scaling.{name} is {kind!r}; expected one of default, linear, llama3, yarn: the torch" in said
+        assert "does not compute this type, as it" in said or "does not compute this type, as its" in said, (
+            "name it in _NOT_COMPUTED of trtx/checkpoint/rope.py with the reason, or compute it"
+        )
 
 
 def test_llama3_without_its_original_positions_is_refused_and_the_outer_field_is_one_place_of_them(

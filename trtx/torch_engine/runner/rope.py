@@ -7,32 +7,58 @@ import math
 import torch
 from torch import Tensor
 
-from trtx.checkpoint.rope import RopeConfig
+from trtx.checkpoint.rope import RopeConfig, Yarn
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Angle per position of each of the ``head_dim // 2`` pairs, float32.
 
     The bands of ``llama3`` are those of Llama 3.1's published configuration: wavelengths beyond the original
-    context are stretched by ``factor``, short ones kept, those between interpolated.
+    context are stretched by ``factor``, short ones kept, those between interpolated. Those of ``yarn`` are the YaRN
+    paper's (https://huggingface.co/papers/2309.00071).
     """
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)  # over 2 pi
+    frequencies = 1.0 / wavelengths
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
-        wavelengths = 2 * math.pi / frequencies
-        longest = rope.original_max_position / rope.low_freq_factor
-        shortest = rope.original_max_position / rope.high_freq_factor
-        stretched = torch.where(wavelengths > longest, frequencies / rope.factor, frequencies)
-        smooth = (rope.original_max_position / wavelengths - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
-        between = (wavelengths >= shortest) & (wavelengths <= longest)
-        return torch.where(between, (1 - smooth) * stretched / rope.factor + smooth * stretched, stretched)
+        return _llama3(rope, frequencies)
+    if rope.yarn is not None:
+        kept = 1 - _ramp(rope, rope.yarn, head_dim)
+        return 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
     return frequencies
 
 
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    wavelengths = 2 * math.pi / frequencies
+    longest = rope.original_max_position / rope.low_freq_factor
+    shortest = rope.original_max_position / rope.high_freq_factor
+    stretched = torch.where(wavelengths > longest, frequencies / rope.factor, frequencies)
+    smooth = (rope.original_max_position / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (wavelengths >= shortest) & (wavelengths <= longest)
+    return torch.where(between, (1 - smooth) * stretched / rope.factor + smooth * stretched, stretched)
+
+
+def _ramp(rope: RopeConfig, yarn: Yarn, head_dim: int) -> Tensor:
+    """The share by which each pair is stretched: from 0 where it turns fast to 1 where it turns slowly."""
+
+    def pair_that_turns(rotations: float) -> float:
+        turns = math.log(rope.original_max_position / (rotations * 2 * math.pi))
+        return head_dim * turns / (2 * math.log(rope.theta))
+
+    first, last = pair_that_turns(yarn.beta_fast), pair_that_turns(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001
+    return ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+
+
 def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> Tensor:
-    """``[max_seq_len, head_dim]`` float32: the cosines of a position, then its sines."""
+    """``[max_seq_len, head_dim]`` float32: the cosines of a position, then its sines, both scaled where YaRN does."""
     angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequencies(rope, head_dim))
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return (table if rope.yarn is None else table * rope.yarn.attention_factor).to(device)

@@ -33,8 +33,8 @@ _TOWER: dict[str, Any] = {
 _IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
 
 
-def build_vl(family: str) -> Any:
-    rope = {"rope_type": "default", "rope_theta": 1e4}
+def build_vl(family: str, **scaling: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 1e4} | scaling
     torch.manual_seed(5)
     if family == "qwen2.5-vl":
         text = _TEXT | {"rope_parameters": rope | {"mrope_section": [2, 2, 4]}}

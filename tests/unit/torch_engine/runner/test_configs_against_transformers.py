@@ -109,6 +109,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED = LLAMA3 | {"original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
@@ -139,6 +140,19 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_scaling": SCALED},
         {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
         {"rope_scaling": LLAMA3, "original_max_position_embeddings": 32},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        {"rope_parameters": YARN | {"rope_theta": 50.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": YARN, "max_position_embeddings": 32},
+        {"rope_scaling": YARN, "max_position_embeddings": 16},
+        {"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 64},
+        {"rope_scaling": YARN | {"attention_factor": 0.7}},
+        {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False}},
+        {"rope_scaling": YARN | {"beta_fast": 0, "beta_slow": 0}},
+        {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0.7}},
+        {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0}},
+        {"rope_scaling": YARN | {"factor": 0.5}},
+        {"rope_scaling": YARN | {"factor": 8.0}, "head_dim": 6},
         {"head_dim": 16},
         {"num_key_value_heads": None},
         {"tie_word_embeddings": True},
@@ -171,22 +185,37 @@ def _rope() -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(
         {},
         optional={
-            "rope_type": st.sampled_from(["default", "linear", "llama3", "llama3", "yarn", "dynamic", "nonsense"]),
-            "type": st.sampled_from(["linear", "llama3"]),
+            "rope_type": st.sampled_from(["default", "linear", "llama3", "yarn", "yarn", "dynamic", "nonsense"]),
+            "type": st.sampled_from(["linear", "llama3", "yarn"]),
             "rope_theta": st.sampled_from([50.0, 500.0]),
             "factor": st.sampled_from([1.0, 4, 8.0]),
             "low_freq_factor": st.sampled_from([1.0, 2.0]),
             "high_freq_factor": st.sampled_from([4.0, 1.0]),
             "original_max_position_embeddings": st.sampled_from([16, 64, 512]),
+            **_yarn_fields(),
             "partial_rotary_factor": st.sampled_from([1.0, 0.5]),
             "full_attention": st.just({"rope_type": "default", "rope_theta": 500.0}),
         },
     )
 
 
+def _yarn_fields() -> dict[str, st.SearchStrategy[Any]]:
+    return {
+        "attention_factor": st.sampled_from([0.7, 1.0, None]),
+        "beta_fast": st.sampled_from([32, 8.0, 0, None]),
+        "beta_slow": st.sampled_from([1, 0.5, 0, None]),
+        "mscale": st.sampled_from([1.0, 1.4, 0]),
+        "mscale_all_dim": st.sampled_from([1.0, 0.7, None]),
+        "truncate": st.sampled_from([True, False, None]),
+    }
+
+
 def _scaled() -> st.SearchStrategy[Any]:
     """Complete ones, of which drawing field by field makes few."""
-    complete = st.sampled_from([SCALED, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}])
+    yarn = st.fixed_dictionaries({name: st.just(value) for name, value in YARN.items()}, optional=_yarn_fields())
+    complete = st.one_of(
+        st.sampled_from([SCALED, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}]), yarn, yarn
+    )
     theta = st.sampled_from([{}, {"rope_theta": 50.0}, {"rope_theta": 500.0}])
     return st.builds(lambda rope, theta: rope | theta, complete, theta)
 
