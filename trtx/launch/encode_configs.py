@@ -7,14 +7,31 @@ from dataclasses import replace
 
 from trtx.config import ResolvedEngineConfig, Role
 from trtx.errors import UsageError
+from trtx.memory.processor import cpu_dtype, cpu_dtype_reason
 from trtx.memory.torch_engine import compute_dtype
+
+
+def with_cpu_dtype(configs: Mapping[Role, ResolvedEngineConfig], own: str) -> dict[Role, ResolvedEngineConfig]:
+    """The configs of a topology without GPUs, with the dtype that ``auto`` becomes for a checkpoint in ``own``.
+
+    A float32 checkpoint is computed as it is, and nothing is said of it.
+    """
+    if own == "float32":
+        return dict(configs)
+    found, dtype = {}, cpu_dtype(own)
+    for role, config in configs.items():
+        if config.values.get("dtype") in (None, "auto"):
+            because = f"{role}: dtype = {dtype!r} because {cpu_dtype_reason(own)}"
+            config = replace(config, values={**config.values, "dtype": dtype}, reasons=(*config.reasons, because))
+        found[role] = config
+    return found
 
 
 def with_embedding_dtype(
     configs: Mapping[Role, ResolvedEngineConfig], own: str, *, is_gpu: bool
 ) -> dict[Role, ResolvedEngineConfig]:
     """The configs of one topology, all of which compute in one dtype. An encoder's own default is the checkpoint's
-    (the torch engine's on a CPU: float32), whatever the others are told.
+    (on a CPU the torch engine's), whatever the others are told.
 
     What role ``encode`` says nothing of follows the others, with a reason. ``own``: the checkpoint's dtype, for
     ``auto``. Raises UsageError for two dtypes: decode would read KV of another layout, or go on in other numbers than

@@ -23,6 +23,7 @@ from trtx.config.torch_groups import block_layers
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import padded_tokens
 from trtx.errors import UsageError
+from trtx.memory.processor import cpu_dtype
 
 RESERVE_BYTES = 1 << 30
 """Of a GPU: cuBLAS workspaces, CUDA graphs, the allocator's fragments."""
@@ -32,8 +33,9 @@ _KV_SCALE_BYTES = 2 * 4  # a layer's, of keys and of values, in float32
 
 
 def compute_dtype(asked: str, own: str, *, is_gpu: bool) -> str:
-    """In which the engine computes: ``asked``, or for "auto" float32 on a CPU, the checkpoint's ``own`` on a GPU."""
-    return _dtype(asked, field="dtype", auto=own if is_gpu else "float32")
+    """In which the engine computes: ``asked``, or for "auto" the checkpoint's ``own`` on a GPU, and on a CPU what
+    :func:`trtx.memory.processor.cpu_dtype` says."""
+    return _dtype(asked, field="dtype", auto=own if is_gpu else cpu_dtype(own))
 
 
 def kv_dtype(asked: str, quantization: Quantization | None, computed: str, capability: tuple[int, int] | None) -> str:

@@ -31,8 +31,8 @@ _LIMITED = (
 class RunnerArgs:
     """Asked for. ``num_blocks`` beats ``max_tokens``, which caps what ``free_gpu_memory_fraction`` would give.
 
-    ``dtype`` "auto" is float32 on a CPU and the checkpoint's own on CUDA; ``kv_dtype`` "auto" is what the checkpoint's
-    quantization says of the KV cache, else ``dtype``.
+    ``dtype`` "auto" is the checkpoint's own on CUDA, and on a CPU that of :mod:`trtx.memory.processor`; ``kv_dtype``
+    "auto" is what the checkpoint's quantization says of the KV cache, else ``dtype``.
     ``device`` "auto" is ``cuda:0`` where CUDA is, else ``cpu``. ``free_gpu_memory_fraction`` is TensorRT-LLM's:
     the share of the memory left after weights and activations that the KV pool takes (CUDA alone).
     ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`.

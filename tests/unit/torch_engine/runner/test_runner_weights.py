@@ -14,12 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from trtx.checkpoint.model_config import read_model_config
 from trtx.errors import UsageError
+from trtx.memory import processor
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.weights import named_tensors
 
 
 def args(directory: Path, **changes: Any) -> RunnerArgs:
-    values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4} | changes
+    values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4, "dtype": "float32"}
+    values |= changes
     return RunnerArgs(model_dir=directory, device="cpu", **values)
 
 
@@ -44,11 +46,17 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_checkpoints_are_computed_in_float32_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_half_precision_checkpoints_are_computed_in_float32_or_as_the_cpu_says(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     model = build("qwen2").to(dtype)
     save(model, tmp_path)
     prompt = random_prompt(20, 0)
     assert create_runner(args(tmp_path)).geometry.dtype == "float32"
+    for has, computed in ((False, "float32"), (True, "bfloat16" if dtype is torch.bfloat16 else "float32")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processor, "multiplies_bfloat16", lambda has=has: has)
+            assert create_runner(args(tmp_path, dtype="auto")).geometry.dtype == computed
     assert greedy(tmp_path, prompt) == reference_tokens(model.float(), prompt, 12)
 
 
