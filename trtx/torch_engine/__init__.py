@@ -7,3 +7,15 @@ the modules of this folder alone: what crosses (``messages``, ``encoder_messages
 ``worker`` and ``checkpoint`` do. Enter through ``llmapi``. It always holds that a request's greedy tokens depend
 neither on batching, chunking, prefix hits nor preemption, and that every block is free, held or cached, exactly once.
 """
+
+from typing import Any
+
+from trtx.names import PUBLIC, public
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)  # earlier versions had the names of llmapi here
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})

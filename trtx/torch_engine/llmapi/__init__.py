@@ -6,6 +6,9 @@ Enter through :class:`LLM`; :class:`OfflineEngine` asks one without a server. Ev
 its error, or with the engine's death.
 """
 
+from typing import Any
+
+from trtx.names import public
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
 from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
@@ -21,6 +24,8 @@ from trtx.torch_engine.llmapi.results import (
 )
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob, MediaSpan
+
+TorchLlmArgs = LlmArgs  # TensorRT-LLM has both names too
 
 __all__ = [
     "LLM",
@@ -42,4 +47,9 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
+    "TorchLlmArgs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)

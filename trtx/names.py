@@ -1,0 +1,82 @@
+"""The names of the Python API: where each is, and what to use in place of those of TensorRT-LLM that trtx lacks.
+
+A module's ``__getattr__`` calls :func:`public`, so nothing is imported before a name is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+HOME = "trtx.torch_engine.llmapi"
+PUBLIC = frozenset((
+    "LLM", "CacheTransceiverConfig", "CompletionOutput", "CudaGraphConfig", "DisaggregatedParams", "Embedding",
+    "KvCacheConfig", "LlmArgs", "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder", "OfflineEngine",
+    "PreparedPicture", "RequestError", "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig",
+    "TorchLlmArgs",
+))  # fmt: skip
+"""What :data:`HOME` has. ``trtx`` has the same names, and so has ``trtx.torch_engine``, where earlier versions had
+them."""
+
+_NO_SPECULATION = "does not speculate: leave speculative_config out, the tokens are the same"
+_SPEED_ALONE = "has no such setting, which changes speed or memory alone: leave it out"
+_EXACT = "computes exact attention alone: leave sparse_attention_config out, or use the engine tensorrt-llm"
+_NO_BUILD = "builds no engine files: it serves a checkpoint as it is, which trtx build can quantize"
+_NO_IMAGES_MADE = "makes text alone: use TensorRT-LLM itself"
+
+# TensorRT-LLM's names, of ``tensorrt_llm`` and ``tensorrt_llm.llmapi``; each ends "the embedded engine ...".
+ABSENT = {
+    "AsyncLLM": "has one class: use LLM.generate_async, whose result can be awaited",
+    "GuidedDecodingParams": "has no guided decoding: leave it out, or use the engine tensorrt-llm",
+    "LoRARequest": "serves no adapters: merge the adapter into the checkpoint, or use the engine tensorrt-llm",
+    "ConversationParams": "keeps no conversations: leave conversation_params out, no answer depends on it",
+    "KvCacheRetentionConfig": "evicts the blocks that were used least recently: leave kv_cache_retention_config out",
+    "DisaggScheduleStyle": "starts with the prompt: leave schedule_style out",
+    "AttentionDpConfig": "runs on one device: leave it out, or use the engine tensorrt-llm",
+    "MpiCommSession": "runs on one device: leave it out, or use the engine tensorrt-llm",
+    "MoeConfig": "runs dense models: leave moe_config out, or use the engine tensorrt-llm",
+    "QuantAlgo": "takes the quantization that config.json of the checkpoint says: make one with trtx build --quant",
+    "QuantConfig": "takes the quantization that config.json of the checkpoint says: make one with trtx build --quant",
+    "CalibConfig": "does not calibrate: make a quantized checkpoint with trtx build --quant",
+    "TrtLlmArgs": _NO_BUILD,
+    **dict.fromkeys(("BuildConfig", "BuildCacheConfig"), _NO_BUILD),
+    **dict.fromkeys(
+        (
+            "AutoDecodingConfig", "DraftTargetDecodingConfig", "Eagle3DecodingConfig", "EagleDecodingConfig",
+            "LookaheadDecodingConfig", "MedusaDecodingConfig", "MTPDecodingConfig", "NGramDecodingConfig",
+            "PARDDecodingConfig", "SADecodingConfig", "SAEnhancerConfig", "SaveHiddenStatesDecodingConfig",
+            "UserProvidedDecodingConfig",
+        ),
+        _NO_SPECULATION,
+    ),
+    **dict.fromkeys(
+        (
+            "BatchingType", "CapacitySchedulerPolicy", "ContextChunkingPolicy", "DynamicBatchConfig",
+            "ExtendedRuntimePerfKnobConfig", "PrometheusMetricsConfig", "TorchCompileConfig",
+        ),
+        _SPEED_ALONE,
+    ),
+    **dict.fromkeys(
+        ("DeepSeekSparseAttentionConfig", "RocketSparseAttentionConfig", "SkipSoftmaxAttentionConfig"), _EXACT
+    ),
+    **dict.fromkeys(
+        (
+            "VisualGen", "VisualGenArgs", "VisualGenMetrics", "VisualGenOutput", "VisualGenParams", "VisualGenResult",
+            "ExtraParamSchema",
+        ),
+        _NO_IMAGES_MADE,
+    ),
+}  # fmt: skip
+
+
+def public(module: str, name: str) -> Any:
+    """The value of ``name`` in ``module``, for its ``__getattr__``.
+
+    Raises ImportError, in a sentence that ``from ... import`` shows, for a name of TensorRT-LLM that trtx lacks, and
+    AttributeError for any other.
+    """
+    if name in PUBLIC and module != HOME:
+        return getattr(import_module(HOME), name)
+    if reason := ABSENT.get(name):
+        raise ImportError(f"{module} has no {name}: the embedded engine {reason}", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
