@@ -14,7 +14,7 @@ from trtx.build.manifest import code_hash, key_of, tool_versions
 from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
 from trtx.checkpoint import read_model_config
-from trtx.checkpoint.windows import check_windows
+from trtx.checkpoint.windows import computed_windows
 from trtx.config import (
     ModelFacts,
     ResolvedEngineConfig,
@@ -118,7 +118,8 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     if request.backend == "pytorch" and not source.config.get("quantization_config"):
         try:  # the embedded engine calibrates and proves: what it refuses is known
             config = read_model_config(source.path)
-            check_windows(config.windows, source.path, on_gpu=request.here is not None, deterministic=False)
+            on_gpu = request.here is not None
+            computed_windows(config.windows, source.path, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
         except UnsupportedModel as error:  # its advice is for serving
             raise UnsupportedModel(
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "

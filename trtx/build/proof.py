@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtx.checkpoint.held_out import held_out_passages, held_out_prompts
 from trtx.checkpoint.model_config import read_model_config
-from trtx.checkpoint.windows import check_windows
+from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UnsupportedModel
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
@@ -54,7 +54,7 @@ def check_supported(source: Path, *, on_gpu: bool) -> None:
     """Raises UnsupportedModel where the embedded engine does not run such a model, before a process is started for it:
     what that raises is a UsageError whatever it was. Raises UsageError for a config.json that says nothing sound."""
     config = read_model_config(source)
-    check_windows(config.windows, source, on_gpu=on_gpu, deterministic=False)
+    computed_windows(config.windows, source, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
 
 
 def prove(source: Path, result: Path, *, kv_dtype: str, on_step: Callable[[int, int], None]) -> Proof:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,13 +79,19 @@ def refuse_nested_windows(text: Fields, windows: Windows) -> None:
         text.refuse_here("sliding_window", f"null, or use_sliding_window false: {_ELSEWHERE}")
 
 
-def check_windows(windows: Sequence[int | None], model_dir: Path, *, on_gpu: bool, deterministic: bool) -> None:
-    """Raises UsageError where the torch engine does not compute these windows."""
+def computed_windows(
+    windows: Windows, model_dir: Path, *, on_gpu: bool, deterministic: bool, max_seq_len: int | None
+) -> Windows:
+    """``windows`` as the torch engine computes them: empty on a GPU, where each holds a whole sequence of
+    ``max_seq_len``. Raises UsageError for windows that it does not compute. None: as long as the model allows."""
     if not any(windows) or not (on_gpu or deterministic):
-        return
-    count, window = sum(w is not None for w in windows), max(w or 0 for w in windows)
+        return windows
+    count, window = sum(w is not None for w in windows), min(w for w in windows if w is not None)
+    if max_seq_len is not None and max_seq_len <= window:
+        return ()
     where, remedy = ("on a GPU", "a CPU") if on_gpu else ("deterministically", "no --deterministic")
     raise UnsupportedModel(
         f"{model_dir.name}: {count} of {len(windows)} layers attend to a window of {window} positions, which the torch "
-        f"engine does not compute {where}; use {remedy} or the engine tensorrt-llm"
+        f"engine does not compute {where}; set max_seq_len to at most {window}, or use {remedy} or the engine "
+        "tensorrt-llm"
     )

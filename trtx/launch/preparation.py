@@ -18,7 +18,7 @@ from trtx.checkpoint import (
 )
 from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.vision import read_vision_config
-from trtx.checkpoint.windows import check_windows
+from trtx.checkpoint.windows import computed_windows
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -37,7 +37,7 @@ from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, re
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
-from trtx.launch.encode_configs import with_embedding_dtype, with_lone_pictures
+from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_pictures
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
@@ -109,8 +109,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses what the engine would refuse once it runs, in the same words.
-        windows = read_model_config(checkpoint.path).windows
-        check_windows(windows, checkpoint.path, on_gpu=on_gpu, deterministic=spec.deterministic)
+        read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
@@ -127,8 +126,19 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     }
     findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
+        for config in configs.values():
+            computed_windows(
+                read_model_config(checkpoint.path).windows,
+                checkpoint.path,
+                on_gpu=on_gpu,
+                deterministic=spec.deterministic,
+                max_seq_len=config.values.get("max_seq_len"),
+            )
         check_warm_up(configs, checkpoint)
-        configs = with_embedding_dtype(configs, read_model_config(checkpoint.path).dtype, is_gpu=on_gpu)
+        own = read_model_config(checkpoint.path).dtype
+        configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
+        if machine is not None and not on_gpu:
+            configs = with_cpu_dtype(configs, own)
         if spec.deterministic:
             configs = with_lone_pictures(configs)
     elif engine == "tensorrt-llm" and spec.encoders:

@@ -11,7 +11,7 @@ from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import read_quantization
-from trtx.checkpoint.windows import check_windows
+from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
 from trtx.memory.encoder import Media, arena_bytes
@@ -46,7 +46,9 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
     has_tower = media is None or media.has_encoder
     config = read_model_config(directory)
     shape = replace(shape, context_length=config.max_position)
-    check_windows(config.windows, directory, on_gpu=device.is_gpu, deterministic=False)
+    windows = computed_windows(
+        config.windows, directory, on_gpu=device.is_gpu, deterministic=False, max_seq_len=limits.max_seq_len
+    )
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
     scaled = has_scaled_products(capability, dtype)
@@ -77,7 +79,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
             dtype=dtype,
             scaled_products=scaled,
         ),
-        kv_padding=torch_engine.padding_layers(config.windows) if config.windows else 0,
+        kv_padding=torch_engine.padding_layers(windows) if windows else 0,
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
         shared_bytes=media.shared_bytes if media is not None else 0,
     )

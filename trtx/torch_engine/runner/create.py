@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 
 import torch
 
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.windows import check_windows
+from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.batch import KvGeometry, layer_groups
@@ -55,7 +56,12 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
 @torch.inference_mode()
 def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     config = read_model_config(args.model_dir)
-    check_windows(config.windows, args.model_dir, on_gpu=device.type == "cuda", deterministic=args.deterministic)
+    max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
+    windows = computed_windows(
+        config.windows, args.model_dir, on_gpu=device.type == "cuda", deterministic=args.deterministic,
+        max_seq_len=max_seq_len,
+    )  # fmt: skip
+    config = replace(config, windows=windows)
     capability = capability_of(device)
     computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
     cached = kv_dtype(args.kv_dtype, config.quantization, computed, capability)
@@ -63,7 +69,6 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     passes = args.passes(config, device)
     if passes.padded_sizes and device.type == "cuda" and args.attention is not Attention.BY_LENGTH:
         raise UsageError(f"pass_sizes needs attention by length; attention is {args.attention.value}")
-    max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
