@@ -45,9 +45,26 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> Any:
+    """Raises UsageError, naming the directory, where transformers loads no tokenizer from it, or an empty one: of
+    some families (Qwen2, 5.23) it makes one without a vocabulary where a directory has no file of it."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(model_dir), trust_remote_code=trust_remote_code)
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(model_dir), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        # transformers writes advice over several lines, whatever the cause.
+        raise _no_tokenizer(model_dir, " ".join(str(error).split())[:150]) from error
+    files = getattr(type(loaded), "vocab_files_names", {}).values()
+    if model_dir.is_dir() and files and not any((model_dir / name).is_file() for name in files):
+        raise _no_tokenizer(model_dir, f"it lacks {' and '.join(files)}")
+    return loaded
+
+
+def _no_tokenizer(model_dir: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{model_dir} has no tokenizer that transformers can load ({reason}); add the tokenizer.json of the "
+        "checkpoint, or set skip_tokenizer_init and send token ids"
+    )
 
 
 def fast_tokenizer(tokenizer: Any) -> Tokenizer:

@@ -181,7 +181,7 @@ def test_what_is_not_honoured_is_refused_in_a_sentence(llm: LLM, vision: VisionC
     image = picture(vision, 1)
     ids = [vision.image_token_id]
     for more, says in (
-        ({"multi_modal_data": {"image": [image]}}, "make embeddings with MultimodalEncoder"),
+        ({"multi_modal_data": {"image": [image]}}, "send images to trtx serve, or pass their embeddings"),
         ({"multi_modal_embeddings": {"image": [image]}, "mm_processor_kwargs": {"size": 3}}, "which are made already"),
         ({"multi_modal_embeddings": {"video": [image]}}, r"is \['video'\]; expected a dict with 'image'"),
         ({"multi_modal_embeddings": [image]}, "expected a dict with 'image'"),

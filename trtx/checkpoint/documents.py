@@ -100,11 +100,11 @@ class Fields:
         """Whether the field is there with a value; null is none."""
         return self.values.get(name) is not None
 
-    def count(self, name: str, *, most: int) -> int:
-        """An integer from 1 to ``most``."""
+    def count(self, name: str, *, most: int, least: int = 1) -> int:
+        """An integer from ``least`` to ``most``."""
         value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            self.refuse(name, f"an integer from 1 to {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(name, f"an integer from {least} to {most}")
         return value
 
     def number(self, name: str, *, above: float = -math.inf, at_least: float = -math.inf) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
 from trtx.checkpoint.formats import DTYPE_BYTES
-from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, FAMILIES, LARGEST, read_model_config
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import WRAPPERS
 from trtx.checkpoint.weight_index import stored_dtype, weight_files
@@ -130,19 +130,19 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """``config.json`` of a directory, whatever model it describes. Raises UsageError, naming the file, for no JSON
     object, and for sizes that no model has."""
     config = config_fields(path)
-    _check_sizes(config)
+    is_dense = architecture_of(config.values) in FAMILIES or architecture_of(config.values) in WRAPPERS
+    _check_sizes(config, is_dense=is_dense)
     for name in _NESTED:
         if isinstance(config.values.get(name), Mapping):
-            _check_sizes(Fields(config.values[name], config.file, f"{name}."))
+            _check_sizes(Fields(config.values[name], config.file, f"{name}."), is_dense=is_dense)
     return config.values
 
 
-def _check_sizes(fields: Fields) -> None:
-    """Of whatever family: single numbers, of which some may be 0; lists of one a layer pass."""
+def _check_sizes(fields: Fields, *, is_dense: bool) -> None:
+    """``is_dense``: of a family that the torch engine knows, whose sizes all have the bounds of ``read_model_config``.
+    Elsewhere some sizes may be 0, and lists of one a layer pass."""
     for name, most in LARGEST.items():
         value = fields.values.get(name)
-        if value is None or isinstance(value, (list, dict)):
-            continue
-        least = 1 if name in ("hidden_size", "num_hidden_layers") else 0
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            fields.refuse(name, f"an integer from {least} to {most}")
+        if value is not None and not isinstance(value, (list, dict)):
+            has_some = is_dense or name in ("hidden_size", "num_hidden_layers")
+            fields.count(name, most=most, least=1 if has_some else 0)

@@ -186,7 +186,10 @@ class Refusal:
 _ONE_DEVICE = "the torch engine runs on one device"
 _MORE_DEVICES = "use the tensorrt-llm engine for more"
 _WEIGHTS = "the torch engine takes weights and their quantization as the checkpoint has them"
-_ATTENTION = "the torch engine attends to every token before"
+_ATTENTION = "the torch engine computes exact attention, and skips no token of a layer's context"
+_WINDOW = (
+    "the torch engine takes the windows of layers from config.json of the checkpoint (sliding_window, layer_types)"
+)
 _ACCEPTANCE = "relaxed acceptance changes tokens, and the torch engine does not speculate"
 _OTHER_MODEL = "the torch engine serves the directory as it is"
 _TEXT = "the torch engine makes text with the checkpoint's own fast tokenizer"
@@ -217,7 +220,7 @@ REFUSED: Mapping[str, Refusal] = {
     "kv_cache_compression_config": Refusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),
     "enable_mla_skip_correction": Refusal(_ATTENTION, (False,)),
     "mla_skip_correction_threshold": Refusal(_ATTENTION),
-    "kv_cache_config.max_attention_window": Refusal(_ATTENTION),
+    "kv_cache_config.max_attention_window": Refusal(_WINDOW),
     "kv_cache_config.sink_token_length": Refusal(_ATTENTION, (0,)),
     "speculative_config.use_relaxed_acceptance_for_thinking": Refusal(_ACCEPTANCE, (False,)),
     "speculative_config.relaxed_topk": Refusal(_ACCEPTANCE, (1,)),

@@ -89,7 +89,7 @@ def test_a_plan_refuses_what_the_engine_would_and_says_whose_it_is() -> None:
     with pytest.raises(UsageError) as refused:
         resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine="torch")
     assert "agg: kv_cache_config.max_attention_window is [512]; expected none (agg, --set)" in str(refused.value)
-    assert "the torch engine attends to every token before" in str(refused.value)
+    assert "takes the windows of layers from config.json of the checkpoint" in str(refused.value)
     for engine in ("tensorrt-llm", "paced"):
         config = resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine=engine)
         refuse_errors(check_engine_configs({"agg": config}, engine=engine))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from trtx.checkpoint import read_end_ids
 from trtx.checkpoint.vision import read_vision_config
@@ -36,7 +36,6 @@ from trtx.torch_engine.shared_tensor import SharedTensor
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]
-_T = TypeVar("_T")
 
 
 class LLM:
@@ -106,31 +105,30 @@ class LLM:
         disaggregated_params: DisaggregatedParams | Sequence[DisaggregatedParams] | None = None,
         scheduling_params: Any = None,
         conversation_params: Any = None,
-        cache_salt: str | None = None,
-        priority: float = DEFAULT_PRIORITY,
+        cache_salt: str | Sequence[str | None] | None = None,
+        priority: float | Sequence[float] = DEFAULT_PRIORITY,
     ) -> RequestOutput | list[RequestOutput]:
         """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect.
 
-        A list of parameters has one for each prompt: ValueError, before anything is submitted, where it has not.
+        A list of any argument has one for each prompt: ValueError, before anything is submitted, where it has not.
         """
         is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
         prompts: list[Any] = [inputs] if is_one else list(inputs)
-        samplings = _one_each("sampling_params", sampling_params, len(prompts))
-        disaggregated = _one_each("disaggregated_params", disaggregated_params, len(prompts))
+        each = {
+            "sampling_params": sampling_params,
+            "lora_request": lora_request,
+            "prompt_adapter_request": prompt_adapter_request,
+            "kv_cache_retention_config": kv_cache_retention_config,
+            "disaggregated_params": disaggregated_params,
+            "scheduling_params": scheduling_params,
+            "conversation_params": conversation_params,
+            "cache_salt": cache_salt,
+            "priority": priority,
+        }
+        lists = {name: _one_each(name, given, len(prompts)) for name, given in each.items()}
         outputs = [
-            self.generate_async(
-                prompt,
-                sampling,
-                lora_request=lora_request,
-                prompt_adapter_request=prompt_adapter_request,
-                kv_cache_retention_config=kv_cache_retention_config,
-                disaggregated_params=params,
-                scheduling_params=scheduling_params,
-                conversation_params=conversation_params,
-                cache_salt=cache_salt,
-                priority=priority,
-            )
-            for prompt, sampling, params in zip(prompts, samplings, disaggregated, strict=True)
+            self.generate_async(prompt, **{name: values[index] for name, values in lists.items()})
+            for index, prompt in enumerate(prompts)
         ]
         results = [output.result() for output in outputs]
         return results[0] if is_one else results
@@ -360,9 +358,9 @@ class LLM:
         self.shutdown()
 
 
-def _one_each(name: str, given: _T | Sequence[_T] | None, count: int) -> list[_T | None]:
+def _one_each(name: str, given: Any, count: int) -> list[Any]:
     """``given`` for each of ``count`` inputs: a list as it is, anything else for all of them."""
-    if not isinstance(given, Sequence):
+    if not isinstance(given, (list, tuple)):
         return [given] * count
     if len(given) != count:
         raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")

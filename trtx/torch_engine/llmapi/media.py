@@ -57,12 +57,12 @@ def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionCo
         raise RequestError(f"inputs have {asked}, and the model is a text model; send text alone")
     if DATA in given:
         raise RequestError(
-            f"inputs have {DATA}, which the torch engine's LLM does not encode itself; make embeddings with "
-            f"MultimodalEncoder, and pass them as {EMBEDDINGS}"
+            f"inputs have {DATA}, which the LLM of the torch engine does not encode; send images to trtx serve, or "
+            f"pass their embeddings as {EMBEDDINGS}"
         )
     if OPTIONS in given:
         raise RequestError(
-            f"inputs have {OPTIONS} beside {EMBEDDINGS}, which are made already; give it to MultimodalEncoder"
+            f"inputs have {OPTIONS}, and images come as {EMBEDDINGS}, which are made already; leave it out"
         )
     items = _items(given.get(EMBEDDINGS))
     grids = _grids(given[EMBEDDINGS].get(_GRIDS), items, vision)
