@@ -66,7 +66,7 @@ def refusal(directory: Path, config: dict[str, Any]) -> str:
         ({"text_config.rope_theta": None}, "FILE: text_config.rope_theta is None; expected a number above 0"),
         ({"text_config.new_field": 3}, "text_config.new_field is 3; expected no such field"),
         ({"text_config.hidden_act": "gelu"}, "text_config.hidden_act is 'gelu'; expected 'silu'"),
-        ({"text_config.rope_scaling": {"rope_type": "yarn"}}, "text_config.rope_scaling.rope_type is 'yarn'"),
+        ({"text_config.rope_scaling": {"rope_type": "dynamic"}}, "text_config.rope_scaling.rope_type is 'dynamic'"),
         ({"text_config.quantization_config": {"quant_method": "fp8"}}, "is a quantized LlavaForConditionalGeneration"),
         ({"text_config.torch_dtype": "float16"}, "text_config.torch_dtype is 'float16'; expected 'float32' as outside"),
         ({"rope_theta": 5.0}, "FILE: rope_theta is 5.0; expected no such field beside the text_config"),

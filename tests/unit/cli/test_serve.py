@@ -81,7 +81,7 @@ def test_a_dry_run_says_what_would_start_and_why_and_leaves_nothing(
 
 
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
-YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def edit(path: Path, **changes: object) -> None:
     ("file", "changes", "words"),
     [
         ("config.json", MIXTRAL, "architecture MixtralForCausalLM is not known to the torch engine"),
-        ("config.json", YARN, "rope_scaling.rope_type is 'yarn'"),
+        ("config.json", DYNAMIC, "rope_scaling.rope_type is 'dynamic'"),
         ("config.json", {"num_attention_heads": "four"}, "num_attention_heads is 'four'"),
         ("generation_config.json", {"eos_token_id": "two"}, "eos_token_id is 'two'"),
     ],
-    ids=["Mixtral", "YaRN", "a word for a number", "end ids"],
+    ids=["Mixtral", "dynamic NTK", "a word for a number", "end ids"],
 )
 def test_a_dry_run_refuses_the_model_that_serve_refuses_in_the_same_words(
     model: Path, file: str, changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
@@ -118,7 +118,7 @@ def test_a_dry_run_refuses_the_model_that_serve_refuses_in_the_same_words(
     assert not (model.parent / "runs").exists()
 
 
-@pytest.mark.parametrize("changes", [MIXTRAL, YARN], ids=["Mixtral", "YaRN"])
+@pytest.mark.parametrize("changes", [MIXTRAL, DYNAMIC], ids=["Mixtral", "dynamic NTK"])
 def test_a_dry_run_leaves_other_families_to_tensorrt_llm(
     model: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,8 +119,8 @@ def test_synthetic_weights_are_as_wide_as_the_checkpoint_says(directory: Path) -
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not known.*LlamaForCausalLM, Qwen2"),
         (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "rope_type is 'yarn'; expected .*default, linear, llama3.*not supported",
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope_type is 'longrope'; expected .*default, linear, llama3, yarn: .*does not compute",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config in .* does not load fp8 weights"),
         (
