@@ -99,7 +99,7 @@ def test_what_is_wrong_in_a_llava_is_named_with_its_path(tmp_path: Path, changes
         ({"text_config.rope_parameters.mrope_section": [4, 6, 7]}, "(time, height, width) with the sum 16"),
         ({"text_config.rope_parameters.mrope_section": "…"}, "transformers takes [16, 24, 24] where it is missing"),
         ({"text_config.rope_parameters.mrope_interleaved": True}, "mrope_interleaved is True; expected false"),
-        ({"text_config.rope_parameters.rope_type": "linear", "text_config.rope_parameters.factor": 2.0}, "'default'"),
+        ({"text_config.rope_parameters.rope_type": "dynamic"}, "rope_type is 'dynamic'; expected one of default"),
         ({"text_config.model_type": "qwen2"}, "text_config.model_type is 'qwen2'; expected one of qwen2_5_vl_text"),
         ({"text_config.head_dim": 64}, "text_config.head_dim is 64; expected 32, hidden_size / num_attention_heads"),
         ({"vision_config.out_hidden_size": 64}, "vision_config.out_hidden_size is 64; expected 128, hidden_size of"),
