@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,22 +27,63 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """The fast tokenizer of a checkpoint, without transformers' 2 s import where ``tokenizer.json`` is there.
+    """Loads the fast tokenizer of a checkpoint so that it encodes as transformers does: ``encode(text)`` adds the
+    begin-of-text token where the checkpoint wants one, and padding and truncation that a training run left in
+    ``tokenizer.json`` are off.
 
-    Raises UsageError, naming the file, for one that is none.
+    Every part of trtx that encodes text with a checkpoint's tokenizer loads it here. transformers, whose import takes
+    seconds, is asked only where it may encode otherwise than ``tokenizer.json`` does: see :func:`is_encoded_by_file`.
+    Raises UsageError that names the file where it can't be read.
     """
-    path = model_dir / "tokenizer.json"
-    if path.is_file():
-        from tokenizers import Tokenizer as FastTokenizer
+    if not (model_dir / "tokenizer.json").is_file():
+        return fast_tokenizer(load_hf_tokenizer(model_dir))
+    decoder = load_decoder(model_dir)
+    if is_encoded_by_file(model_dir):
+        return decoder
+    try:
+        return fast_tokenizer(load_hf_tokenizer(model_dir))
+    except Exception as error:  # transformers raises errors of many classes
+        raise UsageError(
+            f"transformers can't load the tokenizer of {model_dir} ({str(error)[:200]}); download the checkpoint again"
+        ) from error
 
-        try:
-            loaded: Tokenizer = FastTokenizer.from_file(str(path))
-        except Exception as error:  # the package raises no class of its own
-            raise UsageError(
-                f"{path} can't be read as a tokenizer ({str(error)[:200]}); download the checkpoint again"
-            ) from error
-        return loaded
-    return fast_tokenizer(load_hf_tokenizer(model_dir))
+
+def load_decoder(model_dir: Path) -> Tokenizer:
+    """Loads the tokenizer of ``tokenizer.json`` alone, without padding and truncation, and never imports transformers.
+
+    For parts that turn tokens into text: :func:`load_tokenizer` is for those that encode. Raises UsageError that names
+    the file where it can't be read.
+    """
+    from tokenizers import Tokenizer as FastTokenizer
+
+    path = model_dir / "tokenizer.json"
+    try:
+        return _whole(FastTokenizer.from_file(str(path)))
+    except Exception as error:  # the package raises no class of its own
+        raise UsageError(
+            f"{path} can't be read as a tokenizer ({str(error)[:200]}); download the checkpoint again"
+        ) from error
+
+
+def is_encoded_by_file(model_dir: Path) -> bool:
+    """Whether transformers encodes text exactly as ``tokenizer.json`` says.
+
+    transformers 5 builds the tokenizers of many model families anew, from the vocabulary and its own code. It takes the
+    file as it is where ``tokenizer_config.json`` names the class that no family owns. Even then ``add_bos_token`` and
+    ``add_eos_token`` change what it adds, and tokens of ``added_tokens_decoder`` are added to the file's own.
+    """
+    try:
+        config = json.loads((model_dir / "tokenizer_config.json").read_bytes())
+        if config.get("tokenizer_class") not in _FILE_CLASSES or config.get("auto_map"):
+            return False
+        if config.get("add_bos_token") or config.get("add_eos_token"):
+            return False
+        state = json.loads((model_dir / "tokenizer.json").read_bytes())
+        in_file = {str(token["id"]): token for token in state.get("added_tokens", ())}
+        named = config.get("added_tokens_decoder") or {}
+        return all(_is_same_token(token, in_file.get(str(id_))) for id_, token in named.items())
+    except (OSError, ValueError, AttributeError, LookupError, TypeError):
+        return False
 
 
 def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> Any:
@@ -68,11 +110,66 @@ def _no_tokenizer(model_dir: Path, reason: str) -> UsageError:
 
 
 def fast_tokenizer(tokenizer: Any) -> Tokenizer:
-    """The ``tokenizers.Tokenizer`` inside a transformers tokenizer. Raises ValueError where there is none."""
-    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    """The ``tokenizers.Tokenizer`` inside a transformers tokenizer, without padding and truncation. Raises ValueError
+    where there is none."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f"tokenizer {type(tokenizer).__name__} has no fast form; expected one with a tokenizer.json")
-    return backend
+    return _whole(backend)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteTokens:
+    """The byte tokens of a tokenizer with byte fallback, such as ``<0xE4>``: ids to byte values.
+
+    ``skipped``: special tokens, which leave no gap between byte tokens where the text is made without them.
+    """
+
+    values: Mapping[int, int]
+    skipped: frozenset[int]
+
+
+def byte_tokens(tokenizer: Any) -> ByteTokens | None:
+    """The byte tokens that a decoder such as Llama 2's, Mistral's or Gemma's joins into characters; None for a decoder
+    without byte fallback."""
+    decoder = getattr(tokenizer, "decoder", None)
+    if decoder is None or not _has_byte_fallback(json.loads(decoder.__getstate__())):
+        return None
+    named = {tokenizer.token_to_id(f"<0x{value:02X}>"): value for value in range(256)}
+    named.pop(None, None)
+    added = tokenizer.get_added_tokens_decoder()
+    return ByteTokens(named, frozenset(id_ for id_, token in added.items() if token.special))
+
+
+_FILE_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def _whole(tokenizer: Any) -> Tokenizer:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    whole: Tokenizer = tokenizer
+    return whole
+
+
+def _whole_characters(data: bytes) -> int:
+    """How many bytes at the beginning of ``data`` are whole characters; all where the rest is no UTF-8 anyway."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        is_cut_off = error.end == len(data) and error.reason == "unexpected end of data"
+        return error.start if is_cut_off and error.start else len(data)
+    return len(data)
+
+
+def _is_same_token(token: Any, in_file: Any) -> bool:
+    flags = ("content", "lstrip", "rstrip", "normalized", "single_word")
+    return in_file is not None and all(token.get(flag, False) == in_file.get(flag, False) for flag in flags)
+
+
+def _has_byte_fallback(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    return decoder.get("type") == "ByteFallback" or any(map(_has_byte_fallback, decoder.get("decoders") or ()))
 
 
 class TextStream:
@@ -82,9 +179,14 @@ class TextStream:
     decoding of the whole (spaces and multi-byte characters included).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, byte_tokens: ByteTokens | None = None
+    ) -> None:
+        """``byte_tokens``: of a tokenizer that has them, see :func:`byte_tokens`. Their decoder shows a run of them that
+        is not UTF-8 as a whole as one replacement character a token, so a run waits until it has ended."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._bytes = byte_tokens
         self._context: list[int] = []  # tokens of the last piece
         self._new: list[int] = []  # tokens whose text was not given out
 
@@ -92,6 +194,8 @@ class TextStream:
         """Text that is sure now; may be empty."""
         self._new += token_ids
         new = self._new
+        if self._bytes is not None:
+            return self._feed_runs(self._bytes)
         for held in range(min(_CHARACTER_BYTES, len(new))):
             piece = self._piece(len(new) - held)
             is_junk = held == _CHARACTER_BYTES - 1 and len(new) > _LONGEST_WAIT
@@ -101,10 +205,33 @@ class TextStream:
                 return piece
         return ""
 
+    def _feed_runs(self, byte_tokens: ByteTokens) -> str:
+        new = self._new
+        start = count = self._run_start(byte_tokens)
+        if len(new) - start > _LONGEST_WAIT:  # characters that are whole need not wait for ever
+            run = [(at, byte_tokens.values[new[at]]) for at in range(start, len(new)) if new[at] in byte_tokens.values]
+            whole = _whole_characters(bytes(value for _, value in run))
+            count = run[whole][0] if whole < len(run) else len(new)
+        if not count:
+            return ""
+        piece = self._piece(count)
+        # A run that goes on is decoded anew from here: with what came before, all of it could turn out to be no UTF-8.
+        self._context, self._new = new[:start] or self._context, new[count:]
+        return piece
+
+    def _run_start(self, byte_tokens: ByteTokens) -> int:
+        """Where the byte tokens begin that end what was not given out."""
+        skipped = byte_tokens.skipped if self._skip_special_tokens else frozenset()
+        start = len(self._new)
+        while start and (self._new[start - 1] in byte_tokens.values or self._new[start - 1] in skipped):
+            start -= 1
+        return start
+
     def finish(self) -> str:
         """What waited for bytes that never came, as the tokenizer shows it."""
         piece = self._piece(len(self._new)) if self._new else ""
-        self._context, self._new = self._new, []
+        context = self._new if self._bytes is None else self._new[: self._run_start(self._bytes)]
+        self._context, self._new = context or self._context, []
         return piece
 
     def _piece(self, count: int) -> str:
@@ -123,6 +250,22 @@ class Released:
     pieces: tuple[str, ...]
     text: str
     stop: str | None = None
+
+
+class PlainText:
+    """Makes the text of a sequence without stop strings, piece by piece, for the callers of :class:`StopStrings`."""
+
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
+
+    def feed(self, token_ids: Sequence[int], *, is_last: bool) -> Released:
+        """Gives every token out at once, each with the text that it completes."""
+        pieces = [self._stream.feed([token_id]) for token_id in token_ids]
+        if is_last and (rest := self._stream.finish()):
+            if not pieces:
+                return Released((), rest)
+            pieces[-1] += rest
+        return Released(tuple(pieces), "".join(pieces))
 
 
 class StopStrings:

@@ -15,7 +15,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.text import StopStrings, Tokenizer
+from trtx.text import PlainText, StopStrings, Tokenizer
 from trtx.worker.request import WorkerRequest
 
 Chunk = dict[str, Any]
@@ -34,9 +34,9 @@ class ChunkWriter:
     ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
     ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there, and
     ``prompt_logprobs`` in place of what this engine says, which did not see the prompt's logits.
-    ``stops``: the request's stop strings. Tokens that may begin one are held back; one that is found ends the chunks,
-    and the caller the request. ``tokenizer`` goes with them: where text is made here, the frontend makes none for
-    logprobs either. ``hands_off``: of a prefill worker.
+    ``stops``: makes the text here; None: the frontend does. Tokens that may begin a stop string are held back; a stop
+    string that is found ends the chunks, and the caller the request. ``tokenizer`` goes with ``stops``: where text is
+    made here, the frontend makes none for logprobs either. ``hands_off``: of a prefill worker.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChunkWriter:
         block_size: int | None,
         cached_at_prefill: int | None = None,
         prompt_logprobs: Any = None,
-        stops: StopStrings | None = None,
+        stops: StopStrings | PlainText | None = None,
         tokenizer: Tokenizer | None = None,
         hands_off: bool = False,
     ) -> None:

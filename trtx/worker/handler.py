@@ -313,7 +313,7 @@ class RequestHandler:
             block_size=loaded.engine.facts.block_size,
             cached_at_prefill=submission.cached_at_prefill,
             prompt_logprobs=submission.prompt_logprobs,
-            stops=loaded.stop_strings(request) if request.stop_strings else None,
+            stops=loaded.text_of(request),
             tokenizer=loaded.tokenizer,
             hands_off=submission.hands_off,
         )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,16 @@ from trtx.engine import Engine
 from trtx.engine.api import EngineApi, EngineFacts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
-from trtx.text import StopStrings, TextStream, Tokenizer, load_tokenizer
+from trtx.text import (
+    ByteTokens,
+    PlainText,
+    StopStrings,
+    TextStream,
+    Tokenizer,
+    byte_tokens,
+    load_decoder,
+    load_tokenizer,
+)
 from trtx.worker.devices import Gpu, given_gpus
 from trtx.worker.options import WorkerOptions
 from trtx.worker.request import InvalidRequest, WorkerRequest
@@ -32,7 +42,7 @@ _TEXT_BEFORE = 5
 """Tokens of the prompt that an answer's text leans on: as many as Dynamo's frontend takes where it makes the text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedEngine:
     """An engine that runs, and what this worker makes of it."""
 
@@ -43,18 +53,31 @@ class LoadedEngine:
     load_seconds: float
     shutdown_seconds: float  # longest wait for Engine.shutdown
 
-    def stop_strings(self, request: WorkerRequest) -> StopStrings:
-        """Raises InvalidRequest where there is no tokenizer to find them with.
+    @cached_property
+    def byte_tokens(self) -> ByteTokens | None:
+        """Of a tokenizer with byte fallback. Its worker makes the text of every answer: Dynamo 1.4.2's frontend panics
+        over byte tokens that are no character, and cuts the answer off."""
+        return byte_tokens(self.tokenizer)
+
+    def text_of(self, request: WorkerRequest) -> StopStrings | PlainText | None:
+        """What makes the answer's text here; None: the frontend makes it of the token ids. Raises InvalidRequest for
+        stop strings where there is no tokenizer to find them with.
 
         Of many tokenizers (Llama 2, Mistral, LLaVA) a text loses the space that it begins with. So the answer's is made
         as what follows the prompt, which after a migration is also what was answered before.
         """
+        if not request.stop_strings and self.byte_tokens is None:
+            return None
         if self.tokenizer is None:
             raise InvalidRequest("stop strings need a fast tokenizer, which this model has not; use stop_token_ids")
-        text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
+        text = TextStream(
+            self.tokenizer, skip_special_tokens=request.skip_special_tokens, byte_tokens=self.byte_tokens
+        )
         before = request.token_ids[-_TEXT_BEFORE:]
         if text.feed(before) != self.tokenizer.decode(before, request.skip_special_tokens):
             text.finish()  # half a character at the prompt's end is none of the answer's
+        if not request.stop_strings:
+            return PlainText(text)
         return StopStrings(
             request.stop_strings,
             text,
@@ -162,7 +185,7 @@ def _own_versions() -> dict[str, str]:
 def _tokenizer(model: Path) -> Tokenizer | None:
     """Any failure costs the stop strings alone: the frontend has a tokenizer of its own."""
     try:
-        return load_tokenizer(model)
+        return load_decoder(model) if (model / "tokenizer.json").is_file() else load_tokenizer(model)
     except Exception as error:
         logger.warning("no fast tokenizer for %s (%s): requests with stop strings will be refused", model, error)
         return None
