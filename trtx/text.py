@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +86,23 @@ def is_encoded_by_file(model_dir: Path) -> bool:
         return all(_is_same_token(token, in_file.get(str(id_))) for id_, token in named.items())
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return False
+
+
+def pads_or_truncates(model_dir: Path) -> bool:
+    """Whether ``tokenizer.json`` holds padding or truncation, as a training run leaves them."""
+    state = json.loads((model_dir / "tokenizer.json").read_bytes())
+    return bool(state.get("padding") or state.get("truncation"))
+
+
+@contextlib.contextmanager
+def torch_hidden() -> Iterator[None]:
+    """For an import of transformers, which imports torch where it is installed: 2 s of CPU that a tokenizer does not
+    need (seen with 5.23). transformers treats torch as absent from then on, in the whole process."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it was not installed
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> Any:
@@ -182,7 +201,7 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool, byte_tokens: ByteTokens | None = None
     ) -> None:
-        """``byte_tokens``: of a tokenizer that has them, see :func:`byte_tokens`. Their decoder shows a run of them that
+        """``byte_tokens``: of a tokenizer that has them, see :func:`byte_tokens`. Its decoder shows a run of them that
         is not UTF-8 as a whole as one replacement character a token, so a run waits until it has ended."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens

@@ -1,4 +1,5 @@
-"""A worker that answers one token and writes down each request as it came: what a frontend makes of a body.
+"""A worker that answers one token and writes down each request as it came: what a frontend makes of a body. It registers
+the chat template that a worker of trtx does.
 
 ``python recording_worker.py MODEL FILE``; FILE gets one line of JSON a request. Addresses come from the environment.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +17,8 @@ import uvloop
 from dynamo.common.backend.engine import EngineConfig, LLMEngine, LlmRegistration
 from dynamo.common.backend.worker import Worker, WorkerConfig
 from dynamo.common.utils.namespace import get_worker_namespace
+
+from trtx.worker.unheard import registered_template
 
 
 class RecordingEngine(LLMEngine):  # type: ignore[misc, unused-ignore]
@@ -41,6 +45,7 @@ class RecordingEngine(LLMEngine):  # type: ignore[misc, unused-ignore]
 
 if __name__ == "__main__":
     model, file = sys.argv[1:]
+    template = registered_template(Path(model), os.environ, prompts_by="frontend")
     config = WorkerConfig(
         namespace=get_worker_namespace(),
         model_name=model,
@@ -48,5 +53,6 @@ if __name__ == "__main__":
         discovery_backend="file",
         request_plane="tcp",
         event_plane="zmq",
+        custom_jinja_template=None if template is None else str(template),
     )
     uvloop.run(Worker(RecordingEngine(model, Path(file)), config).run())

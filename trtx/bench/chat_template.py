@@ -11,6 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trtx.errors import UsageError
+from trtx.text import load_decoder
+
 _TEXT = "a"  # as short as text gets
 
 
@@ -23,12 +26,10 @@ def fewest_tokens(tokenizer: Path, enough: int) -> int | None:
     text = _rendered(tokenizer)
     if text is None or len(text.encode()) <= enough:
         return None
-    from tokenizers import Tokenizer
-
     try:
         # The template writes special tokens itself.
-        return len(Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
-    except Exception:  # tokenizers has no error of its own
+        return len(load_decoder(tokenizer).encode(text, add_special_tokens=False).ids)
+    except UsageError:
         return None
 
 

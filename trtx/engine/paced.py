@@ -21,7 +21,7 @@ from typing import Any
 from trtx.checkpoint.facts import context_length_of, read_config
 from trtx.engine.api import Engine, EngineFacts, Hints, Result
 from trtx.errors import UsageError
-from trtx.text import TextStream, load_tokenizer
+from trtx.text import TextStream, load_decoder
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
@@ -74,7 +74,7 @@ class LLM(Engine):
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
         directory = Path(model)
         self.args = _resolve(directory, llm_args)
-        self._tokenizer = load_tokenizer(directory)
+        self._tokenizer = load_decoder(directory)
         self._token_ids = _ordinary_token_ids(directory)
         self._request_ids = itertools.count(1)
         self._arrivals: deque[_Running] = deque()
@@ -292,9 +292,7 @@ def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
 
 def _ordinary_token_ids(directory: Path) -> list[int]:
     """Tokens of ASCII letters alone: each is text by itself, so a detokenizer shows it the moment it comes."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer: Any = load_decoder(directory)
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     letters = [token_id for token_id, token in vocabulary if token.isascii() and token.isalpha()][:DISTINCT_TOKENS]
     if not letters:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
+from functools import partial
+from pathlib import Path
 
 from trtx.errors import TrtxError, UsageError
 from trtx.frontend.broker import Broker
 from trtx.frontend.listener import NodelayListener
+from trtx.prompts.same import difference
+from trtx.text import torch_hidden
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # not imported here: dynamo's own import comes after the broker
+_DYNAMOS_BODY_LIMIT_MB = "45"
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -22,6 +28,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the HTTP port (default: %(default)s)")
     parser.add_argument("--http-port", type=int, required=True, help="HTTP port")
+    parser.add_argument("--prompts-of", type=Path, help="the model's directory: its prompts are made by transformers")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -39,15 +46,50 @@ def address_of(host: str, port: int) -> str:
         raise UsageError(f"--http-host {host!r} is no address of this machine ({error.strerror})") from error
 
 
+def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[list[str], int]:
+    """Listens on ``address`` and makes prompts with transformers. Returns ``flags`` without those of TLS, which ends at
+    the door, and the port on loopback where Dynamo is to listen. Raises UsageError."""
+    from trtx.frontend.door import Door, server_tls
+    from trtx.frontend.rewriting import PATHS, rewrite
+    from trtx.prompts.maker import PromptMaker
+
+    with torch_hidden():
+        import transformers  # noqa: F401
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--tls-cert-path")
+    parser.add_argument("--tls-key-path")
+    tls, others = parser.parse_known_args(flags)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        inner = int(free.getsockname()[1])
+    try:
+        Door(
+            address,
+            inner,
+            partial(rewrite, PromptMaker(model)),
+            paths=frozenset(PATHS),
+            body_limit=int(os.environ.get("DYN_HTTP_BODY_LIMIT_MB", _DYNAMOS_BODY_LIMIT_MB)) << 20,
+            tls=server_tls(tls.tls_cert_path, tls.tls_key_path) if tls.tls_cert_path else None,
+        ).start()
+    except OSError as error:
+        raise UsageError(f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another") from error
+    return others, inner
+
+
 def main(argv: list[str]) -> None:
     """Runs until SIGTERM or SIGINT; dynamo.frontend owns the event loop and the signals."""
     args, rest = _parse(argv)
     if args.broker_xsub is not None:
         Broker(args.broker_xsub, args.broker_xpub).start()
-    NodelayListener(args.http_port).start()
+    host, port = address_of(args.http_host, args.http_port), args.http_port
+    if args.prompts_of is not None and difference(args.prompts_of) is not None:
+        rest, port = open_door(args.prompts_of, (host, port), rest)
+        host = "127.0.0.1"
+    NodelayListener(port).start()
     from dynamo.frontend.main import main as dynamo_frontend  # after the broker: workers may connect already
 
-    own = ["--http-host", address_of(args.http_host, args.http_port), "--http-port", str(args.http_port)]
+    own = ["--http-host", host, "--http-port", str(port)]
     own += ["--frontend-route-extension", WORKERS_ROUTE]  # further ones in rest stand beside it
     sys.argv = [sys.argv[0], *own, *rest]
     dynamo_frontend()

@@ -9,6 +9,7 @@ from trtx.checkpoint import Checkpoint
 from trtx.config import ResolvedEngineConfig, Role
 from trtx.config.torch_limits import DEFAULT_TOKENS_PER_BLOCK
 from trtx.errors import UsageError
+from trtx.text import load_decoder
 
 WARM_UP_TOKENS = 8
 """That each asks for; where the sequence ends before, the engine makes fewer."""
@@ -33,11 +34,9 @@ def check_warm_up(configs: Mapping[Role, ResolvedEngineConfig], checkpoint: Chec
         longest, path = min(_bounds(role, config.values), default=(None, ""))
         if longest is None or longest > len(prompt.encode()) + 2:  # at most a token a byte, with BOS and EOS
             continue
-        from tokenizers import Tokenizer
-
         try:
-            needed = len(Tokenizer.from_file(str(checkpoint.path / "tokenizer.json")).encode(prompt).ids)
-        except Exception:  # no tokenizer that can be read: the worker says so better
+            needed = len(load_decoder(checkpoint.path).encode(prompt).ids)
+        except UsageError:  # no tokenizer that can be read: the worker says so better
             continue
         if longest < needed:
             raise UsageError(

@@ -36,6 +36,7 @@ OWNED_FRONTEND_FLAGS = {
     "--event-plane": _OF_THE_TOPOLOGY,
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
+    "--prompts-of": "which is trtx's own --model",
     "--tls-cert-path": "which is trtx's own --tls-cert",
     "--tls-key-path": "which is trtx's own --tls-key",
     "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
@@ -205,18 +206,28 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def frontend_command(
-    spec: TopologySpec, namespace: str, host: str, port: int, *, broker: Broker | None, is_one_of_many: bool
+    spec: TopologySpec,
+    namespace: str,
+    host: str,
+    port: int,
+    *,
+    broker: Broker | None,
+    is_one_of_many: bool,
+    prompts_of: Path | None = None,
 ) -> tuple[str, ...]:
     """Dynamo's frontend through ours. ``--namespace`` keeps it from listing models of another topology.
 
     ``broker``: the one that it runs, on one machine. ``is_one_of_many``: its router then hears from the
-    others which worker has how much to do; by itself it would know of its own requests alone.
+    others which worker has how much to do; by itself it would know of its own requests alone. ``prompts_of``: the model
+    whose prompts transformers makes in the frontend where Dynamo's may differ.
     """
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
     if broker is not None:
         command += ["--broker-xsub", f"tcp://{_LOOPBACK}:{broker.xsub}"]
         command += ["--broker-xpub", f"tcp://{_LOOPBACK}:{broker.xpub}"]
     command += ["--namespace", namespace]
+    if prompts_of is not None:
+        command += ["--prompts-of", str(prompts_of)]
     if spec.tls_cert is not None:
         command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
@@ -239,6 +250,7 @@ def worker_command(
     has_encoders: bool,
     deterministic: bool,
     media: MediaLimits,
+    prompts_by_frontend: bool,
 ) -> tuple[str, ...]:
     """One worker of ours, as docs/architecture.md has it. ``has_encoders``: its topology has encode workers."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
@@ -248,6 +260,8 @@ def worker_command(
         command += ["--encoders", "remote"]
     if deterministic and role != "encode":
         command.append("--deterministic")
+    if prompts_by_frontend:
+        command += ["--prompts-by", "frontend"]
     if limits := media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
         command += ["--media", limits]
     return tuple(command)

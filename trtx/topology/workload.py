@@ -158,7 +158,13 @@ class Workload:
             name=name,
             role="frontend",
             argv=commands.frontend_command(
-                self.spec, self.namespace, site.http_host, site.http_port, broker=broker, is_one_of_many=is_one_of_many
+                self.spec,
+                self.namespace,
+                site.http_host,
+                site.http_port,
+                broker=broker,
+                is_one_of_many=is_one_of_many,
+                prompts_of=None if site.host else self.model_path,
             ),
             env={**env, **commands.frontend_environment(self.spec.media)},
             log_path=self.run_dir / "serve" / "logs" / f"{name}.log",
@@ -179,7 +185,7 @@ class Workload:
         assert site.system_port is not None
         status_file = self.run_dir / "serve" / "status" / f"{worker.name}.json"
         is_simulated = self.engine == "simulated"
-        argv = self._simulated_command(worker) if is_simulated else self._worker_command(worker, status_file)
+        argv = self._simulated_command(worker) if is_simulated else self._worker_command(worker, status_file, site)
         own = commands.worker_environment(
             tuple(name for _, name in gpus),
             site.system_port,
@@ -208,7 +214,7 @@ class Workload:
             values=self.values[worker.role],
         )
 
-    def _worker_command(self, worker: Worker, status_file: Path) -> tuple[str, ...]:
+    def _worker_command(self, worker: Worker, status_file: Path, site: Site) -> tuple[str, ...]:
         return commands.worker_command(
             worker.role,
             worker.name,
@@ -220,6 +226,7 @@ class Workload:
             has_encoders=self.spec.encoders > 0,
             deterministic=self.spec.deterministic,
             media=self.spec.media,
+            prompts_by_frontend=not site.host,  # over hosts a frontend may lack the model's files
         )
 
 

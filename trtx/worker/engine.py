@@ -37,7 +37,7 @@ from trtx.worker.polling import EnginePoll
 from trtx.worker.seeing import Seeing
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
-from trtx.worker.unheard import guarded_template
+from trtx.worker.unheard import registered_template
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     def worker_config(self) -> WorkerConfig:
         """Where this worker registers. Addresses and planes come from the environment that the topology plans."""
         options = self.options
-        template = guarded_template(options.model, os.environ)
+        template = registered_template(options.model, os.environ, prompts_by=options.prompts_by)
         return WorkerConfig(
             namespace=get_worker_namespace(),
             component=options.role if options.role in ("prefill", "encode") else "backend",

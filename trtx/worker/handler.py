@@ -42,7 +42,7 @@ from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight
 from trtx.worker.sockets import NoDelay
-from trtx.worker.unheard import mark_of, refuse_unheard
+from trtx.worker.unheard import refuse_unheard
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class RequestHandler:
         self._leaving = leaving
         self._refusals = RefusalLog()
         self._no_delay = NoDelay()
-        self._mark = mark_of(os.environ.get("DYN_NAMESPACE", ""))
+        self._namespace = os.environ.get("DYN_NAMESPACE", "")
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         """The chunks of one answer. From any thread; they are made on the loop of whoever reads them."""
@@ -242,7 +242,7 @@ class RequestHandler:
         chunk["engine_data"] = {**chunk.get("engine_data", {}), **facts.to_engine_data()}
 
     def _parse(self, wire: Mapping[str, Any], context: Context) -> WorkerRequest:
-        refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._mark)
+        refuse_unheard(wire.get("token_ids") or (), self._loaded.tokenizer, self._namespace)
         context_length, headers = self._loaded.engine.facts.context_length, context.trace_headers()
         sees, hands_off = self._sight is not None, self._options.role == "prefill"
         return parse_request(wire, context_length=context_length, trace_headers=headers, sees=sees, hands_off=hands_off)

@@ -26,6 +26,10 @@ Encoders = Literal["local", "remote"]
 """Who encodes the images of a worker's requests: itself, or the encode workers of its topology."""
 
 
+PromptsBy = Literal["dynamo", "frontend"]
+"""Who makes prompts: Dynamo with the model's files, or trtx's frontend with transformers where the two may differ."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """One worker, resolved. ``llm_args`` are exactly the LLM's keyword arguments."""
@@ -44,6 +48,7 @@ class WorkerOptions:
     media: MediaLimits = field(default_factory=MediaLimits)
     embedding_cache_bytes: int = EMBEDDING_CACHE_BYTES
     deterministic: bool = False
+    prompts_by: PromptsBy = "dynamo"
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -65,6 +70,7 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
     parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
     parser.add_argument("--media", default="{}", help="JSON: what is taken of clients' images, where not by default")
+    parser.add_argument("--prompts-by", choices=get_args(PromptsBy), default="dynamo", help="who makes prompts")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # Dynamo would take a directory that is not there for the name of a model to download.
@@ -86,6 +92,7 @@ def parse(argv: list[str]) -> WorkerOptions:
         media=_read_media(args.media),
         embedding_cache_bytes=args.embedding_cache_bytes,
         deterministic=args.deterministic,
+        prompts_by=args.prompts_by,
     )
 
 

@@ -18,13 +18,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trtx.prompts.same import difference
 from trtx.text import Tokenizer
+from trtx.worker.options import PromptsBy
 from trtx.worker.request import InvalidRequest
 
 _BEGINNING = 96
 """Tokens of a prompt in which the mark is looked for: each of its characters may be one."""
 _FIRST = 8
 """Tokens in which the mark's first letters are: up to four may come before it, such as one for the beginning."""
+_UNHEARD, _UNRENDERED = "unheard", "unrendered"
 _GUARD = (
     "{%% for message in messages %%}{%% if message['content'] is iterable and message['content'] is not string %%}"
     "{%% for part in message['content'] %%}{%% if part is mapping and part['type'] == 'input_audio' %%}"
@@ -32,9 +35,25 @@ _GUARD = (
 )
 
 
-def mark_of(namespace: str) -> str:
+def mark_of(namespace: str, kind: str = _UNHEARD) -> str:
     """What no prompt begins with but one that the guard marked. Of letters and digits, which every tokenizer keeps."""
-    return f"unheard{hashlib.blake2b(namespace.encode(), digest_size=8).hexdigest()}"
+    return f"{kind}{hashlib.blake2b(namespace.encode(), digest_size=8).hexdigest()}"
+
+
+def registered_template(model: Path, environment: Mapping[str, str], *, prompts_by: PromptsBy) -> Path | None:
+    """The file of the chat template that the worker registers; None: the checkpoint's own.
+
+    Where trtx's frontend makes the prompts, Dynamo's rendering counts for nothing, and could fail over a template that
+    transformers renders. So Dynamo gets a mark as its template, and a prompt that went past the frontend's door is
+    refused by that mark.
+    Raises OSError where the file can't be written.
+    """
+    directory = environment.get("TMPDIR")  # a topology's own; it goes with it
+    if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory:
+        return None
+    if prompts_by == "frontend" and difference(model) is not None:
+        return _written(mark_of(environment.get("DYN_NAMESPACE", ""), _UNRENDERED), Path(directory))
+    return guarded_template(model, environment)
 
 
 def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None:
@@ -48,9 +67,12 @@ def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None
     template = _template(model) if (model / "tokenizer.json").is_file() else None
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory or not template or template[0].isspace():
         return None
-    text = _GUARD % mark_of(environment.get("DYN_NAMESPACE", "")) + template
+    return _written(_GUARD % mark_of(environment.get("DYN_NAMESPACE", "")) + template, Path(directory))
+
+
+def _written(text: str, directory: Path) -> Path:
     name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    path = Path(directory) / f"chat_template-{name}.jinja"
+    path = directory / f"chat_template-{name}.jinja"
     if not path.exists():
         descriptor, part = tempfile.mkstemp(dir=directory)
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
@@ -70,13 +92,19 @@ def _template(model: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, mark: str) -> None:
-    """Raises InvalidRequest for a prompt that begins with ``mark``."""
+def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, namespace: str) -> None:
+    """Raises InvalidRequest for a prompt that begins with a mark."""
     if tokenizer is None:
         return
-    if mark[:4] not in tokenizer.decode(list(token_ids[:_FIRST]), skip_special_tokens=False):
+    if _UNHEARD[:2] not in tokenizer.decode(list(token_ids[:_FIRST]), skip_special_tokens=False):
         return  # nearly always; the rest takes eight times as long
-    if mark in tokenizer.decode(list(token_ids[:_BEGINNING]), skip_special_tokens=False):
+    beginning = tokenizer.decode(list(token_ids[:_BEGINNING]), skip_special_tokens=False)
+    if mark_of(namespace, _UNRENDERED) in beginning:
+        raise InvalidRequest(
+            "Dynamo made the prompt of this request, and for this model it differs from transformers'; send messages "
+            "to /v1/chat/completions, or a prompt to /v1/completions"
+        )
+    if mark_of(namespace) in beginning:
         raise InvalidRequest(
             "the request brings input_audio, expected text, or images where the model takes them: no "
             "model here hears; send its words as text"

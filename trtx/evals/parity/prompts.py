@@ -7,9 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtx.errors import UsageError
 from trtx.evals.parity.forms import Prompt
+from trtx.text import load_decoder
 
 _FAMILY = 4  # prompts that begin alike
 _COMPARED_PER_CANCELLED = 4
@@ -30,16 +32,10 @@ def ordinary_ids(model_path: Path) -> tuple[int, ...]:
 
     Raises UsageError where it has no ``tokenizer.json`` that can be read.
     """
-    from tokenizers import Tokenizer
-
-    path = model_path / "tokenizer.json"
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
-        raise UsageError(
-            f"{path} can't be read as a tokenizer ({' '.join(str(error).split())}); parity makes its prompts of its "
-            "token ids: bring the model's tokenizer.json"
-        ) from error
+        tokenizer: Any = load_decoder(model_path)
+    except UsageError as error:
+        raise UsageError(f"parity makes its prompts of the ids of a tokenizer.json: {error}") from error
     added = set(tokenizer.get_added_tokens_decoder())
     return tuple(sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added))
 

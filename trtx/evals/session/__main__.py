@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from trtx.errors import TrtxError, UsageError
 from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Scored, Up, from_line, to_line
+from trtx.text import torch_hidden
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -70,7 +71,7 @@ def _tokenizer(job: Job) -> Any:
     """As lm-eval's hf model loads it."""
     if job.tokenizer is None:
         return None
-    with contextlib.nullcontext() if _may_need_torch(job) else _torch_hidden():
+    with contextlib.nullcontext() if _may_need_torch(job) else torch_hidden():
         from transformers import AutoTokenizer
     try:
         return AutoTokenizer.from_pretrained(job.tokenizer, use_fast=True)
@@ -85,17 +86,6 @@ def _may_need_torch(job: Job) -> bool:
 
     own = {"trtx", *(path.stem for path in OWN_TASKS.glob("*.yaml"))}
     return job.task_dir is not None or not own.issuperset(job.tasks) or "torch" in sys.modules
-
-
-@contextlib.contextmanager
-def _torch_hidden() -> Iterator[None]:
-    """transformers 5.23 imports torch for a tokenizer, where it is there: 2 s of CPU. It holds it for absent then on,
-    in this process, which has one job."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it was not installed
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
 
 
 def _failure(error: Exception) -> Failed:

@@ -186,6 +186,9 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self._check_fits(prompt, body["max_tokens"])
         if self.endpoint_type == "chat":  # rendered here, special tokens and all
             return Question("completions", {"prompt": self.tok_encode(prompt, add_special_tokens=False), **body})
+        if self.tokenizer is not None and prompt:
+            # As ids, which log-likelihoods are asked by too: servers differ in the tokens that they add to text.
+            return Question("completions", {"prompt": self.tok_encode(prompt), **body})
         return Question("completions", {"prompt": prompt, **body})
 
     def _check_fits(self, prompt: str, room: int) -> None:

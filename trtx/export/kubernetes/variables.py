@@ -64,6 +64,8 @@ FLAGS_DROPPED: Mapping[str, tuple[Form, ...]] = {
     "--broker-xsub": ("operator", "plain"),
     "--broker-xpub": ("operator", "plain"),
     "--status-file": ("operator", "plain"),
+    "--prompts-of": ("operator", "plain"),  # frontends' pods have no model files
+    "--prompts-by": ("operator", "plain"),
     "--namespace": ("operator",),
 }
 """Flags, each with one value, that a plan's command lines have and those of pods of these forms have not."""

@@ -1,0 +1,69 @@
+"""Puts the token ids of prompts into request bodies, so that Dynamo's frontend neither renders nor tokenizes them.
+
+A chat request keeps its messages, which Dynamo checks and hands on with images, and gets ``nvext.token_data``. Text
+prompts of completions become token ids. Bodies that this module does not understand pass as they are: Dynamo refuses
+them, or its workers do (``trtx.worker.unheard``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trtx.frontend.responses_input import chat_of_responses
+from trtx.prompts.maker import PromptMaker, Unrenderable
+
+CHAT, COMPLETIONS, RESPONSES = PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
+    """The body of a POST to one of :data:`PATHS` with its prompt as token ids. Raises Unrenderable."""
+    try:
+        request = json.loads(body, strict=False)
+    except ValueError:
+        return body
+    if not isinstance(request, dict) or _has_token_data(request):
+        return body
+    changed = _completion(maker, request) if path == COMPLETIONS else _chat(maker, path, request)
+    return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _completion(maker: PromptMaker, request: dict[str, Any]) -> dict[str, Any] | None:
+    prompt = request.get("prompt")
+    if isinstance(prompt, str):
+        return {**request, "prompt": maker.of_text(prompt)}
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) for one in prompt):
+        return {**request, "prompt": [maker.of_text(one) for one in prompt]}
+    return None
+
+
+def _chat(maker: PromptMaker, path: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    chat = chat_of_responses(request) if path == RESPONSES else request
+    if chat is None:
+        return None
+    messages = chat.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        return None
+    refuse_audio(messages)
+    nvext = request.get("nvext") or {}
+    return {**request, "nvext": {**nvext, "token_data": maker.of_messages(chat)}}
+
+
+def refuse_audio(messages: list[dict[str, Any]]) -> None:
+    """Raises Unrenderable for audio, which Dynamo 1.4.2 would leave out of the request."""
+    for message in messages:
+        parts = message.get("content")
+        kinds = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if "input_audio" in kinds:
+            raise Unrenderable(
+                "the request brings input_audio, expected text, or images where the model takes them: no model here "
+                "hears; send its words as text"
+            )
+
+
+def _has_token_data(request: Mapping[str, Any]) -> bool:
+    nvext = request.get("nvext")
+    if nvext is None:
+        return False
+    return not isinstance(nvext, dict) or nvext.get("token_data") is not None

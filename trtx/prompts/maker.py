@@ -1,0 +1,144 @@
+"""Makes the token ids of a request as transformers does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtx.errors import TrtxError, UsageError
+from trtx.text import fast_tokenizer, load_hf_tokenizer
+
+_SENTINEL = "trtxpart"
+_MEDIA = {"image_url": "image", "video_url": "video"}
+_OWN = ("add_generation_prompt", "continue_final_message", "documents")
+_RESERVED = frozenset({"messages", "tools", "conversation", "chat_template", "tokenize", "padding", "truncation"}) | {
+    "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    "sanitize_control_tokens",
+}  # fmt: skip
+"""Arguments of transformers' ``apply_chat_template`` that are no variables of a template."""
+
+
+class Unrenderable(TrtxError):
+    """The client's fault: the model's chat template can't make a prompt of the request."""
+
+
+class PromptMaker:
+    """Makes prompts with one checkpoint's tokenizer. All methods may be called from several threads."""
+
+    def __init__(self, model: Path) -> None:
+        """Imports transformers, which takes seconds. Raises UsageError where it can't load the tokenizer or compile
+        the chat template."""
+        try:
+            self._tokenizer = load_hf_tokenizer(model)
+            self._encode = fast_tokenizer(self._tokenizer).encode
+        except Exception as error:  # transformers raises errors of many classes
+            raise UsageError(
+                f"transformers can't load the tokenizer of {model} ({str(error)[:300]}); download the checkpoint again"
+            ) from error
+        self.has_template = bool(self._tokenizer.chat_template)
+        self._takes_parts = self.has_template and self._renders_parts()
+
+    def of_text(self, text: str) -> list[int]:
+        """Token ids of a completion's prompt, with the tokens that the tokenizer adds."""
+        return list(self._encode(text).ids)
+
+    def of_messages(self, request: Mapping[str, Any]) -> list[int]:
+        """Token ids of the prompt that the chat template makes of an OpenAI chat request. Raises Unrenderable."""
+        return list(self._encode(self.rendered(request), add_special_tokens=False).ids)
+
+    def rendered(self, request: Mapping[str, Any]) -> str:
+        """The text of :meth:`of_messages`."""
+        if not self.has_template:
+            raise Unrenderable(
+                "the model has no chat template, so it can't be asked by messages; send the text as prompt to "
+                "/v1/completions"
+            )
+        values = _template_values(request)
+        ends_open = bool(values.pop("continue_final_message", False))
+        tools = request.get("tools") if request.get("tool_choice") != "none" else None
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [self._message(message) for message in request["messages"]],
+                tools=tools or None,
+                documents=values.pop("documents", None),
+                add_generation_prompt=bool(values.pop("add_generation_prompt", not ends_open)),
+                continue_final_message=ends_open,
+                tokenize=False,
+                **values,
+            )
+        except Exception as error:  # of the template's own code
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise Unrenderable(
+                f"the model's chat template can't render these messages: {said[:300]}; change the messages or tools"
+            ) from error
+        return str(text)
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(message)
+        if isinstance(parts := message.get("content"), list):
+            found["content"] = self._content(parts)
+        if isinstance(calls := message.get("tool_calls"), list):
+            found["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        return found
+
+    def _content(self, parts: Sequence[Any]) -> Any:
+        """For a template that takes strings alone, text parts are joined as vLLM and Dynamo join them."""
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+        if not self._takes_parts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            return "\n".join(map(str, texts))
+        return [_plain_part(part) for part in parts]
+
+    def _renders_parts(self) -> bool:
+        """Whether the template writes the text of a message's parts, and not the list that holds them."""
+        message = {"role": "user", "content": [{"type": "text", "text": _SENTINEL}]}
+        for conversation in ([message], [{"role": "system", "content": _SENTINEL}, message]):
+            try:
+                text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False))
+            except Exception:  # of the template's own code; it refuses a list
+                continue
+            at = text.rfind(_SENTINEL)
+            if at >= 0:
+                return text[:at].rstrip()[-1:] not in ("'", '"') or "text" not in text[max(0, at - 12) : at]
+        return False
+
+
+def _template_values(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of the template, from the fields of a request that Dynamo hands to its own templates."""
+    values: dict[str, Any] = {}
+    thinking = request.get("thinking")
+    if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "disabled"):
+        values["thinking"] = values["enable_thinking"] = thinking["type"] == "enabled"
+    if request.get("reasoning_effort") is not None:
+        values["reasoning_effort"] = request["reasoning_effort"]
+    for name in _OWN:
+        if request.get(name) is not None:
+            values[name] = request[name]
+    for field in ("chat_template_args", "chat_template_kwargs"):
+        if isinstance(given := request.get(field), Mapping):
+            values |= given
+    if taken := sorted(_RESERVED & values.keys()):
+        raise Unrenderable(
+            f"chat_template_kwargs holds {', '.join(taken)}, which is no variable of a chat template; leave it out"
+        )
+    return values
+
+
+def _plain_part(part: Any) -> Any:
+    """Media parts by transformers' names, whose templates know no others."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return {"type": _MEDIA[kind]} if kind in _MEDIA else part
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Arguments of a tool call as an object. OpenAI's API sends them as JSON text, and chat templates expect an object,
+    as transformers' documentation has it. vLLM and Dynamo do the same."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call

@@ -1,0 +1,162 @@
+"""Proves from a checkpoint's files that Dynamo's frontend makes the same prompts as transformers.
+
+Dynamo 1.4.2 renders chat templates with minijinja, which prints ``True``, None, lists, numbers and JSON differently
+from transformers' Jinja and lacks methods of Python's strings, and it encodes text without the tokens that the
+tokenizer adds (ai-dynamo/dynamo #4610). No set of example conversations can show that two template engines always
+agree, since a template may branch on anything. So a template counts as the same only where every construct in it is in
+a small set on which both agree for every conversation: text, loops over messages and their parts, comparisons of
+strings, and concatenation of strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jinja2 import Environment, TemplateError, nodes
+
+from trtx.prompts.files import chat_template, has_several_templates, tokenizer_config
+from trtx.text import is_encoded_by_file, load_decoder, pads_or_truncates
+
+_LOOP_TESTS = ("first", "last")
+_TRIED = ("a", "a b\n c", "\N{LATIN SMALL LETTER E WITH ACUTE}1 ")
+
+
+def difference(model: Path) -> str | None:
+    """Why the prompts of Dynamo's frontend may differ from transformers', in a clause; None where they can't."""
+    if not (model / "tokenizer.json").is_file():
+        return None  # Dynamo reads it in its own way, and trtx has no fast tokenizer to correct it with
+    if not is_encoded_by_file(model):
+        return "transformers does not take the tokenizer from tokenizer.json as it is"
+    try:
+        tokenizer, template = load_decoder(model), chat_template(model)
+    except Exception:  # whoever loads the model names the file
+        return None
+    if pads_or_truncates(model):
+        return "tokenizer.json pads or cuts every prompt"
+    if any(tokenizer.encode(text).ids != tokenizer.encode(text, add_special_tokens=False).ids for text in _TRIED):
+        return "the tokenizer adds tokens to text, such as one for its beginning, and the frontend does not"
+    if template is None:
+        return "the model has no chat template"
+    if has_several_templates(model):
+        return "the model has several chat templates"
+    if (construct := first_foreign(template, _special_names(model))) is not None:
+        return f"the chat template uses {construct}, which minijinja may render differently from Jinja"
+    return None
+
+
+def _special_names(model: Path) -> frozenset[str]:
+    """Variables of a template that hold a special token as a string in both engines."""
+    return frozenset(
+        name for name, value in tokenizer_config(model).items() if name.endswith("_token") and isinstance(value, str)
+    )
+
+
+def first_foreign(template: str, special: frozenset[str] = frozenset()) -> str | None:
+    """The first construct of ``template`` that is not known to mean the same in minijinja; None: there is none."""
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    try:
+        tree = environment.parse(template)
+    except TemplateError as error:
+        return f"what Jinja can't parse (line {getattr(error, 'lineno', '?')}: {error})"
+    return _Reader(special).first_foreign(tree.body)
+
+
+class _Reader:
+    """Walks a template. ``_messages`` and ``_parts``: the loop variables that hold a message, or a part of one."""
+
+    def __init__(self, special: frozenset[str]) -> None:
+        self._special = special
+        self._messages: list[str] = []
+        self._content_is_text = False  # inside "if content is string"
+        self._parts: list[str] = []
+
+    def first_foreign(self, body: list[nodes.Node]) -> str | None:
+        return next(self._foreign(body), None)
+
+    def _foreign(self, body: list[nodes.Node]) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, nodes.Output):
+                yield from (_named(one) for one in node.nodes if not self._prints(one))
+            elif isinstance(node, nodes.If):
+                if not self._is_test(node.test):
+                    yield _named(node.test)
+                is_text, self._content_is_text = self._content_is_text, self._is_string_test(node.test)
+                yield from self._foreign(node.body)
+                self._content_is_text = is_text
+                yield from self._foreign([*node.elif_, *node.else_])
+            elif isinstance(node, nodes.For):
+                yield from self._foreign_loop(node)
+            else:
+                yield _named(node)
+
+    def _foreign_loop(self, node: nodes.For) -> Iterator[str]:
+        names = self._messages if _is_name(node.iter, "messages") else self._parts
+        is_known = names is self._messages or self._is_content(node.iter)
+        if not is_known or node.test is not None or node.recursive or not isinstance(node.target, nodes.Name):
+            yield _named(node)
+            return
+        if node.target.name in (*self._messages, *self._parts, *self._special, "messages", "add_generation_prompt"):
+            yield "a loop variable with a name that is in use"
+            return
+        names.append(node.target.name)
+        yield from self._foreign([*node.body, *node.else_])
+        names.pop()
+
+    def _prints(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.TemplateData) or self._is_string(node):
+            return True
+        return self._content_is_text and self._is_content(node)
+
+    def _is_string(self, node: nodes.Node) -> bool:
+        """A string in both engines, or an error in both."""
+        if isinstance(node, nodes.Const):
+            return isinstance(node.value, str)
+        if isinstance(node, nodes.Name):
+            return node.name in self._special
+        if isinstance(node, nodes.Add):
+            left, right = (self._is_string(one) or self._is_content(one) for one in (node.left, node.right))
+            return left and right and not (self._is_content(node.left) and self._is_content(node.right))
+        return self._is_field(node, self._messages, "role") or self._is_field(node, self._parts, "text", "type")
+
+    def _is_content(self, node: nodes.Node) -> bool:
+        """May be a string, parts or nothing: printed alone, nothing looks different in the two engines."""
+        return self._is_field(node, self._messages, "content")
+
+    def _is_field(self, node: nodes.Node, names: list[str], *fields: str) -> bool:
+        if isinstance(node, nodes.Getattr):
+            return _is_name(node.node, *names) and node.attr in fields
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+            return _is_name(node.node, *names) and node.arg.value in fields
+        return False
+
+    def _is_string_test(self, node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Test) and node.name == "string" and self._is_content(node.node)
+
+    def _is_test(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.And | nodes.Or):
+            return self._is_test(node.left) and self._is_test(node.right)
+        if isinstance(node, nodes.Not):
+            return self._is_test(node.node)
+        if isinstance(node, nodes.Compare):
+            sides = [node.expr, *(operand.expr for operand in node.ops)]
+            return len(sides) == 2 and node.ops[0].op in ("eq", "ne") and all(map(self._is_string, sides))
+        if self._is_string_test(node):
+            return True
+        if isinstance(node, nodes.Getattr):
+            return _is_name(node.node, "loop") and node.attr in _LOOP_TESTS
+        return _is_name(node, "add_generation_prompt")
+
+
+def _is_name(node: nodes.Node, *names: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name in names
+
+
+def _named(node: nodes.Node) -> str:
+    if isinstance(node, nodes.Getattr):
+        name = f"the attribute {node.attr}"
+    elif isinstance(node, nodes.Filter | nodes.Test | nodes.Name):
+        name = f"the {type(node).__name__.lower()} {node.name}"
+    else:
+        name = f"a block or expression of the kind {type(node).__name__}"
+    return f"{name} (line {node.lineno})"
