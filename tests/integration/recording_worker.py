@@ -1,5 +1,5 @@
-"""A worker that answers one token and writes down each request as it came: what a frontend makes of a body. It registers
-the chat template that a worker of trtx does.
+"""A worker that answers one token and writes down each request as it came: what a frontend makes of a body. It
+registers the chat template that a worker of trtx does.
 
 ``python recording_worker.py MODEL FILE``; FILE gets one line of JSON a request. Addresses come from the environment.
 """

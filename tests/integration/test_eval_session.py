@@ -210,7 +210,8 @@ def test_a_generation_is_sent_with_the_stops_that_servers_take(tokenizer: Any) -
     (question,) = ServedModel(tokenizer).questions(asked)
     assert question.path == "completions"
     assert question.body == {
-        "prompt": tokenizer("a b")["input_ids"], "max_tokens": 9, "temperature": 0.0, "seed": 1234, "stop": stops[:MOST_STOPS],
+        "prompt": tokenizer("a b")["input_ids"], "max_tokens": 9, "temperature": 0.0, "seed": 1234,
+        "stop": stops[:MOST_STOPS],
     }  # fmt: skip
     (repeated,) = ServedModel(tokenizer).questions(asked, repeat=1)
     assert repeated.body["seed"] == 1235

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trtx.errors import TrtxError, UsageError
 from trtx.text import fast_tokenizer, load_hf_tokenizer
 
-_SENTINEL = "trtxpart"
 _MEDIA = {"image_url": "image", "video_url": "video"}
 _OWN = ("add_generation_prompt", "continue_final_message", "documents")
 _RESERVED = frozenset({"messages", "tools", "conversation", "chat_template", "tokenize", "padding", "truncation"}) | {
@@ -38,7 +38,6 @@ class PromptMaker:
                 f"transformers can't load the tokenizer of {model} ({str(error)[:300]}); download the checkpoint again"
             ) from error
         self.has_template = bool(self._tokenizer.chat_template)
-        self._takes_parts = self.has_template and self._renders_parts()
 
     def of_text(self, text: str) -> list[int]:
         """Token ids of a completion's prompt, with the tokens that the tokenizer adds."""
@@ -55,12 +54,22 @@ class PromptMaker:
                 "the model has no chat template, so it can't be asked by messages; send the text as prompt to "
                 "/v1/completions"
             )
+        messages = [_with_objects(message) for message in request["messages"]]
+        joined = [_with_joined_text(message) for message in messages]
+        if joined != messages:
+            with contextlib.suppress(Unrenderable):
+                text = self._rendered(messages, request)
+                if not any(repr(message["content"]) in text for message in messages if _is_list(message)):
+                    return text  # the template takes parts: it does not print the list that holds them
+        return self._rendered(joined, request)
+
+    def _rendered(self, messages: list[dict[str, Any]], request: Mapping[str, Any]) -> str:
         values = _template_values(request)
         ends_open = bool(values.pop("continue_final_message", False))
         tools = request.get("tools") if request.get("tool_choice") != "none" else None
         try:
             text = self._tokenizer.apply_chat_template(
-                [self._message(message) for message in request["messages"]],
+                messages,
                 tools=tools or None,
                 documents=values.pop("documents", None),
                 add_generation_prompt=bool(values.pop("add_generation_prompt", not ends_open)),
@@ -75,33 +84,32 @@ class PromptMaker:
             ) from error
         return str(text)
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(message)
-        if isinstance(parts := message.get("content"), list):
-            found["content"] = self._content(parts)
-        if isinstance(calls := message.get("tool_calls"), list):
-            found["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-        return found
 
-    def _content(self, parts: Sequence[Any]) -> Any:
-        """For a template that takes strings alone, text parts are joined as vLLM and Dynamo join them."""
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-        if not self._takes_parts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
-            return "\n".join(map(str, texts))
-        return [_plain_part(part) for part in parts]
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """``message`` with media parts and arguments of tool calls as transformers' templates expect them."""
+    found = dict(message)
+    if isinstance(parts := message.get("content"), list):
+        found["content"] = [_plain_part(part) for part in parts]
+    if isinstance(calls := message.get("tool_calls"), list):
+        found["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+    return found
 
-    def _renders_parts(self) -> bool:
-        """Whether the template writes the text of a message's parts, and not the list that holds them."""
-        message = {"role": "user", "content": [{"type": "text", "text": _SENTINEL}]}
-        for conversation in ([message], [{"role": "system", "content": _SENTINEL}, message]):
-            try:
-                text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False))
-            except Exception:  # of the template's own code; it refuses a list
-                continue
-            at = text.rfind(_SENTINEL)
-            if at >= 0:
-                return text[:at].rstrip()[-1:] not in ("'", '"') or "text" not in text[max(0, at - 12) : at]
-        return False
+
+def _with_joined_text(message: dict[str, Any]) -> dict[str, Any]:
+    """``message`` with its text parts as one string. vLLM and Dynamo give it to templates that take strings alone."""
+    parts = message.get("content")
+    texts = [part.get("text") for part in parts if _is_text(part)] if isinstance(parts, list) else None
+    if texts is None or len(texts) != len(parts or ()) or not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "\n".join(map(str, texts))}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
+
+
+def _is_list(message: Mapping[str, Any]) -> bool:
+    return isinstance(message.get("content"), list)
 
 
 def _template_values(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import load_tokenizer
 from trtx.worker.request import InvalidRequest
-from trtx.worker.unheard import guarded_template, mark_of, refuse_unheard
+from trtx.worker.unheard import guarded_template, mark_of, refuse_unheard, registered_template
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 TEXT = {"type": "text", "text": "what"}
@@ -69,12 +69,12 @@ def test_a_marked_prompt_is_refused_and_no_other(tmp_path: Path) -> None:
     tokenizer, mark = load_tokenizer(model), mark_of("trtx-1")
     path = guarded_template(model, environment(tmp_path))
     assert path is not None
-    refuse_unheard(tokenizer.encode(rendered(path.read_text(), TALKS["a string"])).ids, tokenizer, mark)
+    refuse_unheard(tokenizer.encode(rendered(path.read_text(), TALKS["a string"])).ids, tokenizer, "trtx-1")
     ids = tokenizer.encode(rendered(path.read_text(), [{"role": "user", "content": [TEXT, AUDIO]}])).ids
     with pytest.raises(InvalidRequest, match="the request brings input_audio, expected text"):
-        refuse_unheard(ids, tokenizer, mark)
-    refuse_unheard(tokenizer.encode("a word " * 200 + mark).ids, tokenizer, mark)
-    refuse_unheard(ids, None, mark)
+        refuse_unheard(ids, tokenizer, "trtx-1")
+    refuse_unheard(tokenizer.encode("a word " * 200 + mark).ids, tokenizer, "trtx-1")
+    refuse_unheard(ids, None, "trtx-1")
 
 
 @pytest.mark.parametrize("before", range(5))
@@ -82,7 +82,19 @@ def test_a_mark_is_seen_letter_by_letter_and_behind_a_token_for_the_beginning(be
     tokenizer, mark = load_tokenizer(resolve_checkpoint("synthetic:tiny").path), mark_of("trtx-1")
     ids = [tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in mark]
     with pytest.raises(InvalidRequest, match="the request brings input_audio"):
-        refuse_unheard([0] * before + ids + [1, 2, 3], tokenizer, mark)
+        refuse_unheard([0] * before + ids + [1, 2, 3], tokenizer, "trtx-1")
+
+
+def test_where_the_frontend_makes_prompts_dynamos_rendering_is_a_mark_that_is_refused(tmp_path: Path) -> None:
+    model = model_with(tmp_path, "{{ messages | tojson }}")
+    path = registered_template(model, environment(tmp_path), prompts_by="frontend")
+    assert path is not None
+    with pytest.raises(InvalidRequest, match="Dynamo made the prompt of this request"):
+        tokenizer = load_tokenizer(model)
+        refuse_unheard(tokenizer.encode(rendered(path.read_text(), TALKS["a string"])).ids, tokenizer, "trtx-1")
+    plain = resolve_checkpoint("synthetic:tiny").path
+    kept = guarded_template(plain, environment(tmp_path))
+    assert registered_template(plain, environment(tmp_path), prompts_by="frontend") == kept
 
 
 def test_all_workers_of_a_topology_register_one_file_and_those_of_another_another(tmp_path: Path) -> None:
