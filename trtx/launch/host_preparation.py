@@ -25,6 +25,7 @@ from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
 from trtx.launch.presence import PROCESS_LEASE_S
+from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
 from trtx.launch.videos import video_warnings
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
@@ -77,7 +78,8 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         ),
         hosts,
     )
-    return replace(as_seen_outside(planned, certificate), findings=resolved.findings), asked
+    planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
+    return replace(planned, findings=resolved.findings), asked
 
 
 def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir: Path) -> Plan:

@@ -42,6 +42,7 @@ from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
+from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check_size, plan
@@ -92,7 +93,8 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     except UsageError:
         HOLDER.release((*ports.http, *ports.internal))
         raise
-    planned = _with_fault(as_seen_outside(planned, certificate), fault)
+    planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
+    planned = _with_fault(planned, fault)
     return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos))
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.ext import loopcontrols
 
 from trtx.prompts.files import chat_template, has_several_templates, tokenizer_config
 from trtx.text import is_encoded_by_file, load_decoder, pads_or_truncates
@@ -26,12 +27,14 @@ def difference(model: Path) -> str | None:
     """Why the prompts of Dynamo's frontend may differ from transformers', in a clause; None where they can't."""
     if not (model / "tokenizer.json").is_file():
         return None  # Dynamo reads it in its own way, and trtx has no fast tokenizer to correct it with
-    if not is_encoded_by_file(model):
-        return "transformers does not take the tokenizer from tokenizer.json as it is"
     try:
         tokenizer, template = load_decoder(model), chat_template(model)
-    except Exception:  # whoever loads the model names the file
+    except Exception:  # the process that loads the model names the file
         return None
+    if template is not None and _is_broken(template):
+        return None  # Dynamo refuses it as well, with the line and the reason
+    if not is_encoded_by_file(model):
+        return "transformers does not take the tokenizer from tokenizer.json as it is"
     if pads_or_truncates(model):
         return "tokenizer.json pads or cuts every prompt"
     if any(tokenizer.encode(text).ids != tokenizer.encode(text, add_special_tokens=False).ids for text in _TRIED):
@@ -52,13 +55,26 @@ def _special_names(model: Path) -> frozenset[str]:
     )
 
 
+def _is_broken(template: str) -> bool:
+    """Whether no Jinja can parse ``template``. Tags such as ``generation`` are transformers' own."""
+    try:
+        _parsed(template)
+    except TemplateSyntaxError as error:
+        return "unknown tag" not in str(error)
+    return False
+
+
+def _parsed(template: str) -> nodes.Template:
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[loopcontrols])
+    return environment.parse(template)
+
+
 def first_foreign(template: str, special: frozenset[str] = frozenset()) -> str | None:
     """The first construct of ``template`` that is not known to mean the same in minijinja; None: there is none."""
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
     try:
-        tree = environment.parse(template)
-    except TemplateError as error:
-        return f"what Jinja can't parse (line {getattr(error, 'lineno', '?')}: {error})"
+        tree = _parsed(template)
+    except TemplateSyntaxError as error:
+        return f"a tag that is not Jinja's (line {error.lineno}: {error.message})"
     return _Reader(special).first_foreign(tree.body)
 
 
