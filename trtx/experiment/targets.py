@@ -15,6 +15,7 @@ from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.experiment.deployment import DYNAMO, api_key
 from trtx.experiment.spec import ATTACHED, Attach
+from trtx.prompts.files import chat_template
 from trtx.report.forms import Deployment
 from trtx.topology import Plan
 
@@ -81,6 +82,7 @@ class Served(Protocol):
 def check_fits(plan: Plan, load: LoadSpec) -> None:
     """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or shorter
     than its chat template, or have images, and it takes none, or what the frontend refuses."""
+    _check_has_template(plan.model, plan.model_path)
     if load.dataset is not None:  # nobody said how long its requests are, and what is in them
         check_body(load.extra_inputs)
     else:
@@ -110,6 +112,19 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
                 f"{what}, and {role} workers of {served.model} take max_seq_len {longest}; "
                 f"ask for less, or --set max_seq_len={asked}"
             )
+
+
+def _check_has_template(model: str, checkpoint: Path) -> None:
+    """Raises UsageError for a base model: each request of a load is a message."""
+    try:
+        template = chat_template(checkpoint)
+    except (OSError, ValueError):  # a worker says what is wrong with the file
+        return
+    if template is None and (checkpoint / "tokenizer.json").is_file():
+        raise UsageError(
+            f"{model} has no chat template, and trtx bench sends chat messages; add a chat_template.jinja to "
+            f"{checkpoint} that writes a message's content alone, or score the model with trtx eval"
+        )
 
 
 def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
