@@ -120,10 +120,10 @@ def test_an_engine_without_a_vision_encoder_is_named_with_one_that_has_it(tmp_pa
 def test_stop_strings_are_refused_where_nothing_finds_them_and_all_else_is_served(tmp_path: Path) -> None:
     with loaded(options(tmp_path)) as found:
         request = parse_request({"token_ids": [5], "stop_conditions": {"stop": ["END"]}}, context_length=10)
-        assert found.stop_strings(request).feed([5], is_last=True).stop is None
+        assert found.text_of(request).feed([5], is_last=True).stop is None
         without = LoadedEngine(found.api, found.engine, None, False, 0.0, 1.0)
         with pytest.raises(InvalidRequest, match="stop strings need a fast tokenizer"):
-            without.stop_strings(request)
+            without.text_of(request)
 
 
 @pytest.mark.parametrize(("stated", "token_id"), [(3, 3), (0, 0), (None, 1), ([4, 5], 1)])

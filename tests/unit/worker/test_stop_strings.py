@@ -43,4 +43,6 @@ def stop_strings(tokenizer: Any, prompt: list[int], stop: str, **output_options:
     facts: dict[str, Any] = dict.fromkeys(LoadedEngine.__dataclass_fields__)
     engine = LoadedEngine(**{**facts, "tokenizer": tokenizer})
     request = {"token_ids": prompt, "stop_conditions": {"stop": [stop]}, "output_options": output_options}
-    return engine.stop_strings(parse(request, context_length=10))
+    found = engine.text_of(parse(request, context_length=10))
+    assert isinstance(found, StopStrings)
+    return found
