@@ -387,7 +387,7 @@ def test_a_needles_length_is_in_the_tokens_that_are_sent(tokenizer: Any, endpoin
         if sent is None:
             ids = tokenizer.apply_chat_template(question.body["messages"], add_generation_prompt=True)["input_ids"]
         else:
-            ids = tokenizer.encode(sent)
+            ids = sent  # as token ids, as log-probabilities are asked
         assert len(ids) == one.doc["prompt_tokens"]
         assert one.doc["haystack"] == "look-up"
     assert found.metrics == {"needle": ("acc",)}
