@@ -157,7 +157,9 @@ def test_several_texts_and_token_ids_are_prompts_of_their_own(served: Served) ->
 def test_what_dynamo_refuses_stays_refused(served: Served) -> None:
     for body in ({"messages": "x"}, {"messages": []}, {"messages": [{"role": "user", "content": "x"}], "no_such": 1}):
         assert served.post("chat/completions", body).status_code == 400
-    assert HTTP.post(f"{served.running.url}/v1/completions", content=b"{", timeout=60).status_code == 400
+    headers = {"Content-Type": "application/json"}
+    broken = HTTP.post(f"{served.running.url}/v1/completions", content=b"{", headers=headers, timeout=60)
+    assert broken.status_code == 400
     assert HTTP.get(f"{served.running.url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ Rewrite = Callable[[str, bytes], bytes]
 
 _THREADS = 2
 _BACKLOG = 1024
+_POLL_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
 _MOST_HEAD_BYTES = 256 << 10
 
@@ -46,33 +48,35 @@ class Door:
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")
-        self._started = threading.Event()
-        self._error: Exception | None = None
 
     def start(self) -> None:
-        """Returns once the port listens. Raises OSError where it can't."""
-        threading.Thread(target=self._run, name="front-door", daemon=True).start()
-        self._started.wait()
-        if self._error is not None:
-            raise self._error
+        """Takes the port, and listens once Dynamo does: a client sees when a frontend is there. Raises OSError for a
+        port that can't be had."""
+        family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        threading.Thread(target=self._run, args=(bound,), name="front-door", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, bound: socket.socket) -> None:
         import uvloop
 
-        uvloop.run(self._serve())
+        uvloop.run(self._serve(bound))
 
-    async def _serve(self) -> None:
+    async def _serve(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            server = await loop.create_server(
-                lambda: _Client(self), *self._address, ssl=self._tls, backlog=_BACKLOG, reuse_address=True
-            )
-        except Exception as error:
-            self._error = error
-            return
-        finally:
-            self._started.set()
+        while not await self._dynamo_listens():
+            await asyncio.sleep(_POLL_SECONDS)
+        server = await loop.create_server(lambda: _Client(self), sock=bound, ssl=self._tls, backlog=_BACKLOG)
         await server.serve_forever()
+
+    async def _dynamo_listens(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self._inner_port)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def inner(self, client: _Client) -> _Inner:
         """A connection to Dynamo's own port. Raises OSError."""

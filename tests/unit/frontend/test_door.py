@@ -60,6 +60,12 @@ def port() -> Iterator[int]:
     Door(
         ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000
     ).start()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", outer)) == 0:
+                break
+        time.sleep(0.01)
     yield outer
     inner.shutdown()
     inner.server_close()
@@ -123,6 +129,17 @@ def test_requests_that_come_at_once_are_answered_in_order(port: int) -> None:
     assert [answer.count(f'"of": "{number}"') for number in range(5)] == [1] * 5
     places = [answer.index(f'"of": "{number}"') for number in range(5)]
     assert places == sorted(places) and '"path": "/end"' in answer[places[-1] :]
+
+
+def test_a_door_in_front_of_nothing_does_not_listen() -> None:
+    with socket.socket() as one, socket.socket() as other, socket.socket() as probe:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        outer, inner = one.getsockname()[1], other.getsockname()[1]
+        one.close()
+        Door(("127.0.0.1", outer), inner, rewrite, paths=frozenset(), body_limit=1).start()
+        with pytest.raises(ConnectionRefusedError):
+            probe.connect(("127.0.0.1", outer))
 
 
 def test_a_port_in_use_is_an_os_error(port: int) -> None:
