@@ -23,9 +23,9 @@ import torch
 from engine_decode import measure
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.batch import Batch, Sampled, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence
 
 MODES = {"default": False, "deterministic": True}
 ANSWER_TOKENS = 12

@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
+from trtx.ipc.shared_tensor import SharedTensor, remove_shared, share
 from trtx.torch_engine.embeddings.device import DeviceArena
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
-from trtx.torch_engine.shared_tensor import SharedTensor, remove_shared, share
 
 ARENA_BYTES = 512 << 20
 WARM_UP = 5

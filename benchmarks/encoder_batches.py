@@ -22,7 +22,7 @@ import torch
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
-from trtx.torch_engine.encoder_messages import EncoderArgs, Grid
+from trtx.ipc.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import LlavaTower, Pixels, QwenTower, Tower
 

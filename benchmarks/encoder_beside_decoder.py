@@ -30,9 +30,9 @@ import torch
 from encoder_batches import pixels
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
-from trtx.torch_engine.encoder_messages import EncoderArgs
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner

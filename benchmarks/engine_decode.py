@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.batch import Batch, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
 from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import Batch, ScheduledSequence
 
 
 def measure(

@@ -30,9 +30,9 @@ from importlib.metadata import version
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.core.handoffs import READ_POLL_S, READ_SPIN_S
 from trtx.torch_engine.handoff import ROUTES, FinishedRead, KvTransport, create_transport
+from trtx.torch_engine.kv_layout import KvGeometry
 
 if TYPE_CHECKING:
     import torch

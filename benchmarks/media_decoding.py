@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from trtx.ipc.shared_tensor import remove_shared
 from trtx.media import Blob, MediaLimits, PicturePool, fetch
-from trtx.torch_engine.shared_tensor import remove_shared
 
 SIDE = 7071  # its square is 50 million
 LIMITS = MediaLimits(decode_memory_bytes=8 << 30, decode_timeout_s=300, max_media_bytes=1 << 30)

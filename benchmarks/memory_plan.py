@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported where a process measures
-    from trtx.torch_engine.batch import Batch
     from trtx.torch_engine.runner import TorchRunner
+    from trtx.torch_engine.step import Batch
 
 GIB = 1 << 30
 _PROMPT = 512  # tokens of each prompt of the fullest step
@@ -143,8 +143,8 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def _fullest_steps(runner: TorchRunner, max_batch_size: int, max_num_tokens: int) -> None:
     """Prompts for every slot, ``max_num_tokens`` a step, then two decode steps of all, for each way to sample."""
-    from trtx.torch_engine.batch import Batch, ScheduledSequence
     from trtx.torch_engine.sampling_plan import SamplingPlan
+    from trtx.torch_engine.step import Batch, ScheduledSequence
 
     length = min(_PROMPT, max_num_tokens)
     blocks = -(-(length + 4) // runner.geometry.tokens_per_block)

@@ -17,7 +17,8 @@ from typing import Any
 
 from closed_loop import Way, play, print_head, print_row
 
-from trtx.torch_engine.batch import Batch, KvGeometry, Sampled
+from trtx.torch_engine.kv_layout import KvGeometry
+from trtx.torch_engine.step import Batch, Sampled
 
 _HOST_S = 0.3e-3  # of a step: schedule, launch, commit
 

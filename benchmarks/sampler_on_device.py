@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.batch import Batch, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.rows import SamplingRow
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import Batch, ScheduledSequence
 
 VOCAB = 151_936
 KINDS: dict[str, dict[str, Any]] = {

@@ -128,7 +128,7 @@ class ModelledRunner:
     """As fast as ``TRTX_MODELLED`` says (milliseconds a step, microseconds a prompt token), and computes nothing."""
 
     def __init__(self, args: Any, words: str) -> None:
-        from trtx.torch_engine.batch import KvGeometry
+        from trtx.torch_engine.kv_layout import KvGeometry
 
         step_ms, token_us = words.split(",")
         self._step_s, self._token_s = float(step_ms) / 1e3, float(token_us) / 1e6
@@ -138,7 +138,7 @@ class ModelledRunner:
         self._free_s = 0.0
 
     def launch(self, batch: Any) -> ModelledStep:
-        from trtx.torch_engine.batch import Sampled
+        from trtx.torch_engine.step import Sampled
 
         tokens = sum(len(sequence.new_token_ids) for sequence in batch.sequences if sequence.start == 0)
         self._free_s = max(self._free_s, time.perf_counter()) + self._step_s + tokens * self._token_s

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import ROUTES, TransportEvents, create_transport
+from trtx.torch_engine.kv_layout import KvGeometry
 
 GEOMETRY = KvGeometry.uniform(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
 START_S = 90

@@ -14,15 +14,15 @@ from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.config.media import MediaLimits
+from trtx.ipc.shared_tensor import share
 from trtx.media.blob import Blob
 from trtx.media.pool import PicturePool
-from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.shared_tensor import share
+from trtx.torch_engine.step import Embedding
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from runner_player import Player, Playing, build, random_prompt, save
 
-from trtx.torch_engine.batch import Batch, Sampled
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.step import Batch, Sampled
 
 pytestmark = [
     pytest.mark.gpu,

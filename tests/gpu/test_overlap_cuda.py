@@ -9,9 +9,9 @@ import torch
 from engine_player import Wish, assert_equal, served, workload
 from runner_player import Player, build, random_prompt, save
 
-from trtx.torch_engine.batch import FROM_SLOT, Batch
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.step import FROM_SLOT, Batch
 
 pytestmark = [
     pytest.mark.gpu,

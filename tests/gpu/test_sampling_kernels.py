@@ -13,12 +13,12 @@ import pytest
 import torch
 from kernel_cases import DEVICE, IS_INTERPRETED
 
-from trtx.torch_engine.batch import FROM_SLOT
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import BANNED, NO_TOKEN
 from trtx.torch_engine.runner.sampling.rows import SamplingRow
 from trtx.torch_engine.runner.sampling.slots import new_edits
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import FROM_SLOT
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.encoder_messages import EncoderArgs, Grid
+from trtx.ipc.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Tower
 

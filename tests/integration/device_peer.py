@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from trtx.ipc.shared_tensor import share
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingHandle
 from trtx.torch_engine.embeddings.device import DeviceArena
 from trtx.torch_engine.embeddings.handle import parse_handle
-from trtx.torch_engine.shared_tensor import share
 
 WIDTH = 4096
 DTYPE = "bfloat16"

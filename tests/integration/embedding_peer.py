@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from trtx.ipc.shared_tensor import share
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingHandle, NoRoom
 from trtx.torch_engine.embeddings.handle import parse_handle
-from trtx.torch_engine.shared_tensor import share
 
 WIDTH = 4096
 DTYPE = "bfloat16"

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import KvTransport, create_transport
+from trtx.torch_engine.kv_layout import KvGeometry
 
 GEOMETRY = KvGeometry.uniform(num_layers=2, num_kv_heads=2, head_dim=16, tokens_per_block=32, dtype="float32")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from killed_runs import Benches, Stage, assert_resumed, benches, run_of, stages
 
-from trtx.report.forms import LOCK, PLAN
+from trtx.runs.forms import LOCK, PLAN
 
 SEED = int(os.environ.get("TRTX_KILL_SEED", "7"))
 LOAD = "isl: 32, osl: 6, request_count: 12, warmup_request_count: 0, prompt_corpus: random"

@@ -18,16 +18,10 @@ import torch
 from device_peer import DTYPE, WIDTH, Encoder, embedding
 from processes import freeze
 
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, open_shared, remove_shared, share_place
 from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingHandle, EmbeddingReader, EmbeddingUnreachable
 from trtx.torch_engine.embeddings.device import DevicePlace
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
-from trtx.torch_engine.shared_tensor import (
-    SharedTensor,
-    SharedTensorElsewhere,
-    open_shared,
-    remove_shared,
-    share_place,
-)
 
 ARENA = 16 << 20
 ROWS = 577  # of LLaVA 1.5 with its class token: the last block is part full

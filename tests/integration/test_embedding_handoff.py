@@ -13,6 +13,7 @@ import torch
 from embedding_peer import DTYPE, WIDTH, Exporter, embedding
 from processes import freeze
 
+from trtx.ipc.shared_tensor import open_shared, remove_shared, share
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
     EmbeddingGone,
@@ -20,7 +21,6 @@ from trtx.torch_engine.embeddings import (
     EmbeddingMismatch,
     EmbeddingReader,
 )
-from trtx.torch_engine.shared_tensor import open_shared, remove_shared, share
 
 ARENA = 16 << 20
 ROWS = 577  # of LLaVA 1.5 with its class token: the last block is part full

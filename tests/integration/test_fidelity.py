@@ -19,7 +19,7 @@ from trtx.evals.fidelity import TopologyFidelity, fidelity_directory, read_fidel
 from trtx.evals.fidelity.divergence import compare
 from trtx.evals.fidelity.forms import COMPARED, FIDELITY, PartFigures, read_compared
 from trtx.evals.fidelity.reference import read_reference
-from trtx.report.forms import VERDICT, RunVerdict
+from trtx.runs.forms import VERDICT, RunVerdict
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
 

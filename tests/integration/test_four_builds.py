@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from trtx.bench.intervals import Interval
 from trtx.checkpoint.text import sentences
 from trtx.cli.app import run
 from trtx.evals import statistics
@@ -20,6 +19,7 @@ from trtx.evals.fidelity import TopologyFidelity, read_fidelity
 from trtx.evals.fidelity.forms import Figure
 from trtx.evals.fidelity.reference import read_reference
 from trtx.evals.pairs import TopologyValues, paired_differences, read_values
+from trtx.stats.intervals import Interval
 
 pytestmark = pytest.mark.proof
 

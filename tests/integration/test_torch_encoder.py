@@ -26,11 +26,11 @@ from random_models import HIDDEN, ROWS, SIDE, picture, save_llava, write_process
 from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from trtx.errors import UsageError
+from trtx.ipc.shared_tensor import SharedTensor, open_shared, remove_shared, share
 from trtx.torch_engine.embeddings import EmbeddingReader
 from trtx.torch_engine.embeddings.handle import parse_handle
 from trtx.torch_engine.llmapi import Embedding, MultimodalEncoder, PreparedPicture, RequestError, RequestFailed
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of
-from trtx.torch_engine.shared_tensor import SharedTensor, open_shared, remove_shared, share
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,11 +18,11 @@ import torch
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine import embedded
+from trtx.ipc.shared_tensor import SharedTensor, share
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, MediaNeeded, MediaSpan, RequestError, SamplingParams
 from trtx.torch_engine.messages import EmbeddingTaken, FromEngine, PutEmbedding, Ready, Start
-from trtx.torch_engine.shared_tensor import SharedTensor, share
 
 MODEL = "synthetic:tiny-vl"
 ARGS: dict[str, Any] = {

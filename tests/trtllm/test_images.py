@@ -23,11 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from topology_clients import trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.ipc.shared_tensor import open_shared, remove_shared
 from trtx.text import load_tokenizer
 from trtx.topology import Plan
 from trtx.torch_engine.embeddings import EmbeddingReader, parse_handle
 from trtx.torch_engine.llmapi import LLM, MultimodalEncoder, SamplingParams
-from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 
 pytestmark = pytest.mark.trtllm
 

@@ -97,6 +97,24 @@ def test_no_arrow_is_drawn_that_nothing_takes_and_none_leads_back() -> None:
     assert not circle, f"arrows of {DOCUMENT.name} lead round in a circle: {sorted(circle)}"
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for types count too: a circle that a lazy import hides is still one."""
+    names = {_module(path).removesuffix("/__init__") for path in FILES}
+    left = {}
+    for path in FILES:
+        own = _module(path).removesuffix("/__init__")
+        candidates = {prefix for name in _imported(path) for prefix in (name, name.rpartition("/")[0])}
+        exact = {name if name in names else name.rpartition("/")[0] for name in _imported(path)} & candidates
+        left[own] = (exact & names) - {own}
+    while lowest := [name for name, below in left.items() if not below & left.keys()]:
+        for name in lowest:
+            del left[name]
+    while unused := [name for name in left if not any(name in below for below in left.values())]:
+        for name in unused:
+            del left[name]
+    assert not left, f"a circle of imports; move what these files share into one below them: {sorted(left)}"
+
+
 @pytest.mark.parametrize("room", BY_THEIR_NAMES)
 def test_a_room_is_entered_by_its_names_alone(room: str) -> None:
     names = importlib.import_module(f"trtx.{room}").__all__

@@ -17,8 +17,8 @@ from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
 from trtx.bench.sent_dataset import as_sent, dataset_of
-from trtx.bench.statistics import samples_needed
 from trtx.bench.sweep import PlannedTrial, Progress, changed_files, held_trials, planned_trials, rewrite_cells, sweep
+from trtx.stats.percentiles import samples_needed
 
 __all__ = [
     "AiperfHost",

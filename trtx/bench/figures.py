@@ -17,8 +17,8 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from trtx.bench.records import RequestRecord
-from trtx.bench.statistics import percentile, samples_needed
 from trtx.bench.windows import Span, sent_in
+from trtx.stats.percentiles import percentile, samples_needed
 
 Records = Sequence[RequestRecord]
 Window = Callable[[Records], Records]

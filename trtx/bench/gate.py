@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtx.bench.figures import PerDevice
-from trtx.bench.intervals import CONFIDENCE, Interval, paired_ratio_interval, per_interval, ratio_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
 from trtx.bench.metrics import (
     inter_token_latency,
@@ -24,6 +23,7 @@ from trtx.bench.metrics import (
 )
 from trtx.bench.sample import DEVICES, Metric, Sample, parse_metric, parse_percent
 from trtx.errors import UsageError
+from trtx.stats.intervals import CONFIDENCE, Interval, paired_ratio_interval, per_interval, ratio_interval
 
 # What a server does for all and for one: work a second, the wait for the first token, the pace of the others. E2E
 # latency follows from the last two, and tails take more requests than a short job has: --metrics has them.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trtx.bench.checks import Level
-from trtx.bench.intervals import Interval
 from trtx.bench.sample import Sample
 from trtx.errors import GateError, NoVerdictError, TrtxError
+from trtx.stats.intervals import Interval
 
 _TOLD = 3  # reasons in one sentence; the report has all
 _NAMED = 6  # cells of one of them

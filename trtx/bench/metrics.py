@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Figures, Heading, Number, Records, Spread, figure, per_device
-from trtx.bench.statistics import percentile
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
+from trtx.stats.percentiles import percentile
 
 
 @figure(Number[int], title="requests", unit="requests", meaning="requests that succeeded")

@@ -9,9 +9,9 @@ from statistics import fmean, median
 from trtx.bench.checks import CLIENT_INVALID, CLIENT_SUSPECT, Found, Level, NotObserved, check, client_share, percent
 from trtx.bench.evidence import AskedLength, Evidence
 from trtx.bench.named_models import other_models
-from trtx.bench.statistics import samples_needed
 from trtx.bench.steadiness import Judgement, Steadiness, judge_trend, judge_warm_up, warm_up_needed
 from trtx.bench.windows import NoSteadyPart
+from trtx.stats.percentiles import samples_needed
 
 _WRONG_SHARE = 0.10  # lengths and prefix hits: from here on, another load than the one that was asked
 _OUTPUT_SHARE, _INPUT_SHARE = 0.01, 0.02

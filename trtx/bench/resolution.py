@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtx.bench.gate import DEFAULT_METRICS, Limit, comparable_values
-from trtx.bench.intervals import CONFIDENCE, expected_margin, per_interval, relative_spread, trials_needed
 from trtx.bench.judgement import Refusal
 from trtx.bench.sample import Metric, Sample
 from trtx.errors import UsageError
+from trtx.stats.intervals import CONFIDENCE, expected_margin, per_interval, relative_spread, trials_needed
 
 
 def check_resolvable(
@@ -25,7 +25,7 @@ def check_resolvable(
 
     UsageError where the baseline lacks a cell or a metric, and where even a candidate that measures just the same would
     get no verdict: with the baseline's spread on both sides, the interval around a ratio of 1 reaches past the limit.
-    It says how many trials and requests would do (see :func:`trtx.bench.intervals.trials_needed`).
+    It says how many trials and requests would do (see :func:`trtx.stats.intervals.trials_needed`).
     """
     of_baseline = {sample.cell: sample for sample in baseline}
     if lacking := [cell for cell in cells if cell not in of_baseline]:

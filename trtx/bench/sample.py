@@ -10,8 +10,8 @@ from trtx.bench.cells import Cell, DeviceKind
 from trtx.bench.checks import Level
 from trtx.bench.figures import Distribution, Figure, Figures, Number, all_figures
 from trtx.bench.metrics import error_request_count, request_count
-from trtx.bench.statistics import samples_needed
 from trtx.errors import UsageError
+from trtx.stats.percentiles import samples_needed
 
 DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # as people call them
 Window = Literal["whole", "steady"]  # of each trial: all of it, or its steady part

@@ -9,7 +9,7 @@ from trtx.bench.cores import SHORT
 from trtx.bench.evidence import Evidence
 from trtx.bench.handoffs import told_pair
 from trtx.bench.readings import ForeignProcess, GpuReading
-from trtx.bench.statistics import binomial_tail
+from trtx.stats.percentiles import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0

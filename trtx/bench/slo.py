@@ -14,11 +14,11 @@ from operator import ge, gt, le, lt
 from typing import Literal, get_args
 
 from trtx.bench.checks import Level
-from trtx.bench.intervals import mean_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
 from trtx.bench.metrics import request_error_rate, uncounted_request_count
 from trtx.bench.sample import Metric, Sample, parse_metric
 from trtx.errors import UsageError
+from trtx.stats.intervals import mean_interval
 
 Operator = Literal["lt", "le", "gt", "ge"]
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {"lt": lt, "le": le, "gt": gt, "ge": ge}

@@ -192,7 +192,7 @@ def _cut(records: Sequence[RequestRecord], start_ns: int, end_ns: int) -> Phases
 
 
 def _percentile_90_ns(latencies_ns: Sequence[int]) -> int:
-    """As :func:`trtx.bench.statistics.percentile`, exact: in floats half a nanosecond is rounded either way."""
+    """As :func:`trtx.stats.percentiles.percentile`, exact: in floats half a nanosecond is rounded either way."""
     ordered = sorted(latencies_ns)
     whole, rest = divmod((len(ordered) - 1) * 90, 100)
     if rest == 0:

@@ -9,12 +9,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
 from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import sentences
+from trtx.stats.proportions import wilson_interval
 
 HELD_OUT_SEED = 1_000_003  # text has no split by content, so its seed is one that training never uses
 # Log-probabilities (natural) of ids[1:], each given all ids before it.
@@ -134,18 +134,9 @@ def score_tasks(model: Any, tokenizer: Any, per_band: int) -> list[Score]:
     return scores
 
 
-def interval(right: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval (1927, JASA 22:209) of a share, 0 to 1."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share, weight = right / count, z * z / count
-    middle, half = share + weight / 2, z * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    low, high = (middle - half) / (1 + weight), (middle + half) / (1 + weight)
-    return low if right else 0.0, high if right < count else 1.0  # at the ends, rounding would go past them
-
-
 def share_text(right: int, count: int) -> str:
     """In per cent, with the interval: "98.0 (95.0 to 99.2)"."""
-    low, high = interval(right, count)
+    low, high = wilson_interval(right, count)
     return f"{100 * right / count:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trtx.checkpoint.class_defaults import CLASSES
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
+from trtx.checkpoint.family import Family
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
@@ -41,26 +42,6 @@ LARGEST = {
 }
 """A multiple of every published model's (Llama 4 Scout has 10,485,760 positions): what is larger is no model, and
 would be counted and allocated for a long time before that shows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What transformers' model of an architecture computes, and what its config class derives from other fields.
-
-    Defaults of missing fields are in :data:`trtx.checkpoint.class_defaults.CLASSES`. ``kv_heads``: whether null means
-    as many as query heads. ``derives_head_dim``: where it is missing or null. ``window``: of ``sliding_window`` where
-    ``use_sliding_window`` switches it on, a field that the class does not know, or one that holds whatever a switch
-    says.
-    """
-
-    model_type: str
-    kv_heads: Literal["derived", "stated"] = "derived"
-    derives_head_dim: bool = False
-    window: Literal["switched", "unknown", "always"] = "switched"
-    qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
-    qk_norm: bool = False
-    takes_head_dim: bool = True  # else it is hidden_size / num_attention_heads whatever the field says
-    mrope: Mrope | None = None
 
 
 FAMILIES = {

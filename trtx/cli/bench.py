@@ -31,7 +31,7 @@ from trtx.errors import TrtxError, UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec, FinishedRun
-    from trtx.report.forms import ComparedWith
+    from trtx.runs.forms import ComparedWith
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -193,8 +193,8 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
     from trtx.cli.bench_view import BenchView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report import console_table, read_run
-    from trtx.report.forms import LOCK
     from trtx.report.summary import summary_json
+    from trtx.runs.forms import LOCK
 
     view = BenchView()
     try:

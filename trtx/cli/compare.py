@@ -24,7 +24,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment.baseline import Baseline
-    from trtx.report.forms import Comparison
+    from trtx.runs.forms import Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -233,7 +233,7 @@ def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> No
     from trtx.cli.eval_view import EvalView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.evaluation import evaluation_fields, evaluation_table, read_evaluation_view
-    from trtx.report.forms import LOCK
+    from trtx.runs.forms import LOCK
 
     view = EvalView()
     try:

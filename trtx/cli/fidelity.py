@@ -171,7 +171,7 @@ def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> No
     from trtx.cli.fidelity_view import FidelityView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.fidelity import fidelity_fields, fidelity_table, read_fidelity_view
-    from trtx.report.forms import LOCK
+    from trtx.runs.forms import LOCK
 
     view = FidelityView()
     try:

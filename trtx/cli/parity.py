@@ -253,8 +253,8 @@ def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
 def _run_and_show(start: Any, as_json: bool) -> None:
     """Shows a run while it goes on, then its table and where its report is."""
     from trtx.cli.step_summary import add_step_summary
-    from trtx.report.forms import LOCK
     from trtx.report.parity import parity_fields, parity_table, read_parity_view
+    from trtx.runs.forms import LOCK
 
     view = _ParityView()
     try:

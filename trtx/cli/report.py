@@ -71,8 +71,8 @@ def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:
     from trtx.report import render
     from trtx.report.evaluation import is_evaluation, render_evaluation
     from trtx.report.fidelity import is_fidelity, render_fidelity
-    from trtx.report.forms import LOCK
     from trtx.report.parity import is_parity, render_parity
+    from trtx.runs.forms import LOCK
 
     if not (run / LOCK.file).exists():
         raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")

@@ -21,7 +21,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import Locked
-    from trtx.report.forms import Difference
+    from trtx.runs.forms import Difference
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from trtx.ipc.encoder_messages import Clip
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, lend, read_shared, remove_left, remove_shared, share
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
     EmbeddingGone,
@@ -20,18 +22,8 @@ from trtx.torch_engine.embeddings import (
     EmbeddingUnreachable,
     parse_handle,
 )
-from trtx.torch_engine.encoder_messages import Clip
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import MediaSpan
-from trtx.torch_engine.shared_tensor import (
-    SharedTensor,
-    SharedTensorError,
-    lend,
-    read_shared,
-    remove_left,
-    remove_shared,
-    share,
-)
 
 if TYPE_CHECKING:
     import numpy as np

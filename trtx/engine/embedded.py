@@ -22,7 +22,8 @@ from trtx.engine.api import (
     Transfer,
 )
 from trtx.engine.request_ids import RequestIds
-from trtx.torch_engine.encoder_messages import ARENA_BYTES
+from trtx.ipc.encoder_messages import ARENA_BYTES
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.llmapi import (
     LLM,
     CompletionOutput,
@@ -36,7 +37,6 @@ from trtx.torch_engine.llmapi import (
     RequestOutput,
     SamplingParams,
 )
-from trtx.torch_engine.shared_tensor import SharedTensor
 
 
 class TorchEngine(Engine):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtx.bench.documents import RESTORE, Document
-from trtx.bench.intervals import Interval
 from trtx.errors import UsageError
 from trtx.evals.lines import LineWriter, read_lines
+from trtx.stats.intervals import Interval
 
 EVAL = Document("eval.json", version=1, oldest=1, since="")
 SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")

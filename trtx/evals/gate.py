@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import counted, quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import Score, ScoredTask, TopologyScores
 from trtx.evals.pairs import PairedDifference
+from trtx.stats.intervals import Interval
 
 _ASK_AGAIN = "ask for them again with --resume"
 UNANSWERED = "unanswered_sample_count"

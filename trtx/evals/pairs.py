@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trtx.bench.documents import RESTORE
-from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.config.wording import counted, shown
 from trtx.errors import UsageError
 from trtx.evals import statistics
 from trtx.evals.forms import SAMPLES, Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_whole
+from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
 Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
 _DIGITS = 16  # of a sample's key, a hash: 64 bits tell the samples of a task apart

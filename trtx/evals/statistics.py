@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from statistics import NormalDist, pstdev
 from typing import Any
 
-from trtx.bench.intervals import CONFIDENCE, Interval
-from trtx.checkpoint.held_out import interval as wilson
 from trtx.config.wording import counted
 from trtx.evals.forms import Aggregation
+from trtx.stats.intervals import CONFIDENCE, Interval
+from trtx.stats.proportions import wilson_interval
 
 RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
 SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
@@ -209,7 +209,7 @@ def unlike(values: Sequence[Any]) -> int:
 
 def unseen_share(count: int, confidence: float = CONFIDENCE) -> float:
     """How many of all samples may be of a kind that none of ``count`` is: the upper end of Wilson's interval."""
-    return wilson(0, count, confidence)[1]
+    return wilson_interval(0, count, confidence)[1]
 
 
 def _widened(found: Interval, off: float) -> Interval:
@@ -219,7 +219,7 @@ def _widened(found: Interval, off: float) -> Interval:
 
 
 def _share(values: Sequence[float], confidence: float) -> Interval:
-    low, high = wilson(sum(values), len(values), confidence)
+    low, high = wilson_interval(sum(values), len(values), confidence)
     return Interval(sum(values) / len(values), low, high, confidence)
 
 
@@ -249,8 +249,8 @@ def _newcombe(pairs: Sequence[tuple[float, float]], confidence: float) -> Interv
     lost = pairs.count((0, 1))
     neither = count - both - gained - lost
     first, second = (both + gained) / count, (both + lost) / count
-    low_1, high_1 = wilson(both + gained, count, confidence)
-    low_2, high_2 = wilson(both + lost, count, confidence)
+    low_1, high_1 = wilson_interval(both + gained, count, confidence)
+    low_2, high_2 = wilson_interval(both + lost, count, confidence)
     product = math.prod(((both + gained), (lost + neither), (both + lost), (gained + neither)))
     raw = both * neither - gained * lost
     corrected = max(raw - count / 2, 0.0) if raw > 0 else float(raw)
@@ -272,7 +272,7 @@ def _ends(found: Sequence[float], confidence: float) -> tuple[float, float]:
     """Percentiles of resamples, where at least 5 lie beyond each. A confidence beyond that, as where many intervals
     hold together, moves them out from the median as a normal distribution's would: the extremes of so many resamples
     say nothing of what lies beyond them."""
-    from trtx.bench.statistics import percentile
+    from trtx.stats.percentiles import percentile
 
     seen = min(confidence, 1 - 2 * _FEWEST_BEYOND / len(found))
     beyond = 50 * (1 - seen)

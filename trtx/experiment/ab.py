@@ -14,7 +14,6 @@ from trtx.bench import Load, cell_name, read_journal
 from trtx.bench.cells import CELL
 from trtx.bench.gate import measured_ratio
 from trtx.bench.intact import as_kept, read_kept
-from trtx.bench.intervals import CONFIDENCE, per_interval
 from trtx.bench.journal import TrialEnded
 from trtx.bench.sample import Metric
 from trtx.config.strict_yaml import read_yaml
@@ -26,7 +25,7 @@ from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scores import compare_scores, scores_of_run
 from trtx.experiment.spec import ExperimentSpec, load_sweep
 from trtx.experiment.verdict import sample_of
-from trtx.report.forms import (
+from trtx.runs.forms import (
     COMPARISON,
     CONDITIONS,
     LOCK,
@@ -38,6 +37,7 @@ from trtx.report.forms import (
     RunVerdict,
     told,
 )
+from trtx.stats.intervals import CONFIDENCE, per_interval
 
 
 def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSpec:

@@ -37,8 +37,8 @@ from trtx.experiment.resumption import PlanDocument
 from trtx.experiment.scores import scores_of_run
 from trtx.report.evaluation import is_evaluation
 from trtx.report.fidelity import is_fidelity
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 from trtx.report.parity import is_parity
+from trtx.runs.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 
 _LISTED = ("cells", "scores")  # an entry a line
 _NO_DIGEST = "its file has no SHA-256 of itself, as an older trtx wrote it"

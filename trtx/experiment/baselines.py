@@ -22,7 +22,7 @@ from trtx.experiment.baseline import Baseline, of_run, of_scored_run, read_basel
 from trtx.experiment.conditions import COMPARED_BY, Conditions, differences, load_differences
 from trtx.experiment.gate_spec import check_baseline_name
 from trtx.report.evaluation import is_evaluation
-from trtx.report.forms import LOCK, Difference
+from trtx.runs.forms import LOCK, Difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
-from trtx.bench.intervals import CONFIDENCE, Interval, per_interval
 from trtx.bench.judgement import Judgement, Refusal, Verdict
 from trtx.bench.sample import Metric, Sample, Window
 from trtx.errors import UsageError
@@ -14,7 +13,8 @@ from trtx.experiment.baseline import Baseline, records_unchecked
 from trtx.experiment.conditions import differences, load_differences, refuse_others, unchecked
 from trtx.experiment.scores import compare_scores, partners, unjudged
 from trtx.experiment.verdict import unmeasured
-from trtx.report.forms import ComparedMetric, Comparison, Difference
+from trtx.runs.forms import ComparedMetric, Comparison, Difference
+from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
 Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
 Rounds = Sequence[tuple[float | None, float | None]]

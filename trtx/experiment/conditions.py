@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 from trtx.experiment.left_out import left_out_of
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import Deployment, Difference, Environment, LeftOut, Measured, Provenance
+from trtx.runs.forms import Deployment, Difference, Environment, LeftOut, Measured, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from trtx.report.forms import Container
+from trtx.runs.forms import Container
 
 _PODMAN_IMAGE = re.compile(r'^image="([^"]+)"$', re.MULTILINE)
 _OS_NAME = re.compile(r'^PRETTY_NAME="?([^"\n]+)"?$', re.MULTILINE)

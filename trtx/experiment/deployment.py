@@ -22,7 +22,7 @@ from trtx.experiment.spec import Attach
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.registry import RegistryUnknown
-from trtx.report.forms import Deployment
+from trtx.runs.forms import Deployment
 from trtx.tls import CA_VARIABLE, trust_of
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``aiperf chat``

@@ -24,7 +24,7 @@ from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.spec import ExperimentSpec
 from trtx.launch import write_problem
-from trtx.report.forms import LOCK, PLAN, Provenance
+from trtx.runs.forms import LOCK, PLAN, Provenance
 from trtx.tls import CA_VARIABLE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

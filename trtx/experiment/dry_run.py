@@ -30,7 +30,7 @@ from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
 from trtx.launch import check_usual_client, prepare
-from trtx.report.forms import ComparedWith, Deployment
+from trtx.runs.forms import ComparedWith, Deployment
 from trtx.topology import Plan
 
 

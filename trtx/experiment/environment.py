@@ -17,7 +17,7 @@ from trtx.doctor import Package, gather_gpus, gather_software
 from trtx.experiment.container import find_container, memory_limit_bytes, os_name
 from trtx.experiment.sources import commit_of, sources_hash
 from trtx.launch import probe
-from trtx.report.forms import Deployment, Environment, Gpu
+from trtx.runs.forms import Deployment, Environment, Gpu
 
 # What a figure or a score depends on: what serves, computes, tokenizes, measures and scores. By their normalized names.
 _PACKAGES = {

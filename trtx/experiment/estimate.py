@@ -11,7 +11,7 @@ from trtx.bench import Load, cell_name, read_journal
 from trtx.bench.journal import TopologyReady, TrialEnded, TrialStarted
 from trtx.errors import UsageError
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import LOCK, PLAN, AskedRun, Planned
+from trtx.runs.forms import LOCK, PLAN, AskedRun, Planned
 from trtx.topology import Plan
 
 

@@ -31,7 +31,7 @@ from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Interruption, catch_signals, prepare
 from trtx.report import REPORT_FILE
 from trtx.report.evaluation import render_evaluation
-from trtx.report.forms import CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, Deployment, Provenance, RunVerdict
+from trtx.runs.forms import CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, Deployment, Provenance, RunVerdict
 from trtx.topology import Plan
 
 

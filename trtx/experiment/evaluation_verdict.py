@@ -14,7 +14,7 @@ from trtx.experiment.conditions import differences, unchecked
 from trtx.experiment.evaluation_spec import EvaluationSpec
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run, unjudged
 from trtx.experiment.verdict import run_verdict
-from trtx.report.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
+from trtx.runs.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 
 
 def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:

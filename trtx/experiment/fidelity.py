@@ -43,7 +43,7 @@ from trtx.experiment.verdict import error_of, run_verdict
 from trtx.launch import Interruption, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE
 from trtx.report.fidelity import render_fidelity
-from trtx.report.forms import LOCK, PLAN, VERDICT, AskedOf, Deployment, Environment, RunVerdict
+from trtx.runs.forms import LOCK, PLAN, VERDICT, AskedOf, Deployment, Environment, RunVerdict
 from trtx.topology import Plan
 
 _SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0

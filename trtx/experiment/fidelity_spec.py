@@ -16,7 +16,7 @@ from trtx.experiment.axes import NamedTopology, expand
 from trtx.experiment.directory import PROVENANCE
 from trtx.experiment.scoring_spec import MOST_CONCURRENT, as_option, refuse_twice
 from trtx.experiment.spec import ATTACHED, Attach
-from trtx.report.forms import LOCK
+from trtx.runs.forms import LOCK
 
 _NO_PROBABILITIES = ("simulated", "paced")
 

@@ -30,7 +30,7 @@ from trtx.experiment.conditions import (
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.verdict import judge_cells, run_verdict
-from trtx.report.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.runs.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 

@@ -12,7 +12,7 @@ from trtx.config.left_out import LeftOutField, left_out_notes, left_out_warnings
 from trtx.errors import UsageError
 from trtx.experiment.axes import engine_field
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import LeftOut
+from trtx.runs.forms import LeftOut
 from trtx.topology import Plan
 
 

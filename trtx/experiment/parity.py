@@ -64,8 +64,8 @@ from trtx.experiment.targets import attached_target
 from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Interruption, catch_signals, prepare
 from trtx.report import REPORT_FILE
-from trtx.report.forms import LOCK, PLAN, VERDICT, AskedOf, Deployment, RunVerdict
 from trtx.report.parity import KnownServer, render_parity
+from trtx.runs.forms import LOCK, PLAN, VERDICT, AskedOf, Deployment, RunVerdict
 from trtx.topology import Plan
 
 _NO_ANSWERS = ("simulated", "paced")

@@ -14,8 +14,8 @@ from trtx.evals.parity import Pass, Server, find_server, parity_directory
 from trtx.experiment.deployment import api_key, ask_context_length, ask_deployment
 from trtx.experiment.parity_spec import ParitySpec
 from trtx.experiment.spec import Attach
-from trtx.report.forms import Deployment
 from trtx.report.parity import SERVERS, KnownServer, KnownServers
+from trtx.runs.forms import Deployment
 from trtx.tls import trust_of
 
 PATIENCE_S = 5.0

@@ -19,7 +19,7 @@ from trtx.experiment.axes import NamedTopology
 from trtx.experiment.directory import PROVENANCE
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
 from trtx.experiment.spec import Attach
-from trtx.report.forms import LOCK
+from trtx.runs.forms import LOCK
 from trtx.topology import Plan
 
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]

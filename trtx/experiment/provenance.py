@@ -15,7 +15,7 @@ from trtx.errors import UsageError
 from trtx.experiment.left_out import left_out_of
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
-from trtx.report.forms import Environment, Files, Measured, Provenance
+from trtx.runs.forms import Environment, Files, Measured, Provenance
 from trtx.topology import Plan
 
 

@@ -33,7 +33,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.spec import ExperimentSpec
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, AskedRun, Difference, LeftOut, Measured, Provenance
+from trtx.runs.forms import LOCK, AskedRun, Difference, LeftOut, Measured, Provenance
 from trtx.topology import Plan
 
 # Of one start, or of a place: they are no conditions, or others tell the same without it.

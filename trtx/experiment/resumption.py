@@ -38,7 +38,7 @@ from trtx.experiment.scoring import is_scored
 from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.report.forms import LOCK, PLAN, AskedRun, Deployment, Environment
+from trtx.runs.forms import LOCK, PLAN, AskedRun, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"

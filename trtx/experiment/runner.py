@@ -47,7 +47,7 @@ from trtx.experiment.targets import attached_target, check_attached, check_fits,
 from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Guardian, Interruption, ServedTopology, catch_signals, check_usual_client, prepare
 from trtx.report import REPORT_FILE, render
-from trtx.report.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
+from trtx.runs.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, RunVerdict
 from trtx.topology import Plan
 
 

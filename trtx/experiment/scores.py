@@ -12,7 +12,7 @@ from trtx.evals import read_eval
 from trtx.evals.gate import cell_of, judge_answers, judge_difference, judge_min_score
 from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.report.forms import LOCK, AskedScores, ComparedScore
+from trtx.runs.forms import LOCK, AskedScores, ComparedScore
 
 
 def scores_of_run(run_dir: Path) -> tuple[TopologyValues, ...]:

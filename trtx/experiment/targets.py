@@ -16,7 +16,7 @@ from trtx.errors import UsageError
 from trtx.experiment.deployment import DYNAMO, api_key
 from trtx.experiment.spec import ATTACHED, Attach
 from trtx.prompts.files import chat_template
-from trtx.report.forms import Deployment
+from trtx.runs.forms import Deployment
 from trtx.topology import Plan
 
 

@@ -15,7 +15,7 @@ from trtx.bench.sample import Sample, Window
 from trtx.bench.slo import judge_error_rate, judge_objective
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
 from trtx.experiment.gate_spec import GateSpec
-from trtx.report.forms import ComparedWith, RunVerdict
+from trtx.runs.forms import ComparedWith, RunVerdict
 
 _REASONS = 3  # told in one sentence; the report has all
 

@@ -7,6 +7,7 @@ holds: nothing of a file's content is parsed in the caller's process, or stands 
 """
 
 from trtx.config.media import MediaField, MediaLimits, media_fields
+from trtx.ipc.encoder_messages import Clip, Grid
 from trtx.media.blob import Blob, Kind
 from trtx.media.errors import THIS_PICTURE, MediaError, Stopping
 from trtx.media.fetch import fetch
@@ -14,7 +15,6 @@ from trtx.media.held import HeldMedia
 from trtx.media.keys import content_key, embedding_options, processor_options, video_options
 from trtx.media.messages import VideoRule
 from trtx.media.pool import GivenEmbedding, PicturePool, Prepared, decode_seconds
-from trtx.torch_engine.encoder_messages import Clip, Grid
 
 __all__ = [
     "THIS_PICTURE",

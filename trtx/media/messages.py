@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from trtx.ipc.encoder_messages import Clip, Grid
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.media.errors import Status
-from trtx.torch_engine.encoder_messages import Clip, Grid
-from trtx.torch_engine.shared_tensor import SharedTensor
 
 LENGTH = struct.Struct("<I")
 Work = Literal["pixels", "patches", "frames", "rgb", "embedding"]

@@ -18,12 +18,12 @@ import msgspec
 
 from trtx.config.media import MediaLimits
 from trtx.errors import LaunchError, UsageError
+from trtx.ipc.encoder_messages import Clip, Grid
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
 from trtx.media.errors import MediaError, Stopping
 from trtx.media.messages import Answer, Failed, Job, Patches, Refused, Rgb, Setup, Tensor, VideoRule, Work
-from trtx.torch_engine.encoder_messages import Clip, Grid
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared
 
 if TYPE_CHECKING:
     import numpy as np

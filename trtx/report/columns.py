@@ -9,10 +9,10 @@ from typing import Any
 
 from trtx.bench import Figure, samples_needed
 from trtx.bench.figures import Heading, all_figures
-from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.bench.sample import Metric
 from trtx.report.view import Part, Row, RunView
+from trtx.stats.intervals import CONFIDENCE, Interval
 
 MISSING = "–"
 UNSURE = "~"  # before a percentile that has too few samples

@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trtx.bench.checks import Level
-from trtx.bench.intervals import CONFIDENCE
 from trtx.bench.judgement import Verdict
 from trtx.bench.sample import parse_metric
 from trtx.report.columns import MISSING, number
-from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
 from trtx.report.validity import MARKS
 from trtx.report.verdict import ratio, ratio_text, table_cell, verdict_style
 from trtx.report.view import RunView
 from trtx.report.whole_table import WholeTable
+from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
+from trtx.stats.intervals import CONFIDENCE
 
 _DIFFER, _NONE_DIFFERS = "They differ in:", "No condition is known to differ."
 _NO_LIMIT = "Nothing was judged: no limit was given (--max-regression)."

@@ -10,18 +10,9 @@ from typing import TypeVar
 from trtx.bench import Cell, Range
 from trtx.bench.journal import Event, RunResumed, SweepStarted, TopologyReady
 from trtx.bench.metrics import input_sequence_lengths, output_sequence_lengths
-from trtx.report.forms import (
-    AskedLoad,
-    AskedRun,
-    AskedScoring,
-    Container,
-    Deployment,
-    Environment,
-    Gpu,
-    PlannedTopology,
-)
 from trtx.report.left_out import left_out_conditions
 from trtx.report.scores import Scores
+from trtx.runs.forms import AskedLoad, AskedRun, AskedScoring, Container, Deployment, Environment, Gpu, PlannedTopology
 
 T = TypeVar("T")
 NOT_KNOWN = "not known"

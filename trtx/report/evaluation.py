@@ -18,7 +18,6 @@ from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import read_journal
 from trtx.bench.judgement import Verdict
-from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
@@ -27,6 +26,7 @@ from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
 from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.whole_table import WholeTable
+from trtx.runs.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
 
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 

@@ -17,7 +17,6 @@ from rich.text import Text
 from trtx.bench.documents import plain
 from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import KeptDocuments, read_kept_documents
-from trtx.bench.intervals import Interval
 from trtx.bench.journal import read_journal
 from trtx.evals.fidelity.forms import (
     REFERENCE,
@@ -31,12 +30,13 @@ from trtx.evals.fidelity.forms import (
     reference_directory,
 )
 from trtx.evals.fidelity.gate import why_no_interval
-from trtx.report.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, markdown_line, verdict_json, verdict_markdown, verdict_style
 from trtx.report.whole_table import WholeTable
+from trtx.runs.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
+from trtx.stats.intervals import Interval
 
 _OVER = {"text": "text", "prompt": "prompts"}
 _FARTHEST = 10  # sequences that the page lists

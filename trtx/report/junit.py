@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 from trtx.bench.checks import Level
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import benchmark_duration
-from trtx.report.forms import RunVerdict
 from trtx.report.validity import reason_text, reasons, reasons_text
 from trtx.report.view import Row, RunView
+from trtx.runs.forms import RunVerdict
 
 _HAS_FIGURES = ("ok", "errors")  # every other status is of a cell whose figures can't stand for what was asked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trtx.report.forms import LeftOut, Provenance
+from trtx.runs.forms import LeftOut, Provenance
 
 _VALUE_CHARACTERS = 60
 

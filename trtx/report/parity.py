@@ -20,12 +20,12 @@ from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
-from trtx.report.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of
 from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.whole_table import WholeTable
+from trtx.runs.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
 
 SERVERS = Document("servers.json", version=1, oldest=1, since="")
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}

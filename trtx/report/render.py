@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtx.bench.files import write_text
-from trtx.report.forms import SUMMARY
 from trtx.report.frames import write_tables
 from trtx.report.junit import junit_xml
 from trtx.report.page import page
 from trtx.report.summary import summary_csv, summary_fields, summary_markdown
 from trtx.report.view import RunView, read_run
+from trtx.runs.forms import SUMMARY
 
 REPORT_FILE = "report.html"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trtx.bench.intervals import Interval
 from trtx.evals import Retrieval, TopologyScores
 from trtx.evals.needle import ANSWER_TOKENS
 from trtx.report.charts import Chart, axes_layout
 from trtx.report.verdict import MISSING
+from trtx.stats.intervals import Interval
 
 _COLORS = [[0, "#fbeeec"], [0.5, "#c9dcf0"], [1, "#1f5fa8"]]  # light to dark: told apart without red and green too
 _ROW_PX, _ABOVE_AND_BELOW_PX = 44, 76

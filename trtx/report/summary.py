@@ -10,7 +10,6 @@ from trtx.bench.figures import all_figures
 from trtx.report.beside import scores_markdown
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
-from trtx.report.forms import SUMMARY
 from trtx.report.handoffs import handoffs_markdown
 from trtx.report.pictures import pictures_markdown
 from trtx.report.validity import (
@@ -25,6 +24,7 @@ from trtx.report.validity import (
 )
 from trtx.report.verdict import markdown_line, table_cell, verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
+from trtx.runs.forms import SUMMARY
 
 PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
 # A load's field whose name is a figure's: how many were asked for in each trial, and how many succeeded in all of them.

@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
 from trtx.evals.gate import UNANSWERED
-from trtx.report.forms import ComparedWith, RunVerdict
 from trtx.report.whole_table import WholeTable
+from trtx.runs.forms import ComparedWith, RunVerdict
+from trtx.stats.intervals import Interval
 
 MISSING = "–"
 _STYLES = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}

@@ -24,7 +24,6 @@ from trtx.bench.cells import CellStatus, DeviceKind, in_order
 from trtx.bench.checks import Level
 from trtx.bench.files import name_of
 from trtx.bench.intact import Kept, KeptDocuments, beside_records, read_kept, read_kept_documents
-from trtx.bench.intervals import Interval, mean_interval
 from trtx.bench.metrics import (
     error_request_count,
     input_sequence_lengths,
@@ -43,7 +42,9 @@ from trtx.report.conditions import (
     swept_model,
     with_counts,
 )
-from trtx.report.forms import (
+from trtx.report.notes import notes_of
+from trtx.report.scores import Scores, read_scores
+from trtx.runs.forms import (
     COMPARISON,
     LOCK,
     PLAN,
@@ -55,8 +56,7 @@ from trtx.report.forms import (
     PlannedTopology,
     RunVerdict,
 )
-from trtx.report.notes import notes_of
-from trtx.report.scores import Scores, read_scores
+from trtx.stats.intervals import Interval, mean_interval
 
 RowStatus = CellStatus | Literal["missing"]
 Part = Literal["whole", "steady"]  # which part of its trials a figure is over

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
-from trtx.torch_engine.shared_tensor import SharedTensor
 
 MEDIA_KEY_BYTES = 32
 """Of a :class:`MediaSpan`'s key."""

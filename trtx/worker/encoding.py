@@ -21,8 +21,8 @@ from trtx.worker.contract import Contract, OtherRelease
 from trtx.worker.decoding import Decoding
 from trtx.worker.encode_endpoint import ASKED
 from trtx.worker.faults import EngineError
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.questions import refusal
-from trtx.worker.request import InvalidRequest
 
 CONTRACT = Contract("trtx-prompts", 2)
 """1 had no name."""

@@ -19,7 +19,7 @@ from trtx.engine.api import EngineApi, Fault, Result
 from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
 from trtx.worker.embedding_cache import NotMade
-from trtx.worker.request import InvalidRequest
+from trtx.worker.invalid_request import InvalidRequest
 
 _WITH_A_STATUS = (MediaError, NoEncoder)
 

@@ -25,6 +25,7 @@ from trtx.worker.chunks import ChunkWriter
 from trtx.worker.encode_endpoint import HEARTBEAT_SECONDS
 from trtx.worker.encoding import ImageEncoder
 from trtx.worker.faults import EngineError, EngineSteps, as_dynamo_error, fault_of, is_of_closing
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
@@ -37,7 +38,7 @@ from trtx.worker.polling import EnginePoll
 from trtx.worker.prompt_sight import PromptLooking, PromptSight
 from trtx.worker.questions import is_refusal
 from trtx.worker.refusal_log import RefusalLog
-from trtx.worker.request import InvalidRequest, WorkerRequest, with_media, with_ready
+from trtx.worker.request import WorkerRequest, with_media, with_ready
 from trtx.worker.request import parse as parse_request
 from trtx.worker.roles import Submission
 from trtx.worker.sight import Looking, Sight

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from trtx.engine.api import Clip, stated
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.pictures import Picture
-from trtx.worker.request import InvalidRequest, WorkerRequest
+from trtx.worker.request import WorkerRequest
 
 _Grid = tuple[int, int, int] | None
 # Fields of the LLM API's DisaggregatedParams that cross; absent and None are the same.

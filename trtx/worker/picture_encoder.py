@@ -24,8 +24,8 @@ from trtx.worker.contract import OtherRelease
 from trtx.worker.embedders import Embedder
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
 from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.questions import answer, count, read_question, refusal, wants_count, wants_file
-from trtx.worker.request import InvalidRequest
 
 
 class PictureEncoder:

@@ -16,7 +16,7 @@ from trtx.checkpoint.vision import VisionConfig
 from trtx.config.video_decoder import NO_DECODER, decodes_videos
 from trtx.engine.api import Clip, MediaSpan
 from trtx.media import Kind, MediaLimits
-from trtx.worker.request import InvalidRequest
+from trtx.worker.invalid_request import InvalidRequest
 
 _AUDIO = "input_audio"
 _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video"}

@@ -21,10 +21,10 @@ from trtx.worker import encoding
 from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import NoEncoder
 from trtx.worker.file_of import file_of
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Placeholders, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.remote_embedder import EncodeWorkers, encode_seconds
-from trtx.worker.request import InvalidRequest
 
 logger = logging.getLogger(__name__)
 

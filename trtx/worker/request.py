@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 from dynamo.common.backend.health_check import is_probe
 
 from trtx.engine.api import Hints, MediaSpan, ReadyPrompt, stretch
-from trtx.errors import TrtxError
 from trtx.worker import fields
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.values import Unsuitable
 
 if TYPE_CHECKING:
     from trtx.worker.pictures import Picture
-
-
-class InvalidRequest(TrtxError):
-    """The client's fault: the message names field, value and range, and reaches the client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, re
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.embedders import Embedder, NoEncoder
 from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent, check_counts, check_placeholders, sent_media
-from trtx.worker.request import InvalidRequest, room_of
+from trtx.worker.request import room_of
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

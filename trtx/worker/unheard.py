@@ -20,8 +20,8 @@ from pathlib import Path
 
 from trtx.prompts.same import difference
 from trtx.text import Tokenizer
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.options import PromptsBy
-from trtx.worker.request import InvalidRequest
 
 _BEGINNING = 96
 """Tokens of a prompt in which the mark is looked for: each of its characters may be one."""

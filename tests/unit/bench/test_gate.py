@@ -16,13 +16,13 @@ from trtx.bench import Cell, LoadSpec, Trial
 from trtx.bench.checks import Level
 from trtx.bench.figures import Figures, all_figures
 from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
-from trtx.bench.intervals import Interval, per_interval, trials_needed
 from trtx.bench.judgement import Judgement, Verdict, outcome
 from trtx.bench.resolution import check_resolvable
 from trtx.bench.sample import Metric, Sample
 from trtx.bench.slo import judge_objective, parse_objective
 from trtx.bench.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
+from trtx.stats.intervals import Interval, per_interval, trials_needed
 
 THROUGHPUT, TTFT_P50, TTFT_P99 = parse_metrics(
     ["output_token_throughput", "time_to_first_token:p50", "time_to_first_token:p99"]

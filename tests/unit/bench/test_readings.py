@@ -24,10 +24,10 @@ from trtx.bench.readings import (
     summed,
     write_readings,
 )
-from trtx.bench.statistics import binomial_tail
 from trtx.bench.watch import Watch
 from trtx.bench.windows import Span
 from trtx.errors import UsageError
+from trtx.stats.percentiles import binomial_tail
 
 SECOND = 10**9
 MEASURED = Span(10 * SECOND, 20 * SECOND)

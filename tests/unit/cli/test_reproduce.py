@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trtx.cli.app import run
 from trtx.cli.reproduce import NOTHING_DIFFERS, table
-from trtx.report.forms import Difference
+from trtx.runs.forms import Difference
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml"  # of another machine than any
 

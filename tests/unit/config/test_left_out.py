@@ -27,8 +27,8 @@ from trtx.config.torch_fields import ENCODER_FIELDS
 from trtx.engine.paced import PacedArgs
 from trtx.engine.tensorrt_llm.arguments import for_encoder, for_llm
 from trtx.errors import UsageError
+from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, plan
-from trtx.torch_engine.encoder_messages import EncoderArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 
 FACTS = json.loads((Path(schema.__file__).parent / "llm_args.json").read_text())

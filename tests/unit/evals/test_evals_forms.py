@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.intervals import Interval
 from trtx.errors import UsageError
 from trtx.evals import EVAL, Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, Asked, Judged, Sample, SampleWriter, Unanswered, read_samples
+from trtx.stats.intervals import Interval
 
 TEXT = st.text(max_size=20)
 PLAIN = st.recursive(

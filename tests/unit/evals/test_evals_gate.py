@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
@@ -20,6 +19,7 @@ from trtx.evals.gate import (
     parse_min_score,
 )
 from trtx.evals.pairs import TaskValues, TopologyValues, Value, by_key, paired_differences
+from trtx.stats.intervals import CONFIDENCE, Interval
 
 
 def score(low: float, value: float, high: float, *, better: bool | None = True, filter: str = "none") -> Score:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.bench.intervals import Interval
 from trtx.evals import statistics
 from trtx.evals.statistics import NoInterval
+from trtx.stats.intervals import Interval
 
 BITS = st.lists(st.integers(0, 1), min_size=1, max_size=60)
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)

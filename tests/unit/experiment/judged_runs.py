@@ -18,7 +18,7 @@ from trtx.experiment.conditions import Conditions, conditions_of
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.resumption import read_recorded
-from trtx.report.forms import COMPARISON, CONDITIONS, LOCK, AskedRun, ComparedArms, Provenance, RunVerdict
+from trtx.runs.forms import COMPARISON, CONDITIONS, LOCK, AskedRun, ComparedArms, Provenance, RunVerdict
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")

@@ -16,7 +16,7 @@ from trtx.errors import UsageError
 from trtx.experiment import gate
 from trtx.experiment.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock
-from trtx.report.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
+from trtx.runs.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
 LOAD = "load: {concurrency: [1, 8], isl: 64}\n"

@@ -9,11 +9,11 @@ import pytest
 from judged_runs import CELLS, NOISY, a_run
 
 from trtx.bench.gate import Limit, parse_metrics
-from trtx.bench.intervals import ratio_interval
 from trtx.bench.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment.baseline import of_run
 from trtx.experiment.comparison import compare_measured
+from trtx.stats.intervals import ratio_interval
 
 ITL = parse_metrics(["inter_token_latency:p50"])
 

@@ -16,7 +16,7 @@ from trtx.experiment.conditions import Conditions, conditions_of, differences, r
 from trtx.experiment.directory import read_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.experiment.resumption import read_recorded
-from trtx.report.forms import Deployment, Provenance
+from trtx.runs.forms import Deployment, Provenance
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)
 _GROUPS = st.dictionaries(st.sampled_from(["a", "b", "c"]), _VALUES, max_size=3)

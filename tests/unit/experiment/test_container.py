@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtx.experiment.container import find_container, memory_limit_bytes, os_name
-from trtx.report.forms import Container
+from trtx.runs.forms import Container
 
 PODMAN = 'engine="podman-5"\nimage="repo/serve:1.2"\n'
 NGC = {"NVIDIA_PRODUCT_NAME": "TensorRT-LLM", "NVIDIA_BUILD_ID": "123"}

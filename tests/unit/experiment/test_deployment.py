@@ -15,7 +15,7 @@ from trtx.engine.worker_facts import PATH, PublishedWorker, Role, WorkerFacts, t
 from trtx.errors import UsageError
 from trtx.experiment import Attach
 from trtx.experiment.deployment import API_KEY_VARIABLE, api_key, ask_context_length, ask_deployment
-from trtx.report.forms import Deployment
+from trtx.runs.forms import Deployment
 
 KEY = "sk-a-key-of-nobody"
 

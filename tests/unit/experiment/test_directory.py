@@ -15,7 +15,7 @@ from trtx.experiment import load_sweep
 from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.spec import ExperimentSpec
-from trtx.report.forms import LOCK, Provenance
+from trtx.runs.forms import LOCK, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 PROVENANCE = Provenance(environment([], NOON), {})

@@ -22,8 +22,9 @@ from trtx.experiment.baseline import Stored, of_run, read_baseline, write_baseli
 from trtx.experiment.conditions import Conditions
 from trtx.experiment.directory import read_lock
 from trtx.experiment.resumption import PlanDocument, read_recorded
-from trtx.report import forms, read_run
-from trtx.report.forms import (
+from trtx.report import read_run
+from trtx.runs import forms
+from trtx.runs.forms import (
     CONDITIONS,
     AskedLoad,
     AskedRun,

@@ -20,7 +20,7 @@ from trtx.experiment.conditions import conditions_of
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.launch import prepare
-from trtx.report.forms import Provenance
+from trtx.runs.forms import Provenance
 from trtx.topology import Plan
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -22,7 +22,7 @@ from trtx.experiment.directory import write_lock
 from trtx.experiment.evaluation_spec import read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
 from trtx.report.evaluation import render_evaluation
-from trtx.report.forms import LOCK
+from trtx.runs.forms import LOCK
 
 RIGHT, HALF = [1] * 200, [1, 0] * 100
 

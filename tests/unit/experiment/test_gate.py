@@ -16,7 +16,7 @@ from trtx.errors import UsageError
 from trtx.experiment import gate, load_sweep
 from trtx.experiment.baselines import Baselines
 from trtx.experiment.conditions import Conditions
-from trtx.report.forms import BASELINE, VERDICT, RunVerdict
+from trtx.runs.forms import BASELINE, VERDICT, RunVerdict
 
 ITL = "inter_token_latency:p50"
 THROUGHPUT = "output_token_throughput:avg"  # which takes no number of requests

@@ -22,7 +22,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.reproduction import read_locked, spec_to_run
 from trtx.launch import prepare
 from trtx.report.conditions import conditions_of as shown_conditions
-from trtx.report.forms import LOCK, AskedRun, Provenance
+from trtx.runs.forms import LOCK, AskedRun, Provenance
 from trtx.topology import Plan
 
 HOST_CACHE = "kv_cache_config.host_cache_size"

@@ -16,8 +16,8 @@ from trtx.evals.parity.forms import Evidence
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.parity_spec import parity_of
-from trtx.report.forms import Provenance
 from trtx.report.parity import render_parity
+from trtx.runs.forms import Provenance
 
 FAULT = "swap-block:every=100,layer=0"
 

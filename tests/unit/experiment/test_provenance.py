@@ -18,7 +18,7 @@ from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, AskedRun, Container, Environment, Files, Gpu, Measured, Provenance
+from trtx.runs.forms import LOCK, AskedRun, Container, Environment, Files, Gpu, Measured, Provenance
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "provenance.md"
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)

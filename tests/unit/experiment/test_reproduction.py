@@ -26,7 +26,7 @@ from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, Difference
+from trtx.runs.forms import LOCK, Difference
 
 LOAD = {"concurrency": [1, 2], "request_count": 5}
 PACED = {"topology": {"engine": "paced", "port": 0}, "load": LOAD}

@@ -20,7 +20,7 @@ from trtx.experiment import load_sweep, resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.launch import prepare
-from trtx.report.forms import LOCK, Deployment, Environment, Gpu, Provenance
+from trtx.runs.forms import LOCK, Deployment, Environment, Gpu, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(

@@ -35,7 +35,7 @@ from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
-from trtx.report.forms import LOCK
+from trtx.runs.forms import LOCK
 from trtx.topology import Gpu, Machine
 
 RECORDS = Path(__file__).parent / "records"
@@ -240,7 +240,7 @@ def test_another_field_of_a_sweep_raises_the_version_of_the_lock() -> None:
     latest = max(version for version, _ in CAME_WITH.values())
     assert found == LOCKED and latest <= LOCK.version, (
         f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
-        "of LOCK in trtx/report/forms.py; say since= which, and before= what older runs did, in the record of a load's "
+        "of LOCK in trtx/runs/forms.py; say since= which, and before= what older runs did, in the record of a load's "
         "field, or in CAME_WITH of trtx/experiment/directory.py for another, or raise oldest where they can't go on; "
         "put the row of docs/architecture.md right; run make goldens; then add the new version to LOCKED of "
         f"{Path(__file__).name}, whose older ones stay as they are: {found}"

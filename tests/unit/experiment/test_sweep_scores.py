@@ -32,7 +32,7 @@ from trtx.experiment.resumption import read_recorded
 from trtx.experiment.scoring import common_tokenizer
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report import render
-from trtx.report.forms import LOCK, RunVerdict
+from trtx.runs.forms import LOCK, RunVerdict
 
 WRONG = [0] * 200
 

@@ -12,7 +12,7 @@ import pytest
 from trtx.errors import UsageError
 from trtx.experiment import directory, evaluation, fidelity, parity, runner
 from trtx.experiment.directory import goes_on, where_it_began
-from trtx.report.forms import LOCK
+from trtx.runs.forms import LOCK
 
 
 def begun(run_dir: Path, at: str | None) -> Path:

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from trtx.errors import UsageError
+from trtx.ipc.shared_tensor import SharedTensorError, open_shared, remove_shared
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, Prepared, content_key, processor_options
-from trtx.torch_engine.shared_tensor import SharedTensorError, open_shared, remove_shared
 
 ONE = MediaLimits(decode_processes=1, decode_timeout_s=300)
 _MEAN, _STD = [0.48, 0.45, 0.4], [0.26, 0.27, 0.28]

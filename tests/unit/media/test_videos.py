@@ -14,9 +14,9 @@ import pytest
 import torch
 import video_files as files
 
+from trtx.ipc.shared_tensor import open_shared, remove_shared
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule, content_key, processor_options
 from trtx.media import video_options as video_options_of
-from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 
 pytestmark = pytest.mark.slow
 LIMITS = MediaLimits(

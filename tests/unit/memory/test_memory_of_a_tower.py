@@ -15,13 +15,13 @@ from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import read_header
 from trtx.cli.memory_text import describe_memory
 from trtx.config import TopologySpec
+from trtx.ipc.encoder_messages import ARENA_BYTES, DEFAULT_MAX_NUM_TOKENS
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare
 from trtx.memory import ENCODER_TOKENS, Device, Media, MemoryPlan, encoder_share, plan_memory
 from trtx.memory.encoder import ARENA_BYTES as share_of_arena
 from trtx.memory.shapes import model_shape
 from trtx.memory.torch_engine import stored_names
-from trtx.torch_engine.encoder_messages import ARENA_BYTES, DEFAULT_MAX_NUM_TOKENS
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 

@@ -17,7 +17,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.memory import Device, MemoryPlan, device_named, plan_memory
 from trtx.memory.shapes import model_shape
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner import kv_sizing
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner

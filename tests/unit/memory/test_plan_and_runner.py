@@ -25,7 +25,7 @@ from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import FAMILIES, ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.memory import Device, device_named, plan_memory, torch_engine
-from trtx.torch_engine.batch import KvGeometry, layer_groups
+from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
 from trtx.torch_engine.runner.weights import load_weights
 

@@ -18,14 +18,14 @@ from rich.console import Console
 from trtx.bench import Cell
 from trtx.bench.checks import Level
 from trtx.bench.gate import DEFAULT_METRICS
-from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment import ab
 from trtx.report import console_table, read_run, render
 from trtx.report.comparison import ArmsShown, ComparedLine, arms_shown
 from trtx.report.forest import forest
-from trtx.report.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart
+from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart
+from trtx.stats.intervals import Interval
 
 GATE: dict[str, Any] = {"baseline": "agg", "max_regression": "5%"}
 

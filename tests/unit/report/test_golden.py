@@ -24,7 +24,7 @@ from trtx.experiment.directory import PROVENANCE, read_lock, write_lock
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.spec import ExperimentSpec
 from trtx.report import render
-from trtx.report.forms import LOCK, AskedRun
+from trtx.runs.forms import LOCK, AskedRun
 
 GOLDEN = Path(__file__).parent / "golden"
 LED_TO = ("schema_version", "topologies")  # which follow from the rest
@@ -153,7 +153,7 @@ def test_the_lock_file_of_a_real_run_is_as_it_would_be_written_now(tmp_path: Pat
         _check(GOLDEN / "run" / LOCK.file, found)
     assert found == (GOLDEN / "run" / LOCK.file).read_text(encoding="utf-8"), (
         f"{LOCK.file} of the kept run lacks a field of a sweep, or has one more: where it is new, the version of "
-        "LOCK in trtx/report/forms.py rises, and make goldens writes it"
+        "LOCK in trtx/runs/forms.py rises, and make goldens writes it"
     )
 
 

@@ -25,7 +25,7 @@ from trtx.experiment.directory import write_lock
 from trtx.experiment.resumption import read_recorded
 from trtx.experiment.spec import ExperimentSpec
 from trtx.report import render
-from trtx.report.forms import LOCK, AskedRun
+from trtx.runs.forms import LOCK, AskedRun
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"

@@ -20,7 +20,7 @@ from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
-from trtx.report.forms import LOCK, PLAN, Deployment
+from trtx.runs.forms import LOCK, PLAN, Deployment
 
 MOST_IN_A_TERMINAL = 7  # beside topology, load and requests
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")

@@ -17,7 +17,7 @@ from trtx.bench.checks import Level
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.validity import Reason
 from trtx.report import console_table, read_run, render
-from trtx.report.forms import VERDICT, RunVerdict
+from trtx.runs.forms import VERDICT, RunVerdict
 
 SLO = ["time_to_first_token:p50:le:1", "request_latency:p50:le:5000"]
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.shared_tensor import (
+from trtx.ipc.shared_tensor import (
     DTYPE_BYTES,
     SharedTensor,
     SharedTensorError,
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_no_half_of_a_tensor(tmp_path: Path) -> None:
     script = (
         "import resource, signal, sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from trtx.torch_engine.shared_tensor import SharedTensorError, share\n"
+        "from trtx.ipc.shared_tensor import SharedTensorError, share\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n    share(np.zeros(4096, dtype=np.uint8), Path(sys.argv[1]))\n"
@@ -152,7 +152,7 @@ def test_what_a_killed_session_left_is_removed_and_what_the_living_have_stays(tm
     script = (
         "import os, sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from trtx.torch_engine.shared_tensor import lend, share\n"
+        "from trtx.ipc.shared_tensor import lend, share\n"
         "directory = Path(sys.argv[1])\n"
         "handed = share(np.zeros(4, dtype=np.uint8), directory)\n"
         "lend(share(np.zeros(4, dtype=np.uint8), directory))\n"
@@ -191,7 +191,7 @@ def test_only_this_user_reads_it_and_nothing_is_pickled(tmp_path: Path) -> None:
     # Neither is torch needed to share pixels: the processes that prepare pictures have none.
     script = (
         "import sys, numpy\n"
-        "from trtx.torch_engine.shared_tensor import share\n"
+        "from trtx.ipc.shared_tensor import share\n"
         "share(numpy.zeros(3, numpy.float32))\n"
         "print('torch' in sys.modules)\n"
     )

@@ -14,12 +14,10 @@ PACKAGE = "trtx.torch_engine"
 SHARED = {
     "messages",
     "media_positions",
-    "encoder_messages",
     "channel",
     "sampling_plan",
     "llm_args",
     "kv_fault",
-    "shared_tensor",
 }
 CHILD = {"parent", "device", "triton_pointwise"}  # what the engine's process and the encoder's have in common
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
@@ -29,11 +27,12 @@ TOWERS: dict[str, set[str]] = {
     "llmapi": {"embeddings", *SHARED},  # the caller's process
     **dict.fromkeys(CHILD, SHARED),
     "vision": {"embeddings", "handoff", *CHILD, *SHARED},  # the encoder's process
-    "batch": SHARED,  # from here on the engine's
-    "handoff": {"batch", "kv_fault"},
+    "kv_layout": SHARED,  # from here on the engine's process
+    "step": {"kv_layout", *SHARED},
+    "handoff": {"kv_layout", "kv_fault"},
     "embeddings": {"handoff", *SHARED},  # of every process that hands one on: of the handoff NIXL's agent, neighbours
-    "runner": {"batch", "embeddings", *CHILD, *SHARED},
-    "core": {"runner", "handoff", "embeddings", "batch", *CHILD, *SHARED},
+    "runner": {"kv_layout", "step", "embeddings", *CHILD, *SHARED},
+    "core": {"runner", "handoff", "embeddings", "kv_layout", "step", *CHILD, *SHARED},
 }
 ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's reader of weights
 
@@ -63,7 +62,7 @@ def test_the_processes_share_messages_alone() -> None:
         assert not across, (
             f"torch_engine/{inside} imports {sorted(across)}, which {tower} may not: llmapi runs in the caller's "
             "process, vision in the encoder's, core, runner and handoff in the engine's. Let a field of "
-            "torch_engine/messages.py or encoder_messages.py carry what it needs; a type that both sides name belongs "
+            "torch_engine/messages.py or ipc/ carry what it needs; a type that both sides name belongs "
             "there"
         )
 

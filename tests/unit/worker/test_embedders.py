@@ -32,11 +32,11 @@ from trtx.worker.embedders import (
 )
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.picture_encoder import PictureEncoder, discard
 from trtx.worker.questions import is_refusal, question, read_answer
 from trtx.worker.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
-from trtx.worker.request import InvalidRequest
 
 
 class Tower:

@@ -14,7 +14,7 @@ from trtx.media import MediaError
 from trtx.worker.embedders import NoEncoder
 from trtx.worker.embedding_cache import NotMade
 from trtx.worker.faults import EngineError, as_dynamo_error, fault_of, is_of_closing
-from trtx.worker.request import InvalidRequest
+from trtx.worker.invalid_request import InvalidRequest
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from trtx.torch_engine.llmapi.sampling import FIELDS as SAMPLING_FIELDS
 from trtx.torch_engine.llmapi.sampling import SamplingParams, Use
 from trtx.worker.fields import FIELDS, refusals
-from trtx.worker.request import InvalidRequest, parse
+from trtx.worker.invalid_request import InvalidRequest
+from trtx.worker.request import parse
 from trtx.worker.values import Unsuitable
 
 PROMPT = {"token_ids": [5, 6, 7]}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi import DisaggregatedParams, Logprob
 from trtx.worker import handoff
-from trtx.worker.request import InvalidRequest, parse
+from trtx.worker.invalid_request import InvalidRequest
+from trtx.worker.request import parse
 
 
 def through_the_wire(params: DisaggregatedParams) -> DisaggregatedParams:

@@ -19,7 +19,7 @@ from trtx.worker.left_files import LeftFiles
 CHILD = """
 import sys, numpy as np
 from pathlib import Path
-from trtx.torch_engine.shared_tensor import share
+from trtx.ipc.shared_tensor import share
 print(share(np.zeros(4, dtype=np.uint8), Path(sys.argv[1])).path, flush=True)
 sys.stdin.read()
 """

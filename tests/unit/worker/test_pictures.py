@@ -15,8 +15,9 @@ from trtx.engine import load
 from trtx.engine.api import Clip, MediaSpan
 from trtx.torch_engine.llmapi import DisaggregatedParams
 from trtx.worker import handoff, roles
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.pictures import Picture, Sent, check_placeholders, expand, sent_media
-from trtx.worker.request import InvalidRequest, WorkerRequest, parse, with_media
+from trtx.worker.request import WorkerRequest, parse, with_media
 
 IMAGE, VIDEO = 9, 8
 LLAVA = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=IMAGE, tokens_per_image=2)

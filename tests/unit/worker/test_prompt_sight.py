@@ -21,10 +21,10 @@ from trtx.text import load_tokenizer
 from trtx.worker.decoding import Decoding
 from trtx.worker.embedders import NoEncoder
 from trtx.worker.encoding import CONTRACT
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Sent
 from trtx.worker.prompt_sight import PromptLooking, PromptSight
-from trtx.worker.request import InvalidRequest
 
 HANDLES = {"multimodal_embedding_handles": [{"tensor_size": [2, 4]}]}
 ONE = MediaLimits(decode_processes=1)

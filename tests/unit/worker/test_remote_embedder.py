@@ -21,10 +21,10 @@ from trtx.worker import questions, remote_embedder
 from trtx.worker.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
 from trtx.worker.embedding_cache import EmbeddingCache
 from trtx.worker.encode_endpoint import ASKED
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.picture_encoder import PictureEncoder, discard
 from trtx.worker.remote_embedder import RemoteEmbedder, encode_seconds
-from trtx.worker.request import InvalidRequest
 
 PICTURE = Blob(files.saved(Image.fromarray(files.drawing()), "PNG"), "a picture")
 KEY, ROOM = b"k" * 32, 1000

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from trtx.engine.api import Hints
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.worker.chunks import NO_TRACE
-from trtx.worker.request import InvalidRequest, parse
+from trtx.worker.invalid_request import InvalidRequest
+from trtx.worker.request import parse
 
 
 def request(

@@ -19,9 +19,9 @@ from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
 from trtx.worker.embedding_cache import EmbeddingCache, NotMade
 from trtx.worker.faults import as_dynamo_error
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.pictures import Picture, Sent
-from trtx.worker.request import InvalidRequest
 from trtx.worker.sight import FETCHES, Sight
 
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)

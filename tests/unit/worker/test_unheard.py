@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import load_tokenizer
-from trtx.worker.request import InvalidRequest
+from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.unheard import guarded_template, mark_of, refuse_unheard, registered_template
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}

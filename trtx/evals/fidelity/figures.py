@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import pstdev
 
-from trtx.bench.intervals import CONFIDENCE, Interval
-from trtx.bench.statistics import percentile
 from trtx.evals.fidelity.forms import ComparedSequence, Figure, Part, PartFigures
 from trtx.evals.statistics import FEWEST_SAMPLES, FEWEST_UNLIKE, RESAMPLES, unlike, unseen_share
+from trtx.stats.intervals import CONFIDENCE, Interval
+from trtx.stats.percentiles import percentile
 
 _SEED = 20261122
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from trtx.bench.documents import Document
-from trtx.bench.intervals import Interval
 from trtx.bench.named_models import OtherModels
 from trtx.evals.forms import Unanswered
 from trtx.evals.lines import read_lines
+from trtx.stats.intervals import Interval
 
 REFERENCE = Document("reference.json", version=1, oldest=1, since="")
 SEQUENCES = Document("reference.jsonl", version=1, oldest=1, since="")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtx.bench.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.config.wording import counted
 from trtx.evals.fidelity.forms import Figure, TopologyFidelity
 from trtx.evals.statistics import FEWEST_SAMPLES
+from trtx.stats.intervals import Interval
 
 LEAST_SHARED = 0.5
 """Of the reference's probability, what has to be compared token by token before a small divergence is a pass: the

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trtx.bench.intervals import CONFIDENCE
 from trtx.bench.named_models import other_models
 from trtx.evals.parity.distance import Distance, distance
 from trtx.evals.parity.forms import Answer, Compared, ComparedRoute, Divergence, Evidence, Worst
 from trtx.evals.statistics import mean_interval
+from trtx.stats.intervals import CONFIDENCE
 
 
 def compare_route(

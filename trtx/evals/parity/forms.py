@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from trtx.bench.documents import RESTORE, Document, parsed, plain
 from trtx.bench.files import write_text
-from trtx.bench.intervals import Interval
 from trtx.bench.named_models import OtherModels
 from trtx.errors import UsageError
+from trtx.stats.intervals import Interval
 
 PARITY = Document("parity.json", version=2, oldest=1, since="")
 PROMPTS = Document("prompts.jsonl", version=1, oldest=1, since="")

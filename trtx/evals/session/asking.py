@@ -11,9 +11,7 @@ from pathlib import Path
 
 from lm_eval.api.instance import Instance
 
-from trtx.bench.intervals import CONFIDENCE, Interval
 from trtx.bench.named_models import other_models
-from trtx.checkpoint.held_out import interval as wilson
 from trtx.config.wording import counted
 from trtx.evals import needle
 from trtx.evals.forms import (
@@ -34,6 +32,8 @@ from trtx.evals.session.client import Client, Refused, ServerGone
 from trtx.evals.session.loading import Document, LoadedTask, LoadedTasks, version_of
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
+from trtx.stats.intervals import CONFIDENCE, Interval
+from trtx.stats.proportions import wilson_interval
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Running:
         """Wilson's."""
         if not (self.count and self.is_binary):
             return None
-        return Interval(self.ones / self.count, *wilson(self.ones, self.count), CONFIDENCE)
+        return Interval(self.ones / self.count, *wilson_interval(self.ones, self.count), CONFIDENCE)
 
 
 @dataclass(slots=True)

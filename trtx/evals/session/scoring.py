@@ -16,10 +16,10 @@ from lm_eval.api.group import Group
 from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.api.task import Task
 
-from trtx.bench.intervals import Interval
 from trtx.evals import statistics
 from trtx.evals.forms import Aggregation, Asked, Judged, Sample, Score, ScoredTask
 from trtx.evals.session.loading import Document
+from trtx.stats.intervals import Interval
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
 _OF_ALL_AT_ONCE = "its tasks compute this metric over all samples at once, so no sample has a value to draw"

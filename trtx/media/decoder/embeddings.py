@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from trtx.ipc.encoder_messages import Grid
 from trtx.media.errors import MediaError
-from trtx.torch_engine.encoder_messages import Grid
 
 GRID = "grid_thw"
 _HEADER_BYTES = 1 << 16

@@ -19,6 +19,7 @@ import msgspec
 
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
+from trtx.ipc.shared_tensor import SharedTensorError, share
 from trtx.media.decoder import embeddings, pictures
 from trtx.media.decoder.processor import ImageProcessor, VideoLimits
 from trtx.media.errors import MediaError
@@ -38,7 +39,6 @@ from trtx.media.messages import (
     Unusable,
     frame,
 )
-from trtx.torch_engine.shared_tensor import SharedTensorError, share
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _OOM_SCORE = "500"  # where memory runs out, the kernel takes this before the worker or its engine

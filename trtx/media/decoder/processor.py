@@ -12,10 +12,10 @@ from PIL import Image
 
 from trtx.config.video_decoder import NO_DECODER, decodes_videos
 from trtx.errors import UsageError
+from trtx.ipc.encoder_messages import Clip, Grid
 from trtx.media.decoder.sampling import VideoOptions, clip_of, frame_indices, frame_size, frames_by_time, read_options
 from trtx.media.errors import MediaError
 from trtx.media.messages import VideoRule
-from trtx.torch_engine.encoder_messages import Clip, Grid
 
 logger = logging.getLogger(__name__)
 

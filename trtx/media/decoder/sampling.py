@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from trtx.errors import UsageError
+from trtx.ipc.encoder_messages import Clip
 from trtx.media.messages import VideoRule
-from trtx.torch_engine.encoder_messages import Clip
 
 _LARGEST_ASPECT = 200
 _VIDEO_DOCUMENTS = ("video_preprocessor_config.json", "preprocessor_config.json")

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import psutil
 
-from trtx.torch_engine.batch import LaunchedStep, ModelRunner
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
@@ -22,6 +21,7 @@ from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats, since_the_step
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import Handoff, HandoffStats, KvTransfer, Logprob, StepReport, Submit, Update
+from trtx.torch_engine.step import LaunchedStep, ModelRunner
 
 logger = logging.getLogger(__name__)
 

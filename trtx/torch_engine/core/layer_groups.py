@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from itertools import chain, zip_longest
 
-from trtx.torch_engine.batch import first_block
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.kv_layout import first_block
 
 NOBODYS = 0
 """In place of a block that a group's window left behind before there was one."""

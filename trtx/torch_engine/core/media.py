@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trtx.torch_engine.batch import Embedding, EmbeddingRows
 from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
+from trtx.torch_engine.step import Embedding, EmbeddingRows
 
 MAX_ROUTING_ID = 2**32 - 1
 """A router's ids are unsigned 32-bit numbers."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.torch_engine import kv_fault
-from trtx.torch_engine.batch import Embedding, ModelRunner
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.reports import ReportSender
@@ -43,6 +42,7 @@ from trtx.torch_engine.messages import (
     ToEngine,
 )
 from trtx.torch_engine.parent import die_with_parent, read_parent
+from trtx.torch_engine.step import Embedding, ModelRunner
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs

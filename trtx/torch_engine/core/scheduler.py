@@ -14,12 +14,12 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
-from trtx.torch_engine.batch import Batch
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import MediaStore, Shortage
 from trtx.torch_engine.core.prompt_pace import PromptPace
 from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.step import Batch
 
 WATERMARK = 0.01
 """Share of the pool that admission leaves for running sequences to grow into; vLLM's figure. Without it a full pool

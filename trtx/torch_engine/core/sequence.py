@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.batch import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import FROM_SLOT, Embedding, Sampled, ScheduledSequence
 
 
 class State(Enum):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtx.ipc.shared_tensor import SharedTensor, open_shared
 from trtx.torch_engine.embeddings.handle import NixlOffer
-from trtx.torch_engine.shared_tensor import SharedTensor, open_shared
 
 if TYPE_CHECKING:
     import torch

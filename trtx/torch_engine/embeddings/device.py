@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 import torch
 
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, remove_shared, share_place
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Blocks
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingMismatch, EmbeddingUnreachable
 from trtx.torch_engine.embeddings.peer_memory import PeerMemory, peer_memory
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.memory import CopyFailed, MemoryUnreachable
 from trtx.torch_engine.handoff.neighbours import Neighbours, boot_id
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, remove_shared, share_place
 
 log = logging.getLogger(__name__)
 

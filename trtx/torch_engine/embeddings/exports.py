@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trtx.ipc.encoder_messages import Clip, Grid
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, is_kept, remove_shared
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Arena
 from trtx.torch_engine.embeddings.handle import EmbeddingHandle
-from trtx.torch_engine.encoder_messages import Clip, Grid
 from trtx.torch_engine.handoff.leases import LeaseTable
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, is_kept, remove_shared
 
 log = logging.getLogger(__name__)
 

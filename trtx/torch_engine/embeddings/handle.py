@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from trtx.torch_engine.encoder_messages import Clip, Grid
-from trtx.torch_engine.shared_tensor import DTYPE_BYTES
+from trtx.ipc.encoder_messages import Clip, Grid
+from trtx.ipc.shared_tensor import DTYPE_BYTES
 
 FORMAT_VERSION = 1
 

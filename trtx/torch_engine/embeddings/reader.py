@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, share, take_over
 from trtx.torch_engine.embeddings.arena import Arena
 from trtx.torch_engine.embeddings.exports import RELEASED
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, EmbeddingMismatch, NixlOffer
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorError, share, take_over
 
 log = logging.getLogger(__name__)
 

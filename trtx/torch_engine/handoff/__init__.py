@@ -34,7 +34,7 @@ from trtx.torch_engine.handoff.transport import RoutedTransport
 if TYPE_CHECKING:
     import torch
 
-    from trtx.torch_engine.batch import KvGeometry
+    from trtx.torch_engine.kv_layout import KvGeometry
 
 __all__ = [
     "ROUTES",

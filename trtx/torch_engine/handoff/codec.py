@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import msgspec
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff.base import LayoutMismatch
+from trtx.torch_engine.kv_layout import KvGeometry
 
 FORMAT_VERSION = 3
 POOL_LAYOUT = "block,head,layer,kv,token,dim"

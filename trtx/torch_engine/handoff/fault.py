@@ -15,7 +15,7 @@ from trtx.torch_engine.kv_fault import VARIABLE, KvFault
 if TYPE_CHECKING:
     import torch
 
-    from trtx.torch_engine.batch import KvGeometry
+    from trtx.torch_engine.kv_layout import KvGeometry
 
 log = logging.getLogger(__name__)
 

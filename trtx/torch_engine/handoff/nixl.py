@@ -18,7 +18,7 @@ from trtx.torch_engine.handoff.reads import Read, Reads
 if TYPE_CHECKING:
     import torch
 
-    from trtx.torch_engine.batch import KvGeometry
+    from trtx.torch_engine.kv_layout import KvGeometry
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import codec
 from trtx.torch_engine.handoff.base import FailedRead, FinishedRead, LayoutMismatch, LeaseExpired, TransportEvents
+from trtx.torch_engine.kv_layout import KvGeometry
 
 BlockIds = npt.NDArray[np.int32]
 

@@ -13,7 +13,7 @@ from trtx.torch_engine.handoff.base import LayoutMismatch, PeerGone, TransportEv
 from trtx.torch_engine.handoff.reads import Reads, Route
 
 if TYPE_CHECKING:
-    from trtx.torch_engine.batch import KvGeometry
+    from trtx.torch_engine.kv_layout import KvGeometry
 
 log = logging.getLogger(__name__)
 

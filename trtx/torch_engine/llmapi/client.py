@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from trtx.errors import UsageError
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingUnreachable
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
@@ -35,7 +36,6 @@ from trtx.torch_engine.messages import (
     Submit,
     Update,
 )
-from trtx.torch_engine.shared_tensor import SharedTensor
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trtx.torch_engine.encoder_messages import Grid
-from trtx.torch_engine.shared_tensor import SharedTensor, remove_shared
+from trtx.ipc.encoder_messages import Grid
+from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trtx.config.torch_fields import ENCODER_FIELDS
-from trtx.torch_engine.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
+from trtx.ipc.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
+from trtx.ipc.shared_tensor import remove_shared
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.encoder_client import EncoderClient
 from trtx.torch_engine.llmapi.llm import model_directory
-from trtx.torch_engine.shared_tensor import remove_shared
 
 if TYPE_CHECKING:
     from trtx.torch_engine.llmapi.encoder_requests import EncoderOutput, EncoderRequests

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from trtx.errors import UsageError
-from trtx.torch_engine.encoder_messages import (
+from trtx.ipc.encoder_messages import (
     Cancel,
     Encode,
     Encoded,
@@ -23,9 +23,9 @@ from trtx.torch_engine.encoder_messages import (
     Shutdown,
     Start,
 )
+from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
 from trtx.torch_engine.llmapi.results import RequestError, RequestFailed
-from trtx.torch_engine.shared_tensor import SharedTensor, remove_shared
 
 logger = logging.getLogger(__name__)
 

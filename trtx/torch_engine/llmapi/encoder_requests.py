@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config.media import MediaLimits
+from trtx.ipc.shared_tensor import remove_shared
 from trtx.media import Blob, MediaError, PicturePool, content_key, processor_options
 from trtx.torch_engine.embeddings import EmbeddingExports, NoRoom
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of, png_of
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestFailed
-from trtx.torch_engine.shared_tensor import remove_shared
 
 _KEY_NUMBERS = struct.Struct(">8i")  # a key as TensorRT-LLM's ``multimodal_hashes`` have it
 

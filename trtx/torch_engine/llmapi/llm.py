@@ -15,6 +15,7 @@ from typing import Any
 
 from trtx.checkpoint import read_end_ids
 from trtx.checkpoint.vision import read_vision_config
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.text import (
     TextStream,
     Tokenizer,
@@ -32,7 +33,6 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, 
 from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import Handoff, HandoffStats, MediaSpan, Submit
 from trtx.torch_engine.sampling_plan import SamplingPlan
-from trtx.torch_engine.shared_tensor import SharedTensor
 
 DEFAULT_PRIORITY = 0.5
 Prompt = str | list[int] | Mapping[str, Any]

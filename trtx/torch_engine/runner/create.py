@@ -12,8 +12,8 @@ from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
-from trtx.torch_engine.batch import KvGeometry, layer_groups
 from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes

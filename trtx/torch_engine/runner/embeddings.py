@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtx.torch_engine.batch import Embedding
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorElsewhere, SharedTensorError, open_shared
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, SharedTensorError, open_shared
+from trtx.torch_engine.step import Embedding
 
 if TYPE_CHECKING:
     from trtx.torch_engine.embeddings.device import DeviceReader

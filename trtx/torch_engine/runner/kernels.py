@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.weights import LayerWeights
 
 

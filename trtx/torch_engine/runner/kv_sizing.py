@@ -8,7 +8,7 @@ from trtx.checkpoint.formats import has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 from trtx.memory.torch_engine import RESERVE_BYTES, activation_bytes, cpu_pool_room, pool_room
-from trtx.torch_engine.batch import KvGeometry
+from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of, dtype_name
 
 

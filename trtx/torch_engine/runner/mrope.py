@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trtx.checkpoint.rope import RopeConfig
-from trtx.torch_engine.batch import ScheduledSequence
 from trtx.torch_engine.media_positions import extent, position_delta, step_positions
 from trtx.torch_engine.messages import MediaSpan
 from trtx.torch_engine.runner.kernels import int32
+from trtx.torch_engine.step import ScheduledSequence
 
 
 def positions_between(spans: Sequence[MediaSpan], start: int, end: int) -> npt.NDArray[np.int32]:

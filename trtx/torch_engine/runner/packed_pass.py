@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import ScheduledSequence
 from trtx.torch_engine.runner.kernels import Spans, int32
+from trtx.torch_engine.step import ScheduledSequence
 
 
 @dataclass(slots=True, eq=False)

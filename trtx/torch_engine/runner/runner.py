@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import Batch, Embedding, KvGeometry, Sampled, ScheduledSequence
+from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
@@ -23,14 +24,14 @@ from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
-from trtx.torch_engine.shared_tensor import SharedTensor
+from trtx.torch_engine.step import Batch, Embedding, Sampled, ScheduledSequence
 
 _PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
 
 
 @dataclass(slots=True, eq=False)
 class TorchStep:
-    """A :class:`trtx.torch_engine.batch.LaunchedStep`: its parts' results as they come from the device."""
+    """A :class:`trtx.torch_engine.step.LaunchedStep`: its parts' results as they come from the device."""
 
     size: int
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # and where in the step their rows are
@@ -38,7 +39,7 @@ class TorchStep:
     done: Any = None  # a CUDA event behind all of it; None on a CPU, which is done
 
     def results(self) -> list[Sampled]:
-        """See :meth:`trtx.torch_engine.batch.LaunchedStep.results`."""
+        """See :meth:`trtx.torch_engine.step.LaunchedStep.results`."""
         if self.done is not None:
             self.done.synchronize()
         results = [Sampled(None) for _ in range(self.size)]
@@ -53,7 +54,7 @@ class TorchStep:
 
 
 class TorchRunner:
-    """A :class:`trtx.torch_engine.batch.ModelRunner`. Not thread-safe: one step at a time.
+    """A :class:`trtx.torch_engine.step.ModelRunner`. Not thread-safe: one step at a time.
 
     A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
     else the step holds, and chunks are long enough that reading the weights once more costs little. With
@@ -95,7 +96,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:
-        """See :meth:`trtx.torch_engine.batch.ModelRunner.launch`."""
+        """See :meth:`trtx.torch_engine.step.ModelRunner.launch`."""
         sequences = batch.sequences
         self._block_table.update(sequences)
         self._sampler.update(sequences)
@@ -181,7 +182,7 @@ class TorchRunner:
             torch.cuda.synchronize(self._device)
 
     def load_embedding(self, shared: SharedTensor) -> Embedding:
-        """See :meth:`trtx.torch_engine.batch.ModelRunner.load_embedding`."""
+        """See :meth:`trtx.torch_engine.step.ModelRunner.load_embedding`."""
         return self._embeddings.load(shared)
 
     def device_memory_bytes(self) -> int:

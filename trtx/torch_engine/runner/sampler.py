@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import FROM_SLOT, Sampled, ScheduledSequence
 from trtx.torch_engine.runner.kernels import int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, to_host
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import NO_TOKEN
 from trtx.torch_engine.runner.sampling.slots import SamplingSlots, is_device_error, unexpected
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trtx.torch_engine.batch import ScheduledSequence
 from trtx.torch_engine.runner.kernels import KvCache, int32
+from trtx.torch_engine.step import ScheduledSequence
 
 
 class BlockTable:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.torch_engine.batch import first_block
+from trtx.torch_engine.kv_layout import first_block
 from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtx.ipc.encoder_messages import Encode, Encoded, EncoderArgs, EncoderStats
+from trtx.ipc.shared_tensor import SharedTensorError, open_shared, share
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.embeddings.device import DeviceArena
-from trtx.torch_engine.encoder_messages import Encode, Encoded, EncoderArgs, EncoderStats
-from trtx.torch_engine.shared_tensor import SharedTensorError, open_shared, share
 from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
 from trtx.errors import UsageError
+from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.memory.torch_engine import compute_dtype
 from trtx.torch_engine.device import resolve_device
-from trtx.torch_engine.encoder_messages import EncoderArgs
 from trtx.torch_engine.vision.attention import attend_by_length
 from trtx.torch_engine.vision.towers import (
     LlavaTower,

@@ -18,20 +18,10 @@ import torch
 
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
+from trtx.ipc.encoder_messages import Cancel, Encode, EncoderArgs, Fatal, Progress, Ready, Shutdown, Start, ToEncoder
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.embeddings.device import DeviceArena
-from trtx.torch_engine.encoder_messages import (
-    Cancel,
-    Encode,
-    EncoderArgs,
-    Fatal,
-    Progress,
-    Ready,
-    Shutdown,
-    Start,
-    ToEncoder,
-)
 from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.parent import die_with_parent, read_parent
 from trtx.torch_engine.vision.encoder import Encoder

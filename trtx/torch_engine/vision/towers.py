@@ -19,7 +19,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
 
-from trtx.torch_engine.encoder_messages import Grid
+from trtx.ipc.encoder_messages import Grid
 
 _RGB = 3
 

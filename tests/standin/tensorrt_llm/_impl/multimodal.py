@@ -100,9 +100,9 @@ class InputProcessor:
 
     def embed(self, images: Any) -> tuple[list[tuple[Any, Any]], list[list[int]]]:
         """(rows, grid) of each picture, and their hashes."""
+        from trtx.ipc.shared_tensor import open_shared, remove_shared
         from trtx.torch_engine.embeddings import EmbeddingReader, parse_handle
         from trtx.torch_engine.llmapi import RequestError
-        from trtx.torch_engine.shared_tensor import open_shared, remove_shared
 
         self.start()
         try:

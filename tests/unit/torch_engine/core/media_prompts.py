@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.oracle_runner import VOCAB
-from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.messages import MediaSpan
+from trtx.torch_engine.step import Embedding
 
 PLACEHOLDER = 7
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from trtx.torch_engine.batch import FROM_SLOT, Batch, KvGeometry, LayerGroup, Sampled
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
+from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
+from trtx.torch_engine.step import FROM_SLOT, Batch, Sampled
 
 VOCAB = 97
 

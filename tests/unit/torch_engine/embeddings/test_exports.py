@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from trtx.ipc.shared_tensor import SharedTensor, open_shared, remove_shared, share
 from trtx.torch_engine.embeddings import (
     EmbeddingExports,
     EmbeddingGone,
@@ -23,7 +24,6 @@ from trtx.torch_engine.embeddings import (
 )
 from trtx.torch_engine.embeddings.arena import Blocks
 from trtx.torch_engine.embeddings.handle import NixlOffer, parse_handle
-from trtx.torch_engine.shared_tensor import SharedTensor, open_shared, remove_shared, share
 
 WIDTH = 8
 ROW_BYTES = WIDTH * 4

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.batch import KvGeometry, layer_groups
 from trtx.torch_engine.handoff import LayoutMismatch, codec
+from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 
 GEOMETRY = KvGeometry.uniform(num_layers=36, num_kv_heads=8, head_dim=128, tokens_per_block=32, dtype="bfloat16")
 

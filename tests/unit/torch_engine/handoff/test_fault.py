@@ -13,10 +13,10 @@ from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.launch import prepare
 from trtx.launch.environment import child_environment
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff import FinishedRead, TransportEvents, codec
 from trtx.torch_engine.handoff.fault import FaultyTransport
 from trtx.torch_engine.kv_fault import VARIABLE, KvFault, parse_kv_fault
+from trtx.torch_engine.kv_layout import KvGeometry
 
 GEOMETRY = KvGeometry.uniform(num_kv_heads=2, num_layers=3, tokens_per_block=4, head_dim=8, dtype="float32")
 OPAQUE = codec.encode(

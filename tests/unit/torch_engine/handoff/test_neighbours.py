@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from trtx.torch_engine.batch import KvGeometry
 from trtx.torch_engine.handoff.codec import DirectOffer, layout_of
 from trtx.torch_engine.handoff.memory import MemoryUnreachable, ProcessMemory
 from trtx.torch_engine.handoff.neighbours import Neighbours
+from trtx.torch_engine.kv_layout import KvGeometry
 
 GEOMETRY = KvGeometry.uniform(num_layers=1, num_kv_heads=1, head_dim=8, tokens_per_block=2, dtype="float32")
 WAIT_S = 20

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from trtx.torch_engine.batch import Batch, ModelRunner, Sampled, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.step import Batch, ModelRunner, Sampled, ScheduledSequence
 
 VOCAB = 211
 _SHAPE: dict[str, Any] = {

@@ -11,10 +11,10 @@ from runner_player import VOCAB, random_prompt
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, Qwen3Config
 
-from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, MediaSpan, Submit
+from trtx.torch_engine.step import Embedding
 
 IMAGE = VOCAB - 2
 ROWS = 9  # 24 pixels in patches of 8

@@ -10,8 +10,8 @@ import torch
 from engine_player import assert_equal, served, workload
 from runner_player import VOCAB, Player, build, random_prompt, save
 
-from trtx.torch_engine.batch import FROM_SLOT, Batch
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.step import FROM_SLOT, Batch
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.config.torch_passes import PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
-from trtx.torch_engine.batch import FROM_SLOT, Batch
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.kernels import Attention
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PassSize
+from trtx.torch_engine.step import FROM_SLOT, Batch
 
 SIZES = (3, 8, 24)
 

@@ -12,13 +12,13 @@ import torch
 from engine_player import Engine
 from seeing_player import IMAGE, ROWS, Oracle, Sight
 
+from trtx.ipc.shared_tensor import SharedTensor, share
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.shared_tensor import SharedTensor, share
 
 COUNT = 12
 SIGHTS = [

@@ -14,7 +14,6 @@ import torch
 from engine_player import Answer, Engine
 from mrope_player import FAMILIES, IMAGE, PROMPTS, VIDEO, Film, Grid, Seen, build_vl
 
-from trtx.torch_engine.batch import Embedding
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.handoff import KvTransport, create_transport
@@ -23,6 +22,7 @@ from trtx.torch_engine.media_positions import extent, position_delta
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.mrope import positions_between
+from trtx.torch_engine.step import Embedding
 
 COUNT = 8
 CLOSE = 2e-4

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.batch import Sampled, ScheduledSequence
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner.sampler import Sampler
+from trtx.torch_engine.step import Sampled, ScheduledSequence
 
 VOCAB = 40
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.encoder_messages import Encode, EncoderArgs, Grid
-from trtx.torch_engine.shared_tensor import share
+from trtx.ipc.encoder_messages import Encode, EncoderArgs, Grid
+from trtx.ipc.shared_tensor import share
 from trtx.torch_engine.vision.encoder import FULL_PATCHES, Encoder
 from trtx.torch_engine.vision.load import load_tower
 

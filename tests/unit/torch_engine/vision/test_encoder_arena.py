@@ -10,10 +10,10 @@ import pytest
 import torch
 from random_models import HIDDEN, ROWS, picture, save_llava
 
+from trtx.ipc.encoder_messages import Encode, Encoded, EncoderArgs
+from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, open_shared, remove_shared, share
 from trtx.torch_engine.embeddings.device import DeviceArena
-from trtx.torch_engine.encoder_messages import Encode, Encoded, EncoderArgs
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
-from trtx.torch_engine.shared_tensor import SharedTensor, SharedTensorElsewhere, open_shared, remove_shared, share
 from trtx.torch_engine.vision.encoder import Encoder
 from trtx.torch_engine.vision.load import load_tower
 

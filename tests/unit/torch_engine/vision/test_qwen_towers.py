@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.encoder_messages import EncoderArgs, Grid
+from trtx.ipc.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
 

@@ -15,7 +15,7 @@ from transformers import LlavaForConditionalGeneration
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS
 from trtx.errors import UsageError
-from trtx.torch_engine.encoder_messages import EncoderArgs
+from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Tower, Unsuitable
 

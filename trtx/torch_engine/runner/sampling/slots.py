@@ -8,11 +8,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from trtx.torch_engine.batch import ScheduledSequence
 from trtx.torch_engine.runner.kernels import int32
 from trtx.torch_engine.runner.sampling.definition import BANNED
 from trtx.torch_engine.runner.sampling.rows import FIELDS, PLAIN_FIELDS, SamplingRow
 from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import ScheduledSequence
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtx.torch_engine import batch
+from trtx.torch_engine import step as batch
 
 FROM_SLOT = tl.constexpr(batch.FROM_SLOT)
 

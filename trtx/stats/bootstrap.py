@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trtx.bench.intervals import CONFIDENCE, Interval
-from trtx.bench.statistics import percentile
+from trtx.stats.intervals import CONFIDENCE, Interval
+from trtx.stats.percentiles import percentile
 
 if TYPE_CHECKING:
     import numpy as np

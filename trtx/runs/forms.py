@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from trtx.bench.documents import Document
-from trtx.bench.intervals import Interval
+from trtx.stats.intervals import Interval
 from trtx.bench.judgement import Judgement, Verdict
 from trtx.bench.load import Load
 from trtx.bench.sample import Window

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.bootstrap import block_length, bootstrap_interval
-from trtx.bench.statistics import percentile
+from trtx.stats.bootstrap import block_length, bootstrap_interval
+from trtx.stats.percentiles import percentile
 
 Statistic = Callable[[Sequence[float]], float]
 

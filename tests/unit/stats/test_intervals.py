@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trtx.bench.intervals import (
+from trtx.stats.intervals import (
     Interval,
     expected_margin,
     mean_interval,

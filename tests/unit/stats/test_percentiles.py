@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.statistics import percentile, samples_needed
+from trtx.stats.percentiles import percentile, samples_needed
 
 
 @pytest.mark.parametrize(("q", "n"), [(50, 11), (90, 64), (95, 130), (99, 662)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trtx.torch_engine.shared_tensor import SharedTensor
+from trtx.ipc.shared_tensor import SharedTensor
 
 DEFAULT_MAX_NUM_TOKENS = 16384
 """Rows of one batch: TensorRT-LLM's, of its ``MultimodalEncoder``. 28 pictures of LLaVA 1.5; the largest of Qwen."""
