@@ -32,8 +32,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtx.bench import Figures, LoadSpec, Target
-from trtx.bench.aiperf import TrialFiles, check_endpoint, command, tail
-from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.aiperf.command import TrialFiles, check_endpoint, command, tail
+from trtx.bench.aiperf.process import Aiperf, AiperfHost
 from trtx.bench.metrics import error_request_count, most_common_errors, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import RouterMode, TopologySpec

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtx.bench import Figures, LoadSpec, Target
-from trtx.bench.aiperf import TrialFiles, command, tail
-from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.aiperf.command import TrialFiles, command, tail
+from trtx.bench.aiperf.process import Aiperf, AiperfHost
 from trtx.bench.metrics import error_request_count, inter_token_latency, output_token_throughput, time_to_first_token
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records
 from trtx.config import TopologySpec

@@ -24,8 +24,8 @@ from statistics import median
 
 import psutil
 
-from trtx.bench.aiperf import check_endpoint, tail
-from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.aiperf.command import check_endpoint, tail
+from trtx.bench.aiperf.process import Aiperf, AiperfHost
 from trtx.bench.endpoint import ENDPOINT_TYPE
 from trtx.bench.failures import count_reasons
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_records

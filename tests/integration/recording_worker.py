@@ -18,7 +18,7 @@ from dynamo.common.backend.engine import EngineConfig, LLMEngine, LlmRegistratio
 from dynamo.common.backend.worker import Worker, WorkerConfig
 from dynamo.common.utils.namespace import get_worker_namespace
 
-from trtx.worker.unheard import registered_template
+from trtx.worker.multimodal.audio_guard import registered_template
 
 
 class RecordingEngine(LLMEngine):  # type: ignore[misc, unused-ignore]

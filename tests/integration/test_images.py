@@ -27,7 +27,7 @@ from trtx.checkpoint.picture_tasks import PictureSample, held_out
 from trtx.checkpoint.pictures import draw
 from trtx.launch.processes import members
 from trtx.topology import Plan
-from trtx.worker.encode_endpoint import SILENCE_SECONDS
+from trtx.worker.multimodal.encode_endpoint import SILENCE_SECONDS
 
 MODEL = "synthetic:tiny-vl"
 ROWS = 25  # of each picture, in this model

@@ -11,8 +11,8 @@ import pytest
 from processes import HTTP, Topology, free_port, topology
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.request import parse
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import parse
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "request-fields.md"
 ROUTES = ("chat/completions", "completions", "responses")

@@ -21,7 +21,7 @@ from trtx.engine.worker_facts import PATH, of_body
 from trtx.experiment import Attach
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.server_readings import open_attached
-from trtx.worker.refusal_log import MOST_LINES
+from trtx.worker.requests.refusal_log import MOST_LINES
 
 CONTEXT = 256
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}

@@ -7,9 +7,9 @@ Always holds: aiperf's files stay as it wrote them; a request succeeds only with
 a failed one or a failed cell is recorded beside the figures.
 """
 
-from trtx.bench.aiperf import check_endpoint, check_settings, command
-from trtx.bench.aiperf_flags import check_load
-from trtx.bench.aiperf_process import AiperfHost
+from trtx.bench.aiperf.command import check_endpoint, check_settings, command
+from trtx.bench.aiperf.flags import check_load
+from trtx.bench.aiperf.process import AiperfHost
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
 from trtx.bench.failures import Reasons, describe
 from trtx.bench.figures import Distribution, Figure, Figures, Range

@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeVar
 
 from trtx.bench import cores, handoffs
 from trtx.bench.documents import RESTORE, Document, plain
-from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
 from trtx.bench.handoffs import HandoffCounts
+from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
+from trtx.bench.judge.validity import Validity, judge
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
 from trtx.bench.pictures import PictureCounts, over_trials
@@ -27,7 +28,6 @@ from trtx.bench.readings import (
     summed,
 )
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
-from trtx.bench.validity import Validity, judge
 from trtx.bench.windows import Phases, Span, phases_of
 from trtx.config.wording import quoted
 from trtx.errors import UsageError

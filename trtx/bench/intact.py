@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtx.bench.cells import CELL, Cell, cell_directory, read_cells
-from trtx.bench.checks import Level
 from trtx.bench.digests import Changes, FileDigest, changes_in, changes_since, digests_of, documents_of
 from trtx.bench.journal import (
     CellWritten,
@@ -20,7 +19,8 @@ from trtx.bench.journal import (
     TrialStarted,
     read_journal,
 )
-from trtx.bench.validity import Reason, Unchecked, Validity
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
 NAME = "records"  # beside those of the checks

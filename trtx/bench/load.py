@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trtx.bench.judge.steadiness import warm_up_needed
 from trtx.bench.load_field import LoadField, plain
 from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.bench.prompts import MAX_LENGTH, MAX_REQUESTS, Prompts
-from trtx.bench.steadiness import warm_up_needed
 from trtx.stats.percentiles import samples_needed
 
 _TIMED = "mooncake_trace"  # aiperf's form of a trace with a time, and a request, in each line

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trtx.bench.aiperf import TrialFiles, command, complaint, tail
-from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.aiperf.command import TrialFiles, command, complaint, tail
+from trtx.bench.aiperf.process import Aiperf, AiperfHost
 from trtx.bench.cells import CELL, Cell, cell_directory, cell_name, measure_cell, read_cell, trial_directory
 from trtx.bench.digests import changes_since, digest_of_text, digests_of
 from trtx.bench.files import write_text
@@ -27,12 +27,12 @@ from trtx.bench.journal import (
     TrialStarted,
     read_journal,
 )
+from trtx.bench.judge.steadiness import Steadiness, judge_warm_up
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import request_count
 from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.sent_dataset import prepare_dataset
-from trtx.bench.steadiness import Steadiness, judge_warm_up
 from trtx.bench.watch import Watch
 from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError

@@ -55,7 +55,7 @@ def ab(
     refuse_ignored(context, [*uses, *(["no gate"] if max_regression is None else [])])
     from trtx.cli.bench import own_command_line, run_and_show, show_plans
     from trtx.experiment import run
-    from trtx.experiment.ab import ab_spec
+    from trtx.experiment.bench.ab import ab_spec
 
     gate: dict[str, Any] = {
         "max_regression": max_regression,

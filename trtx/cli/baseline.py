@@ -18,7 +18,7 @@ from trtx.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtx.experiment.baseline import Baseline
+    from trtx.experiment.baselines.baseline import Baseline
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -111,7 +111,7 @@ def baseline(
 
 def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
     """Does what was asked, and returns the baselines that it was about."""
-    from trtx.experiment.baselines import Baselines, located
+    from trtx.experiment.baselines.store import Baselines, located
 
     baselines = Baselines(request.directory)
     match request.action:
@@ -135,7 +135,7 @@ def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
 
 def _show(request: BaselineRequest, found: tuple[Baseline, ...]) -> None:
     from trtx.cli.console import ResultConsole
-    from trtx.experiment.baseline import records_unchecked
+    from trtx.experiment.baselines.baseline import records_unchecked
 
     if not found:
         none = "nothing expires" if request.action is Action.EXPIRE else "no baseline"

@@ -23,7 +23,7 @@ from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment.baseline import Baseline
+    from trtx.experiment.baselines.baseline import Baseline
     from trtx.runs.forms import Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -102,11 +102,11 @@ def compare(
 
 def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     """Each run but the first, with the first. Raises UsageError for what can't be read or compared."""
-    from trtx.bench.gate import DEFAULT_METRICS, parse_limit, parse_metrics
-    from trtx.bench.sample import parse_percent
-    from trtx.experiment.baseline import check_window
-    from trtx.experiment.baselines import Baselines, open_compared
-    from trtx.experiment.comparison import compare_measured
+    from trtx.bench.judge.gate import DEFAULT_METRICS, parse_limit, parse_metrics
+    from trtx.bench.judge.sample import parse_percent
+    from trtx.experiment.baselines.baseline import check_window
+    from trtx.experiment.baselines.comparison import compare_measured
+    from trtx.experiment.baselines.store import Baselines, open_compared
 
     metrics = parse_metrics(request.metrics) if request.metrics else DEFAULT_METRICS
     limit = None if request.max_regression is None else parse_limit(request.max_regression)
@@ -163,7 +163,7 @@ def _show(found: tuple[Comparison, ...]) -> None:
 
 def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
     """What the gate over all of them ends with."""
-    from trtx.bench.judgement import Judgement, outcome
+    from trtx.bench.judge.judgement import Judgement, outcome
 
     return outcome(
         [

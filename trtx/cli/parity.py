@@ -21,8 +21,8 @@ from trtx.config import Mode
 from trtx.errors import TrtxError
 
 if TYPE_CHECKING:
-    from trtx.experiment.parity import FinishedParity, ParityListener
-    from trtx.experiment.parity_spec import ParitySpec
+    from trtx.experiment.parity.run import FinishedParity, ParityListener
+    from trtx.experiment.parity.spec import ParitySpec
     from trtx.launch import Event
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -177,12 +177,12 @@ def parity(
 
     if resume is not None:
         refuse_ignored(context, ("resume",))
-        from trtx.experiment.parity import resume_parity
+        from trtx.experiment.parity.run import resume_parity
 
         _run_and_show(partial(resume_parity, resume, argv=own_command_line()), as_json)
         return
     refuse_ignored(context, _attached_uses(url, against))
-    from trtx.experiment.parity import check_parity
+    from trtx.experiment.parity.run import check_parity
 
     given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
     spec = _spec(given)
@@ -220,7 +220,7 @@ def _uses(spec: ParitySpec, engine: str) -> list[str]:
 
 def _spec(given: dict[str, Any]) -> ParitySpec:
     """What was typed, as a run is asked."""
-    from trtx.experiment.parity_spec import parity_of, planted_fault
+    from trtx.experiment.parity.spec import parity_of, planted_fault
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
     if "url" in given:
@@ -293,7 +293,7 @@ class _ParityView(BarsView):
 
     @property
     def listener(self) -> ParityListener:
-        from trtx.experiment.parity import ParityListener
+        from trtx.experiment.parity.run import ParityListener
 
         return ParityListener(
             self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill, self.say

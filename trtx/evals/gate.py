@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.config.wording import counted, quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics

@@ -7,9 +7,12 @@ goes on with a run that ended early. :func:`differences_here` says what is not a
 Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
 """
 
+from trtx.experiment.bench.dry_run import plan_only
+from trtx.experiment.bench.estimate import cells_ahead, estimate, read_history
+from trtx.experiment.bench.reproduction import Locked, differences_here, read_locked, spec_to_run
+from trtx.experiment.bench.runner import FinishedRun, Listener, resume, run
+from trtx.experiment.bench.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.directory import where_it_began
-from trtx.experiment.dry_run import plan_only
-from trtx.experiment.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.evaluation import (
     EvaluationListener,
     FinishedEvaluation,
@@ -18,9 +21,6 @@ from trtx.experiment.evaluation import (
 )
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
 from trtx.experiment.gate import check_elsewhere
-from trtx.experiment.reproduction import Locked, differences_here, read_locked, spec_to_run
-from trtx.experiment.runner import FinishedRun, Listener, resume, run
-from trtx.experiment.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.targets import check_fits_served
 
 __all__ = [

@@ -18,7 +18,7 @@ from trtx.bench.redirects import proxy_passed, sent_on
 from trtx.engine import worker_facts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
-from trtx.experiment.spec import Attach
+from trtx.experiment.bench.spec import Attach
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.registry import RegistryUnknown

@@ -22,7 +22,7 @@ from trtx.bench.load_field import field_records
 from trtx.config.media import MediaLimits
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
-from trtx.experiment.spec import ExperimentSpec
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.launch import write_problem
 from trtx.runs.forms import LOCK, PLAN, Provenance
 from trtx.tls import CA_VARIABLE

@@ -16,7 +16,10 @@ from trtx.bench.journal import RunResumed
 from trtx.errors import TrtxError, UsageError
 from trtx.evals import Session, marker
 from trtx.evals.messages import Progress
-from trtx.experiment import directory, resumption
+from trtx.experiment import directory
+from trtx.experiment.bench import resumption
+from trtx.experiment.bench.spec import ATTACHED, Attach
+from trtx.experiment.bench.verdict import error_of
 from trtx.experiment.deployment import api_key, ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
@@ -25,9 +28,7 @@ from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.provenance import provenance_with
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.serving import serve_noted
-from trtx.experiment.spec import ATTACHED, Attach
 from trtx.experiment.targets import attached_target, common_context_length, target_of
-from trtx.experiment.verdict import error_of
 from trtx.launch import Event, Interruption, catch_signals, prepare
 from trtx.report import REPORT_FILE
 from trtx.report.evaluation import render_evaluation

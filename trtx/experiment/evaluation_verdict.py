@@ -9,11 +9,11 @@ from trtx.bench.files import name_of
 from trtx.bench.intact import refuse_changed_documents
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
-from trtx.experiment.baseline import conditions_of_run
-from trtx.experiment.conditions import differences, unchecked
+from trtx.experiment.baselines.baseline import conditions_of_run
+from trtx.experiment.baselines.conditions import differences, unchecked
+from trtx.experiment.bench.verdict import run_verdict
 from trtx.experiment.evaluation_spec import EvaluationSpec
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run, unjudged
-from trtx.experiment.verdict import run_verdict
 from trtx.runs.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 
 

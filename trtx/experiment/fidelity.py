@@ -14,7 +14,7 @@ from pathlib import Path
 from trtx.bench import Journal, Target
 from trtx.bench.intact import run_ended, run_failed
 from trtx.bench.journal import ProcessRestart, RunResumed, TopologyReady, TopologyStopping
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals import Endpoint
@@ -30,16 +30,17 @@ from trtx.evals.fidelity.reference import (
     make_reference,
     read_reference,
 )
-from trtx.experiment import directory, resumption
+from trtx.experiment import directory
+from trtx.experiment.bench import resumption
+from trtx.experiment.bench.spec import ATTACHED, Attach
+from trtx.experiment.bench.verdict import error_of, run_verdict
 from trtx.experiment.deployment import api_key, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.evaluation import EvaluationListener, FinishedEvaluation
 from trtx.experiment.fidelity_spec import FidelitySpec, read_fidelity_spec
 from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.provenance import provenance_with
-from trtx.experiment.spec import ATTACHED, Attach
 from trtx.experiment.targets import attached_target, target_of
-from trtx.experiment.verdict import error_of, run_verdict
 from trtx.launch import Interruption, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE
 from trtx.report.fidelity import render_fidelity

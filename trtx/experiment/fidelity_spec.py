@@ -12,10 +12,10 @@ from trtx.config import Mode, TopologySpec
 from trtx.config.topology import Name
 from trtx.errors import UsageError
 from trtx.evals.fidelity.prompts import DEFAULT_COUNT, MOST
-from trtx.experiment.axes import NamedTopology, expand
+from trtx.experiment.bench.axes import NamedTopology, expand
+from trtx.experiment.bench.spec import ATTACHED, Attach
 from trtx.experiment.directory import PROVENANCE
 from trtx.experiment.scoring_spec import MOST_CONCURRENT, as_option, refuse_twice
-from trtx.experiment.spec import ATTACHED, Attach
 from trtx.runs.forms import LOCK
 
 _NO_PROBABILITIES = ("simulated", "paced")

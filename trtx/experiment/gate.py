@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtx.bench import Cell, Load, cell_name
-from trtx.bench.gate import Limit
-from trtx.bench.goodput import goodput, request_bounds
 from trtx.bench.intact import as_kept, read_kept
-from trtx.bench.judgement import Judgement
+from trtx.bench.judge.gate import Limit
+from trtx.bench.judge.goodput import goodput, request_bounds
+from trtx.bench.judge.judgement import Judgement
+from trtx.bench.judge.resolution import check_resolvable
 from trtx.bench.records import RECORDS_FILE, read_records
-from trtx.bench.resolution import check_resolvable
 from trtx.bench.windows import Phases, phases_of
-from trtx.experiment.baseline import Baseline, check_window, read_baseline, records_unchecked, write_baseline
-from trtx.experiment.baselines import Baselines, is_picked, open_baseline, open_measured
-from trtx.experiment.conditions import (
+from trtx.experiment.baselines.baseline import Baseline, check_window, read_baseline, records_unchecked, write_baseline
+from trtx.experiment.baselines.conditions import (
     Conditions,
     conditions_of,
     differences,
@@ -27,9 +26,10 @@ from trtx.experiment.conditions import (
     refuse_others,
     unchecked,
 )
+from trtx.experiment.baselines.store import Baselines, is_picked, open_baseline, open_measured
+from trtx.experiment.bench.spec import ExperimentSpec
+from trtx.experiment.bench.verdict import judge_cells, run_verdict
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
-from trtx.experiment.spec import ExperimentSpec
-from trtx.experiment.verdict import judge_cells, run_verdict
 from trtx.runs.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from trtx.bench.gate import DEFAULT_METRICS, Limit, parse_limit, parse_metrics
-from trtx.bench.goodput import request_bounds
-from trtx.bench.sample import Metric, Window, parse_percent
-from trtx.bench.slo import Objective, parse_objective
+from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, parse_limit, parse_metrics
+from trtx.bench.judge.goodput import request_bounds
+from trtx.bench.judge.sample import Metric, Window, parse_percent
+from trtx.bench.judge.slo import Objective, parse_objective
 from trtx.config.topology import Name
 from trtx.config.wording import quoted
 from trtx.errors import UsageError

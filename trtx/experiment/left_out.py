@@ -10,8 +10,8 @@ from trtx.config import Role, TopologySpec
 from trtx.config.engine_uses import acts_on
 from trtx.config.left_out import LeftOutField, left_out_notes, left_out_warnings
 from trtx.errors import UsageError
-from trtx.experiment.axes import engine_field
-from trtx.experiment.spec import ExperimentSpec
+from trtx.experiment.bench.axes import engine_field
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.runs.forms import LeftOut
 from trtx.topology import Plan
 

@@ -12,8 +12,8 @@ from trtx.bench import LoadSpec, Target, as_sent, cell_directory, cell_name, com
 from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
 from trtx.config.wording import shown
 from trtx.errors import UsageError
+from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.left_out import left_out_of
-from trtx.experiment.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.targets import target_of
 from trtx.runs.forms import Environment, Files, Measured, Provenance
 from trtx.topology import Plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.evals import read_eval
 from trtx.evals.gate import cell_of, judge_answers, judge_difference, judge_min_score
 from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values

@@ -11,8 +11,8 @@ from trtx.errors import UsageError
 from trtx.evals import Endpoint, Job, Session, eval_directory, read_eval
 from trtx.evals.gate import check_max_drop, check_min_scores
 from trtx.evals.messages import Loaded, NeedleAsked
+from trtx.experiment.bench.spec import ATTACHED
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.experiment.spec import ATTACHED
 from trtx.topology import Plan
 
 SESSION_LOG = Path("eval") / "session.log"

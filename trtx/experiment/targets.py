@@ -13,8 +13,8 @@ from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
+from trtx.experiment.bench.spec import ATTACHED, Attach
 from trtx.experiment.deployment import DYNAMO, api_key
-from trtx.experiment.spec import ATTACHED, Attach
 from trtx.prompts.files import chat_template
 from trtx.runs.forms import Deployment
 from trtx.topology import Plan

@@ -2,7 +2,7 @@
 
 A chat request keeps its messages, which Dynamo checks and hands on with images, and gets ``nvext.token_data``. Text
 prompts of completions become token ids. Bodies that this module does not understand pass as they are: Dynamo refuses
-them, or its workers do (``trtx.worker.unheard``).
+them, or its workers do (``trtx.worker.multimodal.audio_guard``).
 """
 
 from __future__ import annotations

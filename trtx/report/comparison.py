@@ -14,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trtx.bench.checks import Level
-from trtx.bench.judgement import Verdict
-from trtx.bench.sample import parse_metric
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.sample import parse_metric
 from trtx.report.columns import MISSING, number
 from trtx.report.validity import MARKS
 from trtx.report.verdict import ratio, ratio_text, table_cell, verdict_style

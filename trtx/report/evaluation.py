@@ -17,7 +17,7 @@ from trtx.bench.documents import plain
 from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import read_journal
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions
 from trtx.report.notes import notes_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.report.charts import INK, SOFT, Chart, axes_layout
 from trtx.report.comparison import ArmsShown, ComparedLine
 

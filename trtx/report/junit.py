@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from trtx.bench.checks import Level
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.bench.metrics import benchmark_duration
 from trtx.report.validity import reason_text, reasons, reasons_text
 from trtx.report.view import Row, RunView

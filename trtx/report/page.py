@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from trtx.bench.checks import Level
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails

@@ -18,7 +18,7 @@ from trtx.bench.documents import Document, plain
 from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from trtx.bench.checks import Level
+from trtx.bench.judge.checks import Level
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.comparison import arms_tables

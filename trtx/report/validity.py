@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.checks import Level
 from trtx.bench.documents import plain
-from trtx.bench.validity import Reason
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.validity import Reason
 from trtx.report.view import Row, RunView
 
 MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
 from trtx.evals.gate import UNANSWERED
 from trtx.report.whole_table import WholeTable

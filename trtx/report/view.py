@@ -21,17 +21,17 @@ from trtx.bench import (
     read_journal,
 )
 from trtx.bench.cells import CellStatus, DeviceKind, in_order
-from trtx.bench.checks import Level
 from trtx.bench.files import name_of
 from trtx.bench.intact import Kept, KeptDocuments, beside_records, read_kept, read_kept_documents
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.sample import DEVICES, Metric
+from trtx.bench.judge.validity import Validity
 from trtx.bench.metrics import (
     error_request_count,
     input_sequence_lengths,
     request_count,
     uncounted_request_count,
 )
-from trtx.bench.sample import DEVICES, Metric
-from trtx.bench.validity import Validity
 from trtx.report.conditions import (
     NOT_KNOWN,
     Condition,

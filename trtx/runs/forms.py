@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from trtx.bench.documents import Document
 from trtx.stats.intervals import Interval
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.bench.load import Load
-from trtx.bench.sample import Window
+from trtx.bench.judge.sample import Window
 
 # 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
 # 3: load.fixed_schedule and gate.window; 4: eval. trtx.experiment.directory says what a run did before them.

@@ -31,13 +31,13 @@ from trtx.worker.handler import RequestHandler
 from trtx.worker.leaving import GONE_SECONDS, Leaving, UnreadHandoffs
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics, absent_fields
-from trtx.worker.open_requests import OpenRequests
+from trtx.worker.multimodal.audio_guard import registered_template
+from trtx.worker.multimodal.setup import Seeing
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.polling import EnginePoll
-from trtx.worker.seeing import Seeing
+from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
-from trtx.worker.unheard import registered_template
 
 logger = logging.getLogger(__name__)
 

@@ -19,31 +19,31 @@ from dynamo.llm.exceptions import Disconnected, EngineShutdown
 
 from trtx.engine.api import Transfer
 from trtx.engine.handoff_facts import HandoffFacts, outcome_of
-from trtx.worker import handoff, roles
 from trtx.worker.background import on_loop
-from trtx.worker.chunks import ChunkWriter
-from trtx.worker.encode_endpoint import HEARTBEAT_SECONDS
-from trtx.worker.encoding import ImageEncoder
-from trtx.worker.faults import EngineError, EngineSteps, as_dynamo_error, fault_of, is_of_closing
-from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock, WorkerMetrics
-from trtx.worker.open_requests import OpenRequest, OpenRequests
+from trtx.worker.multimodal.audio_guard import refuse_unheard
+from trtx.worker.multimodal.encode_endpoint import HEARTBEAT_SECONDS
+from trtx.worker.multimodal.encode_rpc import is_refusal
+from trtx.worker.multimodal.encoding import ImageEncoder
+from trtx.worker.multimodal.image_encoder import PictureEncoder
+from trtx.worker.multimodal.images import expand
+from trtx.worker.multimodal.inputs import Looking, Sight
+from trtx.worker.multimodal.prompt_inputs import PromptLooking, PromptSight
 from trtx.worker.options import WorkerOptions
-from trtx.worker.pacing import rest_seconds
-from trtx.worker.picture_encoder import PictureEncoder
-from trtx.worker.pictures import expand
 from trtx.worker.polling import EnginePoll
-from trtx.worker.prompt_sight import PromptLooking, PromptSight
-from trtx.worker.questions import is_refusal
-from trtx.worker.refusal_log import RefusalLog
-from trtx.worker.request import WorkerRequest, with_media, with_ready
-from trtx.worker.request import parse as parse_request
-from trtx.worker.roles import Submission
-from trtx.worker.sight import Looking, Sight
+from trtx.worker.requests import handoff, roles
+from trtx.worker.requests.chunks import ChunkWriter
+from trtx.worker.requests.faults import EngineError, EngineSteps, as_dynamo_error, fault_of, is_of_closing
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.open_requests import OpenRequest, OpenRequests
+from trtx.worker.requests.pacing import rest_seconds
+from trtx.worker.requests.refusal_log import RefusalLog
+from trtx.worker.requests.request import WorkerRequest, with_media, with_ready
+from trtx.worker.requests.request import parse as parse_request
+from trtx.worker.requests.roles import Submission
 from trtx.worker.sockets import NoDelay
-from trtx.worker.unheard import refuse_unheard
 
 logger = logging.getLogger(__name__)
 

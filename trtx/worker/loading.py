@@ -31,9 +31,9 @@ from trtx.text import (
     load_tokenizer,
 )
 from trtx.worker.devices import Gpu, given_gpus
-from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.options import WorkerOptions
-from trtx.worker.request import WorkerRequest
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import WorkerRequest
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from trtx.engine.api import HandoffTotals
-from trtx.worker.media_metrics import MediaMetrics
+from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.transfers import TransferCounts
 
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

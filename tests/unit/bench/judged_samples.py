@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtx.bench.figures import Figures
+from trtx.bench.judge.sample import Sample
 from trtx.bench.records import RequestRecord
-from trtx.bench.sample import Sample
 
 LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 

@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from trtx.bench import LoadSpec, Target, sweep
-from trtx.bench.aiperf import check_endpoint, command, complaint
-from trtx.bench.aiperf_process import Aiperf, AiperfHost
+from trtx.bench.aiperf.command import check_endpoint, command, complaint
+from trtx.bench.aiperf.process import Aiperf, AiperfHost
+from trtx.bench.aiperf.warm_host import FAILED
 from trtx.bench.endpoint import API_KEY_VARIABLE
-from trtx.bench.warm_host import FAILED
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment import ExperimentSpec, run
-from trtx.experiment.dry_run import plan_only
+from trtx.experiment.bench.dry_run import plan_only
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def _exit_code(process: Aiperf) -> int:
 def test_leaving_the_context_ends_the_whole_session_even_if_it_ignores_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_of: Start
 ) -> None:
-    monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
+    monkeypatch.setattr("trtx.bench.aiperf.process.GRACE_S", 0.3)
     log = tmp_path / "aiperf.log"
     with Aiperf(host_of(STUBBORN), ("stubborn",), log) as process:
         text = _until(log, ("ready", "child\n"), lambda: process.poll(0.02))
@@ -161,7 +161,7 @@ def test_a_call_that_nobody_asked_about_ends_whole_and_so_does_one_with_its_host
 ) -> None:
     (tmp_path / "program.py").write_text(f"def main():\n{textwrap.indent(STUBBORN, '    ')}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("trtx.bench.aiperf_process.GRACE_S", 0.3)
+    monkeypatch.setattr("trtx.bench.aiperf.process.GRACE_S", 0.3)
     with AiperfHost(tmp_path / "host.log", program=("program:main",)) as host:
         while not host.is_ready:
             assert host.replies(30) == []
@@ -186,7 +186,7 @@ def _all_end(pids: str) -> None:
 def test_a_host_whose_launcher_dies_ends_what_it_runs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import os, time\ndef main(): print(os.getpid(), flush=True); time.sleep(60)")
     launcher = (
-        "import sys; from pathlib import Path; from trtx.bench.aiperf_process import Aiperf, AiperfHost\n"
+        "import sys; from pathlib import Path; from trtx.bench.aiperf.process import Aiperf, AiperfHost\n"
         f"at = Path({str(tmp_path)!r})\n"
         "with AiperfHost(at / 'host.log', program=('program:main',)) as host, Aiperf(host, ['x'], at / 'log') as one:\n"
         "    while one.poll(0.1) is None: pass\n"
@@ -381,7 +381,7 @@ def test_an_installation_without_the_endpoint_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     check_endpoint()  # the one that these tests run in has it
-    monkeypatch.setattr("trtx.bench.aiperf.ENTRY_POINT", "missing")
+    monkeypatch.setattr("trtx.bench.aiperf.command.ENTRY_POINT", "missing")
     with pytest.raises(UsageError, match="does not offer aiperf its endpoint 'trtx_chat'.*install trtx again"):
         run(ExperimentSpec(), parent=tmp_path / "runs", argv=["trtx", "bench"])
     assert not (tmp_path / "runs").exists()

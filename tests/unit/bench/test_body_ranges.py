@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trtx.bench.body_ranges import RANGES, check_body
 from trtx.errors import UsageError
-from trtx.worker.fields import FIELDS
+from trtx.worker.requests.fields import FIELDS
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from trtx.bench import LoadSpec, Target, dataset_of
-from trtx.bench.aiperf import command
-from trtx.bench.aiperf_flags import check_load
+from trtx.bench.aiperf.command import command
+from trtx.bench.aiperf.flags import check_load
 from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.bench.sent_dataset import prepare_dataset
 from trtx.checkpoint import resolve_checkpoint
@@ -65,7 +65,7 @@ def sent(spec: LoadSpec, tmp_path: Path) -> list[list[Sent]]:
     from aiperf.config.loader import build_benchmark_plan
     from aiperf.dataset.composer.custom import CustomDatasetComposer
 
-    from trtx.bench.aiperf_flags import _parsed
+    from trtx.bench.aiperf.flags import _parsed
 
     tokenizer_path = resolve_checkpoint("synthetic:tiny-trained").path
     target = Target("http://127.0.0.1:9", "tiny", tokenizer_path, "agg")

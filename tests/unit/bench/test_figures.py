@@ -14,7 +14,6 @@ import pytest
 
 from trtx.bench import Cell, LoadSpec, Trial, metrics, read_cells
 from trtx.bench.cells import CELL
-from trtx.bench.checks import Level
 from trtx.bench.figures import (
     FIRST_SCHEMA,
     Distribution,
@@ -31,8 +30,9 @@ from trtx.bench.figures import (
     latest_schema,
     per_device,
 )
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.bench.records import RequestRecord
-from trtx.bench.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
 from trtx.bench import Cell, LoadSpec, Trial
-from trtx.bench.checks import Level
 from trtx.bench.figures import Figures, all_figures
-from trtx.bench.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
-from trtx.bench.judgement import Judgement, Verdict, outcome
-from trtx.bench.resolution import check_resolvable
-from trtx.bench.sample import Metric, Sample
-from trtx.bench.slo import judge_objective, parse_objective
-from trtx.bench.validity import Reason, Validity
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
+from trtx.bench.judge.judgement import Judgement, Verdict, outcome
+from trtx.bench.judge.resolution import check_resolvable
+from trtx.bench.judge.sample import Metric, Sample
+from trtx.bench.judge.slo import judge_objective, parse_objective
+from trtx.bench.judge.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
 from trtx.stats.intervals import Interval, per_interval, trials_needed
 

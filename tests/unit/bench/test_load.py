@@ -9,8 +9,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from trtx.bench import LoadSpec, Target, planned_trials
-from trtx.bench.aiperf import command
-from trtx.bench.steadiness import warm_up_needed
+from trtx.bench.aiperf.command import command
+from trtx.bench.judge.steadiness import warm_up_needed
 
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
 

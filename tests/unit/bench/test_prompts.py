@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trtx.bench import LoadSpec, Target
-from trtx.bench.aiperf import command
-from trtx.bench.aiperf_flags import check_load, owned
+from trtx.bench.aiperf.command import command
+from trtx.bench.aiperf.flags import check_load, owned
 from trtx.bench.load_field import field_records
 from trtx.errors import UsageError
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
-from trtx.bench.checks import Level
 from trtx.bench.figures import Spread, all_figures
-from trtx.bench.goodput import goodput, judge_goodput, request_bounds
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.goodput import goodput, judge_goodput, request_bounds
+from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.sample import Sample, parse_percent
+from trtx.bench.judge.slo import judge_error_rate, judge_objective, parse_objective
 from trtx.bench.metrics import time_to_first_token
-from trtx.bench.sample import Sample, parse_percent
-from trtx.bench.slo import judge_error_rate, judge_objective, parse_objective
 from trtx.bench.windows import Span
 from trtx.errors import UsageError
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn
-from trtx.bench.records import RequestRecord
-from trtx.bench.steadiness import (
+from trtx.bench.judge.steadiness import (
     BATCHES,
     Judgement,
     Steadiness,
@@ -21,6 +20,7 @@ from trtx.bench.steadiness import (
     level_ratio,
     warm_up_needed,
 )
+from trtx.bench.records import RequestRecord
 from trtx.bench.windows import Phases, closed_loop_phases, sent_in
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
-from trtx.bench.checks import Level, all_checks, check
 from trtx.bench.cores import STOLEN, BusyProcess, CpuReading, CpuUse, Scope, used
-from trtx.bench.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
+from trtx.bench.judge.checks import Level, all_checks, check
+from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
+from trtx.bench.judge.validity import Unchecked, judge
 from trtx.bench.readings import ForeignProcess, GpuReading
 from trtx.bench.records import RequestRecord, TrialRecords, read_trial
-from trtx.bench.validity import Unchecked, judge
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "validity.md"
 KEPT = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"

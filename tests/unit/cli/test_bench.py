@@ -14,7 +14,8 @@ import typer
 from trtx.cli import bench
 from trtx.cli.app import run
 from trtx.errors import GateError, UsageError
-from trtx.experiment import FinishedRun, axes
+from trtx.experiment import FinishedRun
+from trtx.experiment.bench import axes
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]

@@ -230,8 +230,8 @@ UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its cal
 ROOMS = (
     "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share", "trtx.export.nginx.export",
     "trtx.experiment.run", "trtx.experiment.resume", "trtx.experiment.plan_only",
-    "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.check_parity",
-    "trtx.experiment.parity.resume_parity",
+    "trtx.experiment.evaluate", "trtx.experiment.resume_evaluation", "trtx.experiment.parity.run.check_parity",
+    "trtx.experiment.parity.run.resume_parity",
     "trtx.experiment.fidelity.run_fidelity", "trtx.experiment.fidelity.resume_fidelity",
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",

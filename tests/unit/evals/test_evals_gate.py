@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
 from trtx.evals.forms import Judged, Sample, Unanswered

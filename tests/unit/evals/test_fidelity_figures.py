@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.bench.named_models import OtherModels
 from trtx.evals.fidelity.figures import mean_figure, part_figures, share_figure
 from trtx.evals.fidelity.forms import ComparedSequence, PartFigures, TopologyFidelity

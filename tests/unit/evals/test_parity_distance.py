@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trtx.bench.judgement import Judgement, Verdict, outcome
+from trtx.bench.judge.judgement import Judgement, Verdict, outcome
 from trtx.evals.parity import Answer, ComparedRoute, compare_route, distance, judge_route
 from trtx.evals.parity.forms import Count, Evidence, Tolerance
 from trtx.evals.parity.gate import FLOOR, judge_fault, judge_reference, no_tolerance, tolerance_of

@@ -13,11 +13,12 @@ from trtx.bench.cells import CELL
 from trtx.bench.journal import Journal, TrialEnded
 from trtx.evals import EVAL, Retrieval, ScoredTask, TopologyScores, eval_directory
 from trtx.evals.statistics import share_interval
-from trtx.experiment import ExperimentSpec, ab, evaluation_of, gate
-from trtx.experiment.conditions import Conditions, conditions_of
+from trtx.experiment import ExperimentSpec, evaluation_of, gate
+from trtx.experiment.baselines.conditions import Conditions, conditions_of
+from trtx.experiment.bench import ab
+from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
-from trtx.experiment.resumption import read_recorded
 from trtx.runs.forms import COMPARISON, CONDITIONS, LOCK, AskedRun, ComparedArms, Provenance, RunVerdict
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"

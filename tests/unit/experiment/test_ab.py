@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared, gated, judged, provenance
 
-from trtx.bench.gate import DEFAULT_METRICS
 from trtx.bench.journal import Journal, TrialEnded
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.gate import DEFAULT_METRICS
+from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment import gate
-from trtx.experiment.ab import ab_spec, keep_comparison
+from trtx.experiment.bench.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.runs.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 

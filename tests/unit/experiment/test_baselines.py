@@ -13,12 +13,12 @@ import pytest
 from judged_runs import a_run, change_cells, conditions_of_kept, gated, judged
 
 from trtx.bench import read_cells
-from trtx.bench.checks import Level
-from trtx.bench.judgement import Verdict
-from trtx.bench.validity import Reason, Validity
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.validity import Reason, Validity
 from trtx.errors import UsageError
-from trtx.experiment.baseline import of_run, read_baseline, write_baseline
-from trtx.experiment.baselines import Baselines, open_baseline, open_measured
+from trtx.experiment.baselines.baseline import of_run, read_baseline, write_baseline
+from trtx.experiment.baselines.store import Baselines, open_baseline, open_measured
 from trtx.experiment.gate import planned_loads
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from judged_runs import CELLS, NOISY, a_run
 
-from trtx.bench.gate import Limit, parse_metrics
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.gate import Limit, parse_metrics
+from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
-from trtx.experiment.baseline import of_run
-from trtx.experiment.comparison import compare_measured
+from trtx.experiment.baselines.baseline import of_run
+from trtx.experiment.baselines.comparison import compare_measured
 from trtx.stats.intervals import ratio_interval
 
 ITL = parse_metrics(["inter_token_latency:p50"])

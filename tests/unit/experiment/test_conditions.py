@@ -12,10 +12,10 @@ from judged_runs import GOLDEN, conditions_of_kept, provenance
 
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
-from trtx.experiment.conditions import Conditions, conditions_of, differences, refuse_others, unchecked
+from trtx.experiment.baselines.conditions import Conditions, conditions_of, differences, refuse_others, unchecked
+from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
 from trtx.experiment.provenance import read_dataset
-from trtx.experiment.resumption import read_recorded
 from trtx.runs.forms import Deployment, Provenance
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)

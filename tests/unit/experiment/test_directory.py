@@ -12,9 +12,9 @@ import yaml
 from trtx.bench.files import write_text
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
 from trtx.experiment.environment import environment
-from trtx.experiment.spec import ExperimentSpec
 from trtx.runs.forms import LOCK, Provenance
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)

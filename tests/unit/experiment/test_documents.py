@@ -14,14 +14,14 @@ from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal, readings
 from trtx.bench.documents import Document
-from trtx.bench.judgement import Judgement
+from trtx.bench.judge.judgement import Judgement
 from trtx.config.strict_yaml import parse_yaml
 from trtx.errors import UsageError
 from trtx.experiment import gate
-from trtx.experiment.baseline import Stored, of_run, read_baseline, write_baseline
-from trtx.experiment.conditions import Conditions
+from trtx.experiment.baselines.baseline import Stored, of_run, read_baseline, write_baseline
+from trtx.experiment.baselines.conditions import Conditions
+from trtx.experiment.bench.resumption import PlanDocument, read_recorded
 from trtx.experiment.directory import read_lock
-from trtx.experiment.resumption import PlanDocument, read_recorded
 from trtx.report import read_run
 from trtx.runs import forms
 from trtx.runs.forms import (

@@ -11,12 +11,12 @@ import pytest
 from judged_runs import GOLDEN, NEARLY_ALIKE, NOISY, of_trials
 
 from trtx.bench import read_cells
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
 from trtx.experiment import ExperimentSpec, gate, load_sweep, plan_only
-from trtx.experiment.baseline import Baseline, write_baseline
-from trtx.experiment.conditions import conditions_of
+from trtx.experiment.baselines.baseline import Baseline, write_baseline
+from trtx.experiment.baselines.conditions import conditions_of
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.launch import prepare

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trtx.bench import Journal
 from trtx.bench.journal import TopologyReady, TrialEnded, TrialStarted
 from trtx.experiment import cells_ahead, estimate, read_history
+from trtx.experiment.bench.estimate import Ahead, History, Took, Work
 from trtx.experiment.directory import read_lock
-from trtx.experiment.estimate import Ahead, History, Took, Work
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 C1 = Work("paced tiny", "agg", 1, None, 64, 16, "")

@@ -12,7 +12,7 @@ import pytest
 from judged_runs import GOLDEN, provenance
 
 from trtx.bench.journal import Journal, ProcessRestart, RunFailed, TopologyStopping
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
 from trtx.evals import EVAL, Score, ScoredTask, TopologyScores, eval_directory, statistics

@@ -10,12 +10,12 @@ import pytest
 from judged_runs import CELLS, GOLDEN, NOISY, a_run, change_cells, conditions_of_kept, gated, judged, of_trials, prepare
 
 from trtx.bench import Cell, Figures, read_cells
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.bench.metrics import request_throughput
 from trtx.errors import UsageError
 from trtx.experiment import gate, load_sweep
-from trtx.experiment.baselines import Baselines
-from trtx.experiment.conditions import Conditions
+from trtx.experiment.baselines.conditions import Conditions
+from trtx.experiment.baselines.store import Baselines
 from trtx.runs.forms import BASELINE, VERDICT, RunVerdict
 
 ITL = "inter_token_latency:p50"

@@ -13,13 +13,13 @@ from trtx.bench.documents import plain
 from trtx.cli.app import run
 from trtx.errors import UsageError
 from trtx.experiment import ExperimentSpec, load_sweep, plan_only
-from trtx.experiment.ab import ab_spec
-from trtx.experiment.conditions import Conditions, conditions_of, differences
+from trtx.experiment.baselines.conditions import Conditions, conditions_of, differences
+from trtx.experiment.bench.ab import ab_spec
+from trtx.experiment.bench.reproduction import read_locked, spec_to_run
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.provenance import provenance_of
-from trtx.experiment.reproduction import read_locked, spec_to_run
 from trtx.launch import prepare
 from trtx.report.conditions import conditions_of as shown_conditions
 from trtx.runs.forms import LOCK, AskedRun, Provenance

@@ -14,7 +14,7 @@ import pytest
 
 from trtx.evals.parity import Pass
 from trtx.evals.parity.asking import Stream
-from trtx.experiment.parity_kill import MOST_RUNNING_LOOKS, PATIENT_TRIES, SETTLED_LOOKS, Kill, Killer
+from trtx.experiment.parity.kill import MOST_RUNNING_LOOKS, PATIENT_TRIES, SETTLED_LOOKS, Kill, Killer
 from trtx.launch.processes import is_stopped
 
 OSL = 8

@@ -13,9 +13,9 @@ from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.evals.parity import Answer
 from trtx.evals.parity.forms import Evidence
-from trtx.experiment.parity_evidence import Reading, evidence_of
-from trtx.experiment.parity_kill import Kill
-from trtx.experiment.parity_spec import ParitySpec, Route, check_fault, dtype_of, parity_of, widest_dtype
+from trtx.experiment.parity.evidence import Reading, evidence_of
+from trtx.experiment.parity.kill import Kill
+from trtx.experiment.parity.spec import ParitySpec, Route, check_fault, dtype_of, parity_of, widest_dtype
 from trtx.launch import prepare
 from trtx.topology import Plan
 
@@ -185,7 +185,7 @@ def test_chunked_needs_prompts_that_no_step_could_hold(
 
 
 def test_a_prompt_longer_than_a_worker_takes_is_refused(plans: dict[str, Plan], tmp_path: Path) -> None:
-    from trtx.experiment.parity_spec import check_lengths
+    from trtx.experiment.parity.spec import check_lengths
 
     with pytest.raises(UsageError, match=r"--isl 8000 and --osl 400 make 8400 tokens"):
         check_lengths(parity_of({"isl": 8000, "osl": 400}), plans["agg"])

@@ -15,7 +15,7 @@ from trtx.evals.parity import PARITY, Answer, Parity, compare_route, parity_dire
 from trtx.evals.parity.forms import Evidence
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
-from trtx.experiment.parity_spec import parity_of
+from trtx.experiment.parity.spec import parity_of
 from trtx.report.parity import render_parity
 from trtx.runs.forms import Provenance
 

@@ -13,7 +13,7 @@ from tests.unit.report.noted_digests import note_end
 from trtx.bench import read_cells
 from trtx.bench.digests import digests_of
 from trtx.bench.journal import Journal, TrialEnded
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.bench.records import RECORDS_FILE
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError

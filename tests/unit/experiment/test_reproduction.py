@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 from trtx.experiment import ExperimentSpec, differences_here, load_sweep, read_locked, spec_to_run
-from trtx.experiment.conditions import differing
+from trtx.experiment.baselines.conditions import differing
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment

@@ -16,7 +16,8 @@ from trtx.bench.digests import digests_of
 from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.records import RECORDS_FILE
 from trtx.errors import UsageError
-from trtx.experiment import load_sweep, resumption
+from trtx.experiment import load_sweep
+from trtx.experiment.bench import resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.launch import prepare

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from trtx.bench import planned_trials
 from trtx.experiment import load_sweep
-from trtx.experiment.schedule import schedule, without
+from trtx.experiment.bench.schedule import schedule, without
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.experiment.spec import ExperimentSpec
 
 
 def _spec(arms: int, trials: int, order: str) -> ExperimentSpec:

@@ -7,7 +7,7 @@ import pytest
 
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep, plan_only
-from trtx.experiment.spec import Attach
+from trtx.experiment.bench.spec import Attach
 
 SWEEPS = sorted((Path(__file__).parents[3] / "sweeps").glob("*.yaml"))
 

@@ -21,18 +21,18 @@ from processes import free_port
 from pydantic import BaseModel
 
 from trtx.bench import LoadSpec, Target
-from trtx.bench.aiperf import command
-from trtx.bench.aiperf_flags import owned
+from trtx.bench.aiperf.command import command
+from trtx.bench.aiperf.flags import owned
 from trtx.bench.images import Images
 from trtx.bench.load_field import field_records
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
+from trtx.experiment.bench.spec import _COUNTED
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import BEFORE_VIDEOS, CAME_WITH, create, read_lock, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.experiment.spec import _COUNTED
 from trtx.experiment.targets import attached_target, target_of
 from trtx.launch import preparation
 from trtx.runs.forms import LOCK
@@ -356,7 +356,7 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
     base: dict[str, Any] = {"topology": served, "load": load | lengths | OF_OTHERS.get(field, {})}
     changed = base | {"load": base["load"] | {field: OTHER[LoadSpec][field]}}
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
-        f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf.py, or refuse it in "
+        f"load.{field} is taken and does nothing: hand it to aiperf in trtx/bench/aiperf/command.py, or refuse it in "
         "trtx/bench/load.py"
     )
 
@@ -381,12 +381,12 @@ def test_aiperf_takes_what_a_field_of_a_load_makes_of_its_command_line(field: st
     try:
         _, bound, *_ = app.parse_args(asked[asked.index("profile") :], exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of trtx/bench/aiperf.py")
+        pytest.fail(f"aiperf refuses what load.{field} makes of it ({error}): see command() of bench/aiperf/command.py")
     said_by_the_user = {"slice_duration"} if field == "aiperf_args" else set()
     strangers = sorted(bound.arguments["cli_config"].model_fields_set - owned().keys() - said_by_the_user)
     assert not strangers, (
-        f"command() of trtx/bench/aiperf.py sets {', '.join(strangers)} beside load.{field}: name it in _OWNED of "
-        "trtx/bench/aiperf_flags.py, or --aiperf-args can say it too"
+        f"command() of bench/aiperf/command.py sets {', '.join(strangers)} beside load.{field}: name it in _OWNED of "
+        "trtx/bench/aiperf/flags.py, or --aiperf-args can say it too"
     )
 
 
@@ -418,7 +418,7 @@ def test_the_value_of_a_field_stands_word_for_word_behind_its_flag(field: str, i
     is_equal = found == str(wanted) if isinstance(wanted, str) or found is None else float(found) == wanted
     assert is_equal, (
         f"load.{field}={wanted!r} reaches aiperf as {flag} {found}: hand it over as it is, in the same unit, in "
-        f"command() of trtx/bench/aiperf.py; a flag of another name stands in FLAGS of {Path(__file__).name}, what is "
+        f"command() of bench/aiperf/command.py; another flag name is in FLAGS of {Path(__file__).name}, what is "
         "told otherwise in IN_ANOTHER_FORM"
     )
 
@@ -457,7 +457,7 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
         return
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"topology.{field} is taken and changes no plan: use it in trtx/topology, or refuse it in "
-        "_refuse_unused of trtx/experiment/spec.py"
+        "_refuse_unused of trtx/experiment/bench/spec.py"
     )
 
 

@@ -16,19 +16,20 @@ import yaml
 from judged_runs import GOLDEN, a_run, an_ab_run, prepare, provenance
 from test_evaluation_verdict import HALF, RIGHT, of_task, sample, scored
 
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
 from trtx.evals import EVAL, TopologyScores, eval_directory
 from trtx.evals.forms import SampleWriter
-from trtx.experiment import ab, gate, load_sweep
-from trtx.experiment.baseline import of_run, of_scored_run, read_baseline
-from trtx.experiment.conditions import differences
+from trtx.experiment import gate, load_sweep
+from trtx.experiment.baselines.baseline import of_run, of_scored_run, read_baseline
+from trtx.experiment.baselines.conditions import differences
+from trtx.experiment.bench import ab
+from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.evaluation_spec import read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation
 from trtx.experiment.gate_spec import GateSpec
-from trtx.experiment.resumption import read_recorded
 from trtx.experiment.scoring import common_tokenizer
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report import render

@@ -6,10 +6,10 @@ from judged_runs import GOLDEN, of_trials
 
 from trtx.bench import Cell, Figures, read_cells
 from trtx.bench.failures import Reasons
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.judgement import Verdict
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError
+from trtx.experiment.bench.verdict import ending, error_of, judge_cells, run_verdict
 from trtx.experiment.gate_spec import GateSpec
-from trtx.experiment.verdict import ending, error_of, judge_cells, run_verdict
 
 NAMES = ("agg-c1", "agg-c2")
 

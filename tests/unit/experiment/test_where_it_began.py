@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from trtx.errors import UsageError
-from trtx.experiment import directory, evaluation, fidelity, parity, runner
+from trtx.experiment import directory, evaluation, fidelity
+from trtx.experiment.bench import runner
 from trtx.experiment.directory import goes_on, where_it_began
+from trtx.experiment.parity import run as parity
 from trtx.runs.forms import LOCK
 
 

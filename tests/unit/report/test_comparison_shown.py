@@ -16,11 +16,11 @@ from judged_runs import NOISY, a_run, an_ab_run, change_cells, compared, gated, 
 from rich.console import Console
 
 from trtx.bench import Cell
-from trtx.bench.checks import Level
-from trtx.bench.gate import DEFAULT_METRICS
-from trtx.bench.judgement import Verdict
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.gate import DEFAULT_METRICS
+from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
-from trtx.experiment import ab
+from trtx.experiment.bench import ab
 from trtx.report import console_table, read_run, render
 from trtx.report.comparison import ArmsShown, ComparedLine, arms_shown
 from trtx.report.forest import forest

@@ -20,9 +20,9 @@ import pytest
 from trtx.bench import Cell, cell_directory, cell_name
 from trtx.bench.cells import CELL, measure_cell
 from trtx.bench.figures import Measured, all_figures
+from trtx.experiment.bench.resumption import read_recorded
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.directory import PROVENANCE, read_lock, write_lock
-from trtx.experiment.resumption import read_recorded
-from trtx.experiment.spec import ExperimentSpec
 from trtx.report import render
 from trtx.runs.forms import LOCK, AskedRun
 

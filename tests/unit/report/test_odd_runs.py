@@ -24,8 +24,8 @@ from trtx.bench.cells import measure_cell
 from trtx.bench.figures import PerDevice, all_figures
 from trtx.bench.records import RECORDS_FILE
 from trtx.cli.app import run as trtx
+from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
-from trtx.experiment.resumption import read_recorded
 from trtx.report import console_table, read_run, render
 from trtx.report.columns import MISSING, markdown_columns, number
 

@@ -21,9 +21,9 @@ from trtx.bench.cells import CELL as CELL_FILE
 from trtx.bench.cells import measure_cell
 from trtx.bench.records import RECORDS_FILE
 from trtx.experiment import gate
+from trtx.experiment.bench.resumption import read_recorded
+from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.directory import write_lock
-from trtx.experiment.resumption import read_recorded
-from trtx.experiment.spec import ExperimentSpec
 from trtx.report import render
 from trtx.runs.forms import LOCK, AskedRun
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.report.noted_digests import note_digests, note_end
-from trtx.bench.checks import Level
+from trtx.bench.judge.checks import Level
 from trtx.report import console_table, read_run, render
 from trtx.report.charts import charts
 from trtx.report.validity import not_checked

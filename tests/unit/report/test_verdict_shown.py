@@ -13,9 +13,9 @@ from judged_runs import a_run, change_cells, judged
 from rich.console import Console
 
 from trtx.bench import Cell
-from trtx.bench.checks import Level
-from trtx.bench.judgement import Judgement, Verdict
-from trtx.bench.validity import Reason
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.validity import Reason
 from trtx.report import console_table, read_run, render
 from trtx.runs.forms import VERDICT, RunVerdict
 

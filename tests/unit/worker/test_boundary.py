@@ -48,7 +48,7 @@ def questions(path: Path) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "worker").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "worker").rglob("*.py")), ids=lambda path: path.stem)
 def test_no_module_of_the_worker_asks_which_engine_it_has(path: Path) -> None:
     found = questions(path)
     assert not found, f"worker/{path.name}: {'; '.join(found)}: {CURE}"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from trtx.text import StopStrings, TextStream
 from trtx.torch_engine.llmapi import CompletionOutput, Logprob
 from trtx.torch_engine.llmapi.results import KvCacheMetrics, RequestPerfMetrics
-from trtx.worker.chunks import NO_TRACE, ChunkWriter
-from trtx.worker.request import parse
+from trtx.worker.requests.chunks import NO_TRACE, ChunkWriter
+from trtx.worker.requests.request import parse
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -24,19 +24,14 @@ from trtx.checkpoint.vision import VisionConfig, read_vision_config
 from trtx.engine.api import Engine, EngineFacts, SharedTensor, TowerOutput, read_shared, remove_shared, share
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
-from trtx.worker.embedders import (
-    Embedder,
-    LocalEmbedder,
-    NoEncoder,
-    StartedEmbedder,
-)
-from trtx.worker.embedding_cache import EmbeddingCache
-from trtx.worker.encode_endpoint import ASKED
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.picture_encoder import PictureEncoder, discard
-from trtx.worker.questions import is_refusal, question, read_answer
-from trtx.worker.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
+from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.encode_endpoint import ASKED
+from trtx.worker.multimodal.encode_rpc import is_refusal, question, read_answer
+from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 
 class Tower:

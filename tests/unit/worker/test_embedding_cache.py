@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.worker.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 
 
 class Encoder:

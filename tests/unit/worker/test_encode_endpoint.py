@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtx.worker.encode_endpoint import ASKED, EncodeEndpoint
+from trtx.worker.multimodal.encode_endpoint import ASKED, EncodeEndpoint
 
 
 class Chunk:

@@ -11,10 +11,10 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Un
 from trtx.engine import load
 from trtx.engine.api import Fault
 from trtx.media import MediaError
-from trtx.worker.embedders import NoEncoder
-from trtx.worker.embedding_cache import NotMade
-from trtx.worker.faults import EngineError, as_dynamo_error, fault_of, is_of_closing
-from trtx.worker.invalid_request import InvalidRequest
+from trtx.worker.multimodal.embedders import NoEncoder
+from trtx.worker.multimodal.embedding_cache import NotMade
+from trtx.worker.requests.faults import EngineError, as_dynamo_error, fault_of, is_of_closing
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 
 @pytest.mark.parametrize(

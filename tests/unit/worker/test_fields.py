@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi.sampling import FIELDS as SAMPLING_FIELDS
 from trtx.torch_engine.llmapi.sampling import SamplingParams, Use
-from trtx.worker.fields import FIELDS, refusals
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.request import parse
-from trtx.worker.values import Unsuitable
+from trtx.worker.requests.fields import FIELDS, refusals
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import parse
+from trtx.worker.requests.values import Unsuitable
 
 PROMPT = {"token_ids": [5, 6, 7]}
 # The Rust structs that arrive as mappings. A mapping counts as one field of the one around it.
@@ -170,7 +170,7 @@ def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(secti
     """The worker's table and the torch engine's are of one mind, in both of their ranges."""
     use = SAMPLING_FIELDS[name].torch if name in SAMPLING_FIELDS else Use.REFUSED
     assert use is Use.HONOURED, (
-        f"worker/fields.py hands {name} to the engine, whose table says {use.value}: refuse it in worker/fields.py, or "
+        f"requests/fields.py hands {name} to the engine, whose table says {use.value}: refuse it in that file, or "
         "make it honoured in torch_engine/llmapi/sampling.py and do it there"
     )
     read, taken = FIELDS[section][name].read, 0
@@ -183,7 +183,9 @@ def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(secti
         try:
             SamplingParams(**{"max_tokens": None} | {name: sampled})
         except ValueError as error:
-            pytest.fail(f"worker/fields.py lets {name} be {value}, and the engine does not ({error}): narrow its range")
+            pytest.fail(
+                f"requests/fields.py lets {name} be {value}, and the engine does not ({error}): narrow its range"
+            )
         taken += 1
     assert taken
 

@@ -26,18 +26,18 @@ from trtx.config.media import MediaLimits
 from trtx.engine.api import Engine, EngineApi, EngineFacts, PicturePrompt, ReadyPrompt, remove_shared, share
 from trtx.media import PicturePool
 from trtx.torch_engine.llmapi import CompletionOutput, DisaggregatedParams, RequestOutput, SamplingParams
-from trtx.worker import pacing
 from trtx.worker.background import Background
-from trtx.worker.decoding import Decoding
-from trtx.worker.encode_endpoint import ASKED
-from trtx.worker.encoding import ImageEncoder, question, read_answer
 from trtx.worker.handler import RequestHandler
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
-from trtx.worker.media_metrics import MediaMetrics
 from trtx.worker.metrics import WorkerMetrics
-from trtx.worker.open_requests import OpenRequests
-from trtx.worker.prompt_sight import PromptSight
+from trtx.worker.multimodal.decoding import Decoding
+from trtx.worker.multimodal.encode_endpoint import ASKED
+from trtx.worker.multimodal.encoding import ImageEncoder, question, read_answer
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.requests import pacing
+from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.status import StatusFile
 
 ONE = MediaLimits(decode_processes=1)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi import DisaggregatedParams, Logprob
-from trtx.worker import handoff
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.request import parse
+from trtx.worker.requests import handoff
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import parse
 
 
 def through_the_wire(params: DisaggregatedParams) -> DisaggregatedParams:

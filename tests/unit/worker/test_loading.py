@@ -15,10 +15,10 @@ import pytest
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
-from trtx.worker.invalid_request import InvalidRequest
 from trtx.worker.loading import LoadedEngine, engine_arguments, load, probe_token_id, worker_facts
 from trtx.worker.options import WorkerOptions, parse
-from trtx.worker.request import parse as parse_request
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import parse as parse_request
 
 MODEL = resolve_checkpoint("synthetic:tiny").path
 

@@ -6,7 +6,7 @@ import asyncio
 
 from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.messages import Update
-from trtx.worker.open_requests import OpenRequest
+from trtx.worker.requests.open_requests import OpenRequest
 
 
 class Asked:

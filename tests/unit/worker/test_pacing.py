@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.worker.pacing import FEW_STREAMS, LONGEST_SECONDS, UNHURRIED_SECONDS, rest_seconds
+from trtx.worker.requests.pacing import FEW_STREAMS, LONGEST_SECONDS, UNHURRIED_SECONDS, rest_seconds
 
 SECONDS = st.floats(0.0, 100.0)
 STREAMS = st.integers(1, 10_000)

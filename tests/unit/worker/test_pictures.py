@@ -14,10 +14,10 @@ from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import load
 from trtx.engine.api import Clip, MediaSpan
 from trtx.torch_engine.llmapi import DisaggregatedParams
-from trtx.worker import handoff, roles
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.pictures import Picture, Sent, check_placeholders, expand, sent_media
-from trtx.worker.request import WorkerRequest, parse, with_media
+from trtx.worker.multimodal.images import Picture, Sent, check_placeholders, expand, sent_media
+from trtx.worker.requests import handoff, roles
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import WorkerRequest, parse, with_media
 
 IMAGE, VIDEO = 9, 8
 LLAVA = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=IMAGE, tokens_per_image=2)

@@ -18,13 +18,13 @@ from trtx.config.media import MediaLimits
 from trtx.engine.api import EngineFacts, PicturePrompt, ReadyPrompt, SharedTensor, share
 from trtx.media import MediaError, PicturePool
 from trtx.text import load_tokenizer
-from trtx.worker.decoding import Decoding
-from trtx.worker.embedders import NoEncoder
-from trtx.worker.encoding import CONTRACT
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Sent
-from trtx.worker.prompt_sight import PromptLooking, PromptSight
+from trtx.worker.multimodal.decoding import Decoding
+from trtx.worker.multimodal.embedders import NoEncoder
+from trtx.worker.multimodal.encoding import CONTRACT
+from trtx.worker.multimodal.images import Sent
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.prompt_inputs import PromptLooking, PromptSight
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 HANDLES = {"multimodal_embedding_handles": [{"tensor_size": [2, 4]}]}
 ONE = MediaLimits(decode_processes=1)

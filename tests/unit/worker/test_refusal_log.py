@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtx.worker.refusal_log import MOST_CHARACTERS, MOST_LINES, PERIOD_SECONDS, RefusalLog
+from trtx.worker.requests.refusal_log import MOST_CHARACTERS, MOST_LINES, PERIOD_SECONDS, RefusalLog
 
 
 def test_so_many_refusals_of_a_period_are_told_then_that_the_others_are_counted(

@@ -17,14 +17,15 @@ from trtx.engine.api import SharedTensor, TowerOutput, share
 from trtx.errors import LaunchError
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, Stopping
 from trtx.torch_engine.embeddings import EmbeddingExports
-from trtx.worker import questions, remote_embedder
-from trtx.worker.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
-from trtx.worker.embedding_cache import EmbeddingCache
-from trtx.worker.encode_endpoint import ASKED
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.picture_encoder import PictureEncoder, discard
-from trtx.worker.remote_embedder import RemoteEmbedder, encode_seconds
+from trtx.worker.multimodal import encode_rpc as questions
+from trtx.worker.multimodal import remote_embedder
+from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.encode_endpoint import ASKED
+from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.remote_embedder import RemoteEmbedder, encode_seconds
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 PICTURE = Blob(files.saved(Image.fromarray(files.drawing()), "PNG"), "a picture")
 KEY, ROOM = b"k" * 32, 1000

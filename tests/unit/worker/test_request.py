@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from trtx.engine.api import Hints
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.worker.chunks import NO_TRACE
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.request import parse
+from trtx.worker.requests.chunks import NO_TRACE
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.request import parse
 
 
 def request(

@@ -10,9 +10,9 @@ import pytest
 from trtx.config.topology import Role
 from trtx.engine import EngineApi, load
 from trtx.torch_engine.llmapi import DisaggregatedParams
-from trtx.worker import handoff, roles
-from trtx.worker.request import parse
-from trtx.worker.roles import Submission
+from trtx.worker.requests import handoff, roles
+from trtx.worker.requests.request import parse
+from trtx.worker.requests.roles import Submission
 
 WIRE: dict[str, Any] = {"token_ids": [5, 6, 7], "stop_conditions": {"max_tokens": 9, "stop": "END"}}
 PREFILL = DisaggregatedParams(

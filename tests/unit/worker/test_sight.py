@@ -17,12 +17,12 @@ from trtx.checkpoint.vision import VisionConfig
 from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, EngineFacts, TowerOutput, share
 from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
-from trtx.worker.embedding_cache import EmbeddingCache, NotMade
-from trtx.worker.faults import as_dynamo_error
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.media_metrics import MediaMetrics
-from trtx.worker.pictures import Picture, Sent
-from trtx.worker.sight import FETCHES, Sight
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, NotMade
+from trtx.worker.multimodal.images import Picture, Sent
+from trtx.worker.multimodal.inputs import FETCHES, Sight
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.requests.faults import as_dynamo_error
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import StopStrings, load_tokenizer
 from trtx.worker.loading import LoadedEngine
-from trtx.worker.request import parse
+from trtx.worker.requests.request import parse
 
 
 @pytest.mark.parametrize(("asked", "text"), [(None, "bc"), (True, "bc"), (False, "b<|im_start|>c")])

@@ -12,8 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import load_tokenizer
-from trtx.worker.invalid_request import InvalidRequest
-from trtx.worker.unheard import guarded_template, mark_of, refuse_unheard, registered_template
+from trtx.worker.multimodal.audio_guard import guarded_template, mark_of, refuse_unheard, registered_template
+from trtx.worker.requests.invalid_request import InvalidRequest
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 TEXT = {"type": "text", "text": "what"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.config.wording import counted
 from trtx.evals.fidelity.forms import Figure, TopologyFidelity
 from trtx.evals.statistics import FEWEST_SAMPLES

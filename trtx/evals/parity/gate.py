@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtx.bench.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.evals.parity.forms import Compared, ComparedRoute, Tolerance
 
 FACTOR = 4.0  # of what identical runs show, for the largest distance and for the mean

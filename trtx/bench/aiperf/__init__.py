@@ -1,0 +1,1 @@
+"""aiperf's command line, its processes, and what trtx adds inside them."""

@@ -1,0 +1,204 @@
+"""The gate of a baseline: is a candidate worse than it by more than a limit, beyond what chance explains?
+
+For each cell and metric the ratio candidate / baseline and its interval over trials. Worse by more than the limit with
+the whole interval: REGRESSED. With none of it: PASS. The limit within it: NO_VERDICT, which is no pass. The intervals
+of one gate hold all at once with its confidence (Bonferroni), so that ten cells are no ten chances of a false alarm.
+docs/verdicts.md has the rules and their sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trtx.bench.figures import PerDevice
+from trtx.bench.judge.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
+from trtx.bench.judge.sample import DEVICES, Metric, Sample, parse_metric, parse_percent
+from trtx.bench.metrics import (
+    inter_token_latency,
+    output_token_throughput,
+    request_error_rate,
+    time_to_first_token,
+)
+from trtx.errors import UsageError
+from trtx.stats.intervals import CONFIDENCE, Interval, paired_ratio_interval, per_interval, ratio_interval
+
+# What a server does for all and for one: work a second, the wait for the first token, the pace of the others. E2E
+# latency follows from the last two, and tails take more requests than a short job has: --metrics has them.
+DEFAULT_METRICS = (
+    Metric(output_token_throughput, None),
+    Metric(time_to_first_token, 50),
+    Metric(inter_token_latency, 50),
+)
+Design = Literal["independent", "paired"]  # trials of two runs, or rounds of an A/B run
+_BASELINE = "baseline: "
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most by which a metric may be worse, in % of the baseline: more of a latency, less of a throughput."""
+
+    percent: float
+
+    def ratio(self, metric: Metric) -> float:
+        """Of candidate / baseline, at which the metric is worse by just the limit."""
+        return 1 + self._sign(metric) * self.percent / 100
+
+    def margin(self, metric: Metric) -> float:
+        """How far that is from 1, as a factor above 1."""
+        return math.exp(abs(math.log(self.ratio(metric))))
+
+    def verdict(self, metric: Metric, ratio: Interval) -> Verdict:
+        sign, limit = self._sign(metric), self.ratio(metric)
+        best, worst = (ratio.low, ratio.high) if sign > 0 else (ratio.high, ratio.low)
+        if sign * best > sign * limit:
+            return Verdict.REGRESSED
+        return Verdict.NO_VERDICT if sign * worst > sign * limit else Verdict.PASS
+
+    def _sign(self, metric: Metric) -> int:
+        return 1 if metric.figure.better == "lower" else -1
+
+
+def parse_limit(text: str) -> Limit:
+    """``5%`` of ``--max-regression``. Or UsageError."""
+    percent = parse_percent("--max-regression", text)
+    if not 0 < percent < 100:
+        raise UsageError(f"--max-regression {text}: expected above 0% and below 100%; no measurement resolves 0%")
+    return Limit(percent)
+
+
+def parse_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
+    """``output_token_throughput``, ``time_to_first_token:p99`` … of ``--metrics``, each once. Or UsageError."""
+    metrics = [_compared(text) for text in texts]
+    twice = [metric.name for place, metric in enumerate(metrics) if metric in metrics[:place]]
+    if twice:
+        raise UsageError(f"--metrics: {twice[0]} stands there twice; expected each once")
+    return tuple(metrics)
+
+
+def _compared(text: str) -> Metric:
+    metric = parse_metric(text, f"--metrics {text}")
+    if metric.figure.better is None:
+        raise UsageError(f"--metrics {text}: it is neither better high nor low, so it can't regress; expected another")
+    if metric.figure.unit in ("%", "requests"):
+        raise UsageError(f"--metrics {text}: 0 is its best, and 0 has no ratio; use --max-error-rate")
+    return metric
+
+
+def compare(
+    baseline: Sequence[Sample],
+    candidate: Sequence[Sample],
+    limit: Limit,
+    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    *,
+    design: Design = "independent",
+    max_error_rate: float = 0.0,
+    confidence: float = CONFIDENCE,
+) -> tuple[Judgement, ...]:
+    """One judgement for each of the candidate's cells and metrics, in their order.
+
+    ``candidate`` has every cell that was to be measured, those without a result too: they fail. Cells that the baseline
+    alone has are not judged. ``max_error_rate`` is in %; ``confidence`` is of all intervals together.
+    """
+    of_baseline = {sample.cell: sample for sample in baseline}
+    each = per_interval(confidence, max(1, len(candidate) * len(metrics)))
+    judgements = []
+    for sample in candidate:
+        for metric in metrics:
+            paired_with = of_baseline.get(sample.cell)
+            marks = doubts_of_both(paired_with, sample)
+            ratio = measured_ratio(
+                paired_with, sample, metric, design=design, max_error_rate=max_error_rate, confidence=each
+            )
+            if isinstance(ratio, Refusal):
+                judgements.append(ratio.of(sample, metric.name, marks))
+            else:
+                judgements.append(_judgement(sample, metric, ratio, limit, marks))
+    return tuple(judgements)
+
+
+def doubts_of_both(baseline: Sample | None, candidate: Sample | None) -> tuple[str, ...]:
+    """Why a cell is SUSPECT, on either side."""
+    sides = ((candidate, ""), (baseline, _BASELINE))
+    return tuple(doubt for sample, side in sides if sample is not None for doubt in doubts(sample, side))
+
+
+def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.0) -> tuple[float, ...] | Refusal:
+    """A metric's value in each trial of a cell, or why there is nothing to compare."""
+    if refusal := why_not_judged(sample):
+        return refusal
+    error_rate = sample.whole.value(Metric(request_error_rate, None))
+    if error_rate is None or error_rate > max_error_rate:
+        # Its figures are those of the requests that succeeded: the easy ones, under less load.
+        told = "–" if error_rate is None else f"{error_rate:.3g}"
+        return Refusal(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
+    if why := sample.lacks_device(metric):
+        return Refusal(Verdict.FAILED, why)
+    values = sample.values(metric)
+    known = tuple(value for value in values if value is not None)
+    if len(known) < len(values):
+        return Refusal(Verdict.FAILED, f"{len(values) - len(known)} of {len(values)} trials lack it; expected all")
+    if sample.fewest_samples(metric) < metric.samples_needed:
+        return Refusal(
+            Verdict.NO_VERDICT,
+            f"it takes {metric.samples_needed} requests in each trial, and one has {sample.fewest_samples(metric)}; "
+            "measure more a trial, or compare a smaller percentile",
+        )
+    if min(known, default=1) <= 0:
+        return Refusal(Verdict.NO_VERDICT, "it is 0 in a trial, and 0 has no ratio")
+    return known
+
+
+def measured_ratio(
+    baseline: Sample | None,
+    candidate: Sample,
+    metric: Metric,
+    *,
+    design: Design = "independent",
+    max_error_rate: float = 0.0,
+    confidence: float = CONFIDENCE,
+) -> Interval | Refusal:
+    """candidate / baseline in one cell, ``confidence`` of this interval alone; or why there is none."""
+    of_candidate = comparable_values(candidate, metric, max_error_rate)
+    if isinstance(of_candidate, Refusal):
+        return of_candidate
+    if baseline is None:
+        return Refusal(Verdict.NO_VERDICT, "the baseline has no such cell; measure it there too")
+    of_baseline = comparable_values(baseline, metric, max_error_rate)
+    if isinstance(of_baseline, Refusal):  # no fault of the candidate's, whatever it is
+        return Refusal(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
+    if isinstance(metric.figure, PerDevice) and baseline.device != candidate.device:
+        over = " and ".join(
+            "devices" if kind is None else f"{DEVICES[kind]}s" for kind in (baseline.device, candidate.device)
+        )
+        return Refusal(Verdict.NO_VERDICT, f"the two are over {over}, which are no measure of each other")
+    if design == "paired" and len(of_candidate) != len(of_baseline):
+        told = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
+        return Refusal(Verdict.NO_VERDICT, f"{told} are no pairs; expected as many of each")
+    interval = (paired_ratio_interval if design == "paired" else ratio_interval)(of_candidate, of_baseline, confidence)
+    return interval or Refusal(
+        Verdict.NO_VERDICT,
+        f"{len(of_baseline)} and {len(of_candidate)} trials have no interval; expected 2 or more of each, 5 to begin "
+        "with",
+    )
+
+
+def _judgement(sample: Sample, metric: Metric, ratio: Interval, limit: Limit, marks: tuple[str, ...]) -> Judgement:
+    verdict, bound = limit.verdict(metric, ratio), f"the limit {limit.ratio(metric):.4g}"
+    meaning = {
+        Verdict.PASS: f"within {bound}",
+        Verdict.REGRESSED: f"all of it beyond {bound}",
+        Verdict.NO_VERDICT: f"and {bound} lies between; take more trials, or longer ones",
+    }[verdict]
+    return Judgement(
+        cell=sample.cell,
+        criterion=metric.name,
+        verdict=verdict,
+        reason=f"{ratio.estimate:.4f} of the baseline{sample.where}, {ratio.low:.4f} to {ratio.high:.4f}, {meaning}",
+        doubts=marks,
+        value=ratio.estimate,
+        interval=ratio,
+        limit=limit.ratio(metric),
+    )

@@ -1,0 +1,70 @@
+"""What a gate can resolve, told before anything is measured: a limit below the baseline's own spread never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, comparable_values
+from trtx.bench.judge.judgement import Refusal
+from trtx.bench.judge.sample import Metric, Sample
+from trtx.errors import UsageError
+from trtx.stats.intervals import CONFIDENCE, expected_margin, per_interval, relative_spread, trials_needed
+
+
+def check_resolvable(
+    baseline: Sequence[Sample],
+    cells: Sequence[str],
+    trials: int,
+    limit: Limit,
+    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    *,
+    max_error_rate: float = 0.0,
+    confidence: float = CONFIDENCE,
+) -> None:
+    """Can ``trials`` trials of ``cells`` pass this limit at all?
+
+    UsageError where the baseline lacks a cell or a metric, and where even a candidate that measures just the same would
+    get no verdict: with the baseline's spread on both sides, the interval around a ratio of 1 reaches past the limit.
+    It says how many trials and requests would do (see :func:`trtx.stats.intervals.trials_needed`).
+    """
+    of_baseline = {sample.cell: sample for sample in baseline}
+    if lacking := [cell for cell in cells if cell not in of_baseline]:
+        raise UsageError(
+            f"the baseline has no cell {', '.join(lacking)}; expected each that is measured, and it has "
+            f"{', '.join(of_baseline) or 'none'}"
+        )
+    each = per_interval(confidence, max(1, len(cells) * len(metrics)))
+    for cell in cells:
+        for metric in metrics:
+            values = comparable_values(of_baseline[cell], metric, max_error_rate)
+            if isinstance(values, Refusal):
+                raise UsageError(f"the baseline's {cell} can't be compared with in {metric.name}: {values.reason}")
+            _check(of_baseline[cell], metric, values, trials, limit, each)
+
+
+def _check(
+    sample: Sample, metric: Metric, values: Sequence[float], trials: int, limit: Limit, confidence: float
+) -> None:
+    option = f"--max-regression {limit.percent:g}%"
+    spread = relative_spread(values)
+    if spread is None or trials < 2:
+        side = "the baseline has" if spread is None else "the candidate is to have"
+        raise UsageError(
+            f"{option}: {side} one trial of {sample.cell}, and one trial has no interval; expected 2 or more, 5 to "
+            "begin with"
+        )
+    margin = expected_margin(spread, (trials, len(values)), confidence)
+    if margin <= limit.margin(metric):
+        return
+    needed = trials_needed(spread, limit.margin(metric), confidence)
+    requests = sum(sample.requests()) / len(values)
+    advice = (
+        f"take {needed} trials of {requests:.0f} requests ({needed * requests:,.0f} in all) on each side"
+        if needed
+        else "no affordable number of trials does"
+    )
+    raise UsageError(
+        f"{option} can't be resolved: {metric.name} of {sample.cell} varies by {100 * spread:.2g} % between the "
+        f"baseline's trials, so {len(values)} of them and {trials} new ones tell no factor below {margin:.3g} from "
+        f"chance; {advice}, or raise the limit"
+    )

@@ -1,0 +1,214 @@
+"""The checks of a cell that need what aiperf's records don't say: its log, the launcher, the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trtx.bench.cores import SHORT
+from trtx.bench.handoffs import told_pair
+from trtx.bench.judge.checks import (
+    CLIENT_INVALID,
+    CLIENT_SUSPECT,
+    Found,
+    Level,
+    NotObserved,
+    check,
+    client_share,
+    percent,
+)
+from trtx.bench.judge.evidence import Evidence
+from trtx.bench.readings import ForeignProcess, GpuReading
+from trtx.stats.percentiles import binomial_tail
+
+_UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
+_FOREIGN_PERCENT = 5.0
+# Of the cores, and the same share as of a GPU: where all are busy, what others have the run lacks.
+_FOREIGN_CPU = 0.05
+_TOLD_USER = 0.10  # of what others had, by one that is named: those that can't be seen here may have had the rest
+_LOST_HANDOFFS = 0.05
+# Of NVML's reasons, those that no setting and no load explains: heat, and a power supply that asks for less. NVML's
+# documentation says of SwPowerCap that "the clocks have been optimized to not exceed the currently set power limits",
+# which is how a GPU runs under full load, of the others that they are settings or idleness.
+_THROTTLING = ("hardware slowdown", "thermal, by hardware", "thermal, by software", "power brake")
+# "May be also reported during PState or clock change", says the same of HwSlowdown: one reading of it alone is no news.
+_PASSING = {"hardware slowdown"}
+
+_NOT_READ = NotObserved("GPUs were not read throughout the measured part")
+
+
+@check(
+    name="client's event loops",
+    suspect=f"one that sends or receives was blocked for more than {CLIENT_SUSPECT:.0%} of the measured time",
+    invalid=f"more than {CLIENT_INVALID:.0%}",
+    why="an answer that arrives meanwhile gets its time late",
+)
+def _event_loops(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.event_loop_delays_ms is None:
+        return NotObserved("nobody read the client's log")
+    measured = [trial.measured for trial in evidence.trials if trial.measured]
+    total_ms = sum(max(r.end_ns for r in trial) - min(r.start_ns for r in trial) for trial in measured) / 1e6
+    blocked = {
+        service: sum(delays)
+        for service, delays in evidence.event_loop_delays_ms.items()
+        if service.startswith(("worker_", "timing_manager"))  # the others only write what these timed
+    }
+    if not blocked or not total_ms:
+        return None
+    worst = max(blocked, key=lambda service: blocked[service])
+    share = blocked[worst] / total_ms
+    return client_share(share, f"aiperf's {worst} was blocked for {percent(share)} of the measured time")
+
+
+@check(
+    name="restarts",
+    invalid="a process of the topology was started again while it was measured",
+    why="a part of the figures is of a smaller topology, then of a cold one",
+)
+def _restarts(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.restarted is None:
+        return NotObserved("nobody watched the server's processes")
+    if not evidence.restarted:
+        return None
+    return Found(Level.INVALID, f"started again while it was measured: {', '.join(evidence.restarted)}")
+
+
+@check(
+    name="uneven workers",
+    suspect=f"a worker of a role got {_UNEVEN_SHARE:.0%} more or fewer requests than an equal share, and that has a "
+    f"chance below {_UNEVEN_CHANCE:.0%} where each request goes to any worker alike",
+    why="some idled while others were full; where a KV router meets prompts that repeat, it is meant to, and is told "
+    "as not checked",
+)
+def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.requests_by_worker is None:
+        return NotObserved("nobody counted requests by worker")
+    told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
+    if not told:
+        return None
+    # Neither of the two known for certain: a router that goes by prefixes, of prompts that may share them.
+    if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
+        return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
+    return Found(Level.SUSPECT, told[0])
+
+
+def _uneven(counts: Mapping[str, int]) -> str | None:
+    """Of one role: the worker that is furthest from an equal share, where that is far and no chance."""
+    total = sum(counts.values())
+    if len(counts) < 2 or not total:
+        return None
+    share = total / len(counts)
+    worst = max(counts, key=lambda worker: abs(counts[worker] - share))
+    if abs(counts[worst] - share) <= _UNEVEN_SHARE * share:
+        return None
+    # Any worker may be the one, in either direction (Bonferroni).
+    if 2 * len(counts) * binomial_tail(counts[worst], total, 1 / len(counts)) >= _UNEVEN_CHANCE:
+        return None
+    return f"{worst} got {counts[worst]} of {total} requests, an equal share is {share:.4g}"
+
+
+@check(
+    name="lost handoffs",
+    suspect="a decode worker computed a prompt whose KV had to come from a prefill worker",
+    invalid=f"more than {_LOST_HANDOFFS:.0%} of them",
+    why="those prompts were computed twice, or by the decode worker alone: nothing of a split topology is left but its "
+    "costs, and no request fails of it",
+)
+def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.handoffs is None:
+        return NotObserved("nobody counted handoffs")
+    pairs = {
+        told_pair(decode, prefill): counts
+        for decode, by_prefill in evidence.handoffs.items()
+        for prefill, counts in by_prefill.items()
+    }
+    lost, requests = sum(one.lost for one in pairs.values()), sum(one.requests for one in pairs.values())
+    if lost:
+        worst = max(pairs, key=lambda name: pairs[name].lost)
+        level = Level.INVALID if lost > _LOST_HANDOFFS * requests else Level.SUSPECT
+        most = f", {pairs[worst].lost} of them from {worst}"
+        return Found(level, f"{lost} of {requests} prompts were computed without the KV of a prefill worker{most}")
+    if any(one.unknown for one in pairs.values()):
+        return NotObserved("the decode workers' engine does not say what becomes of KV")
+    return None
+
+
+@check(
+    name="throttled GPU",
+    suspect="a GPU was slowed down by heat or its power brake while it was measured",
+    why="it comes and goes with the room, not with what is compared; a power limit is a GPU's own under full load and "
+    "no reason",
+)
+def _throttled(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.gpus is None:
+        return _NOT_READ
+    for name, readings in _by_gpu(evidence.gpus).items():
+        slowed = [one for one in readings if set(one.clock_reasons or ()) & set(_THROTTLING)]
+        reasons = dict.fromkeys(why for one in slowed for why in one.clock_reasons or () if why in _THROTTLING)
+        if slowed and (len(slowed) > 1 or set(reasons) - _PASSING):
+            often = f"in {len(slowed)} of {len(readings)} readings ({'; '.join(reasons)})"
+            return Found(Level.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
+    unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
+    return NotObserved(f"NVML does not say what slows down {unsaid[0]}") if unsaid else None
+
+
+@check(
+    name="foreign GPU use",
+    suspect="a process that is not the topology's is on one of its GPUs",
+    invalid=f"and has {_FOREIGN_PERCENT:.0f} % or more of its time",
+    why="the figures are of a shared GPU; one that only holds memory, as a display server does, may do no harm",
+)
+def _foreign(evidence: Evidence) -> Found | NotObserved | None:
+    if evidence.gpus is None:
+        return _NOT_READ
+    foreign = [(_sm_percent(one), gpu, one) for gpu in evidence.gpus for one in gpu.foreign or ()]
+    if foreign:
+        most, gpu, process = max(foreign, key=lambda entry: entry[0])
+        level = Level.INVALID if most >= _FOREIGN_PERCENT else Level.SUSPECT
+        used = "use not known" if process.sm_percent is None else f"up to {most:.3g} % of its time"
+        return Found(level, f"{process.name or 'a process'} (pid {process.pid}) was on {gpu.name}, {used}")
+    unseen = [gpu.name for gpu in evidence.gpus if gpu.foreign is None]
+    if not unseen:
+        return None
+    return NotObserved(
+        f"NVML does not show here whose processes are on {unseen[0]}, as in a container without --pid=host"
+    )
+
+
+@check(
+    name="foreign CPU use",
+    suspect=f"processes that are not the run's had {_FOREIGN_CPU:.0%} or more of the time of its cores, counted while "
+    f"less than {1 - SHORT:.0%} of them was idle",
+    why="frontend, workers and client wait for a core then; beside idle ones, others take nothing from them",
+)
+def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
+    cpu = evidence.cpu
+    if cpu is None:
+        return NotObserved("cores were not read throughout the measured part")
+    if cpu.scope == "unknown":
+        return NotObserved("the deployment answers on this machine, and which processes are its own is not known")
+    if cpu.foreign_share >= _FOREIGN_CPU:
+        machine = "" if cpu.scope == "run" else " of the client's machine"
+        who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
+        most = f", above all {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
+        had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} busy core(s){machine}"
+        return Found(Level.SUSPECT, f"processes that are not the run's had {had}{most}")
+    return NotObserved("only the client's machine was read, not the deployment's") if cpu.scope == "client" else None
+
+
+def _sm_percent(process: ForeignProcess) -> float:
+    return process.sm_percent or 0.0
+
+
+def _by_gpu(gpus: Sequence[GpuReading]) -> dict[str, list[GpuReading]]:
+    found: dict[str, list[GpuReading]] = {}
+    for one in gpus:
+        found.setdefault(one.name, []).append(one)
+    return found
+
+
+def _clock(slowed: Sequence[GpuReading]) -> str:
+    """The lowest clock of these readings, and the highest temperature."""
+    clocks = [(one.sm_clock_mhz, one.max_sm_clock_mhz) for one in slowed if one.sm_clock_mhz and one.max_sm_clock_mhz]
+    told = " at {} of {} MHz".format(*min(clocks)) if clocks else ""
+    heat = [one.temperature_c for one in slowed if one.temperature_c is not None]
+    return told + (f", {max(heat)} °C" if heat else "")

@@ -1,0 +1,182 @@
+"""Service level objectives: bounds that a figure of a cell has to keep, and the judgement of one.
+
+An objective is a promise about what was measured, so the figure itself is held against it, over all requests of all
+trials, as aiperf does. Nothing is taken as met that was not measured: a percentile of too few requests meets nothing,
+and a figure that is not there meets nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import ge, gt, le, lt
+from typing import Literal, get_args
+
+from trtx.bench.judge.checks import Level
+from trtx.bench.judge.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
+from trtx.bench.judge.sample import Metric, Sample, parse_metric
+from trtx.bench.metrics import request_error_rate, uncounted_request_count
+from trtx.errors import UsageError
+from trtx.stats.intervals import mean_interval
+
+Operator = Literal["lt", "le", "gt", "ge"]
+_HOLDS: Mapping[str, Callable[[float, float], bool]] = {"lt": lt, "le": le, "gt": gt, "ge": ge}
+_WORDS = {"lt": "below", "le": "at most", "gt": "above", "ge": "at least"}
+_ASKS_FOR = {"lt": "lower", "le": "lower", "gt": "higher", "ge": "higher"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a number has to keep."""
+
+    operator: Operator
+    threshold: float
+    unit: str
+
+    def holds(self, value: float) -> bool:
+        return _HOLDS[self.operator](value, self.threshold)
+
+    def __str__(self) -> str:
+        return f"{_WORDS[self.operator]} {self.threshold:.10g} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """``time_to_first_token:p99:le:500``, in the figure's unit."""
+
+    metric: Metric
+    bound: Bound
+
+    @property
+    def name(self) -> str:
+        return f"{self.metric.name}:{self.bound.operator}:{self.bound.threshold:.10g}"
+
+
+def parse_objective(text: str) -> Objective:
+    """``metric:statistic:operator:value``, as aiperf's ``--search-sla`` has it (0.13.0). Or UsageError.
+
+    Its metrics are trtx's figures, its statistics those that a figure has. What aiperf would take, but can only be a
+    slip, is refused: an operator that asks a latency to be high, a bound that every value keeps or none can.
+    """
+    parts = text.split(":")
+    if len(parts) != 4:
+        raise UsageError(
+            f"--slo {text}: it has {len(parts)} of 4 parts; expected metric:statistic:operator:value, as "
+            "time_to_first_token:p99:le:500"
+        )
+    name, statistic, operator, value = parts
+    metric = parse_metric(f"{name}:{statistic}", f"--slo {text}")
+    threshold = _number(value)
+    if threshold is None:
+        raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.unit}, as 500")
+    bound = Bound(_operator(operator, metric, text), threshold, metric.unit)
+    if threshold < 0 or (threshold == 0 and bound.operator in ("lt", "ge")):
+        sense = "kept" if bound.operator in ("lt", "le") else "missed"
+        raise UsageError(f"--slo {text}: no figure is below 0, so it could never be {sense}; expected a value above 0")
+    return Objective(metric, bound)
+
+
+def _operator(typed: str, metric: Metric, text: str) -> Operator:
+    better = metric.figure.better
+    sound: list[Operator] = [known for known in get_args(Operator) if better in (None, _ASKS_FOR[known])]
+    for known in sound:
+        if typed == known:
+            return known
+    fault = (
+        f"{metric.figure.name} is better {better}, and {typed} asks for the other"
+        if typed in _HOLDS
+        else f"no operator is called {typed!r}"
+    )
+    raise UsageError(f"--slo {text}: {fault}; expected {' or '.join(sound)}")
+
+
+def judge_objective(sample: Sample, objective: Objective) -> Judgement:
+    """Of one cell: PASS or MISSED; FAILED where nothing was answered, NO_VERDICT where too little was measured."""
+    metric, bound = objective.metric, objective.bound
+    if refusal := why_not_judged(sample) or _why_not_known(sample, objective):
+        return refusal.of(sample, objective.name, doubts(sample))
+    return judge_bound(sample, objective.name, bound, sample.value(metric), sample.values(metric))
+
+
+def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
+    """Of one cell: failed requests, in % of all, against the most that there may be.
+
+    Of an INVALID one too: a request has failed whatever disturbed the load.
+    """
+    sample = replace(sample.whole, validity=Level.VALID)
+    return judge_objective(sample, Objective(Metric(request_error_rate, None), Bound("le", limit, "%")))
+
+
+def judge_bound(
+    sample: Sample, criterion: str, bound: Bound, value: float | None, trials: Sequence[float | None]
+) -> Judgement:
+    """Of one cell that can be judged: its value, and that of each trial, against a bound."""
+    of_trials = [of_trial for of_trial in trials if of_trial is not None]
+    if value is None:
+        return Refusal(Verdict.NO_VERDICT, _why_none(sample)).of(sample, criterion, doubts(sample))
+    interval = mean_interval(of_trials) if len(of_trials) == len(trials) else None
+    holds = bound.holds(value)
+    is_near = interval is not None and interval.low < bound.threshold < interval.high
+    return Judgement(
+        cell=sample.cell,
+        criterion=criterion,
+        verdict=Verdict.PASS if holds else Verdict.MISSED,
+        reason=f"{value:.6g} {bound.unit}{sample.where}, "
+        + (f"{bound}" if holds else f"expected {bound}")
+        + ("; the bound lies within the spread of the trials" if is_near else ""),
+        doubts=doubts(sample),
+        value=value,
+        interval=interval,
+        limit=bound.threshold,
+        unit=bound.unit,
+        is_near=is_near,
+    )
+
+
+def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
+    metric = objective.metric
+    succeeded, failed = sample.requests()
+    if succeeded + failed == 0:
+        return Refusal(Verdict.NO_VERDICT, "no request was measured; expected some")
+    value = sample.value(metric)
+    if value is None:
+        if failed and not succeeded:
+            return Refusal(Verdict.FAILED, f"all {failed} requests failed; expected answers")
+        return Refusal(Verdict.NO_VERDICT, sample.lacks_device(metric) or _why_none(sample))
+    if sample.supports(metric):
+        return None
+    if missed := _missed_already(sample, objective):
+        return Refusal(Verdict.MISSED, missed)
+    return Refusal(
+        Verdict.NO_VERDICT,
+        f"{metric.statistic} takes {metric.samples_needed} requests, and there are {sample.count(metric)}; "
+        "measure more, or judge a smaller percentile",
+    )
+
+
+def _missed_already(sample: Sample, objective: Objective) -> str | None:
+    """By a smaller percentile that there are enough requests for: the one that was asked can't be below it."""
+    asked, bound = objective.metric, objective.bound
+    if _ASKS_FOR[bound.operator] != "lower":
+        return None
+    for smaller in (replace(asked, column=column) for column in asked.figure.columns if column is not None):
+        value = sample.value(smaller)  # a larger percentile takes more requests still
+        if sample.supports(smaller) and value is not None and not bound.holds(value):
+            return f"{smaller.statistic} is {value:.6g} {bound.unit}{sample.where} already; expected {bound}"
+    return None
+
+
+def _why_none(sample: Sample) -> str:
+    uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
+    if uncounted:
+        return f"{uncounted} answers carry no usage, so nobody counted their tokens; switch usage on at the server"
+    return "it can't be computed of these answers"
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

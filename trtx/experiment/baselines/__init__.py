@@ -1,0 +1,1 @@
+"""Baselines: their store, the conditions they were measured under, and comparisons with them."""

@@ -1,0 +1,180 @@
+"""Any two runs or baselines side by side: in what they differ, and by how much each metric of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
+from trtx.bench.judge.judgement import Judgement, Refusal, Verdict
+from trtx.bench.judge.sample import Metric, Sample, Window
+from trtx.errors import UsageError
+from trtx.evals.gate import check_max_drop
+from trtx.experiment.baselines.baseline import Baseline, records_unchecked
+from trtx.experiment.baselines.conditions import differences, load_differences, refuse_others, unchecked
+from trtx.experiment.bench.verdict import unmeasured
+from trtx.experiment.scores import compare_scores, partners, unjudged
+from trtx.runs.forms import ComparedMetric, Comparison, Difference
+from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
+
+Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
+Rounds = Sequence[tuple[float | None, float | None]]
+
+
+def compare_measured(
+    baseline: Baseline,
+    candidate: Baseline,
+    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    *,
+    max_error_rate: float = 0.0,
+    limit: Limit | None = None,
+    allowed: Sequence[str] = (),
+    window: Window = "whole",
+    max_drop: float | None = None,
+) -> Comparison:
+    """Every cell that either has, and every task that ``candidate`` has. All intervals of a kind hold at once with 95 %
+    (Bonferroni), of scores those of a topology.
+
+    With a ``limit`` the cells of ``candidate`` are judged as by a gate, those too that it was asked for and lacks, and
+    UsageError is raised where the two are of
+    another model, load or machine and that is not ``allowed``. With ``max_drop`` its scores are. Without them nothing
+    is refused but what has nothing in common: it is told.
+    """
+    _refuse_nothing_in_common(baseline, candidate, limit, max_drop)
+    has_speed = bool(baseline.cells and candidate.cells)
+    if max_drop is not None:
+        check_max_drop(max_drop, [name for one in candidate.scores for name in one.shares])
+    found = _differences(baseline, candidate)
+    rows = _speed(baseline, candidate, found, metrics, max_error_rate, limit, allowed, window) if has_speed else []
+    others = partners([one.topology for one in candidate.scores], baseline.scores)
+    return Comparison(
+        baseline.name, candidate.name, found, unchecked(baseline.conditions, candidate.conditions), tuple(rows), window,
+        compare_scores(candidate.scores, others, max_drop),
+        (*_one_sided(baseline, candidate), *_unjudged(baseline, candidate, limit, max_drop)),
+        records_unchecked(baseline, candidate),
+    )  # fmt: skip
+
+
+def _refuse_nothing_in_common(
+    baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None
+) -> None:
+    both = (baseline, candidate)
+    without_speed = [one.name for one in both if not one.cells]
+    without_scores = [one.name for one in both if not one.scores]
+    if limit is not None and without_speed:
+        raise UsageError(
+            f"{without_speed[0]} is a run of trtx eval, which measures no speed, and --max-regression judges it; leave "
+            "it out, or expect runs of trtx bench"
+        )
+    if max_drop is not None and without_scores:
+        raise UsageError(
+            f"{without_scores[0]} has no scores, and --max-drop judges them; leave it out, or expect runs with scores"
+        )
+    if max_drop is not None and candidate.unscored:
+        raise UsageError(
+            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, as it ended before them, and "
+            "--max-drop judges them; leave it out, or go on with that run first"
+        )
+    if without_speed and without_scores:
+        raise UsageError(
+            f"{without_speed[0]} has scores and no speed, {without_scores[0]} has speed and no scores: nothing of them "
+            "can be compared; expected two of a kind"
+        )
+
+
+def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
+    for one, other in ((baseline, candidate), (candidate, baseline)):
+        if one.cells and not other.cells:
+            yield f"Speed is not compared: {other.name} measured none."
+        if one.scores and not other.scores:
+            yield f"Scores are not compared: {other.name} has none."
+
+
+def _unjudged(baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None) -> Iterator[str]:
+    """What the baseline alone has, where something is judged. Without a limit such cells have their rows."""
+    asked = {*candidate.loads, *candidate.unmeasured}
+    if limit is not None and (alone := [cell.name for cell in baseline.cells if cell.name not in asked]):
+        yield f"Not judged: {', '.join(alone)}, which {candidate.name} was not asked to measure."
+    if max_drop is not None:
+        yield from (f"Not judged: {sentence}." for sentence in unjudged(candidate.scores, baseline.scores))
+
+
+def _differences(baseline: Baseline, candidate: Baseline) -> tuple[Difference, ...]:
+    found = differences(baseline.conditions, candidate.conditions)
+    return (*found, *load_differences(baseline.cells, candidate.loads))
+
+
+def _speed(
+    baseline: Baseline,
+    candidate: Baseline,
+    found: Sequence[Difference],
+    metrics: Sequence[Metric],
+    max_error_rate: float,
+    limit: Limit | None,
+    allowed: Sequence[str],
+    window: Window,
+) -> list[ComparedMetric]:
+    sides = _by_cell(baseline, window), _by_cell(candidate, window)
+    if limit is not None:
+        refuse_others(baseline.name, found, allowed)
+        by_name = {metric.name: metric for metric in metrics}
+        of_baseline, of_candidate = (
+            tuple(sides[0].values()),
+            [*sides[1].values(), *map(unmeasured, candidate.unmeasured)],
+        )
+        judgements = compare(of_baseline, of_candidate, limit, metrics, max_error_rate=max_error_rate)
+        rows = [
+            judged(one.cell, by_name[one.criterion], (sides[0].get(one.cell), sides[1].get(one.cell)), one, limit)
+            for one in judgements
+        ]
+    else:
+        cells = tuple(dict.fromkeys((*sides[0], *sides[1], *baseline.unmeasured, *candidate.unmeasured)))
+        confidence = per_interval(CONFIDENCE, max(1, len(cells) * len(metrics)))
+        rows = []
+        for cell in cells:
+            of_both = sides[0].get(cell), sides[1].get(cell)
+            for metric in metrics:
+                ratio = (
+                    Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
+                    if of_both[1] is None
+                    else measured_ratio(
+                        of_both[0], of_both[1], metric, max_error_rate=max_error_rate, confidence=confidence
+                    )
+                )
+                rows.append(measured(cell, metric, of_both, ratio))
+    return rows
+
+
+def measured(
+    cell: str, metric: Metric, sides: Sides, ratio: Interval | Refusal, *, rounds: Rounds = ()
+) -> ComparedMetric:
+    """A metric that nothing was judged by: its ratio, or why there is none."""
+    found, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
+    return ComparedMetric(
+        cell, metric.name, *_values(sides, metric), _unit(sides, metric), found, None, None, reason,
+        doubts_of_both(*sides), tuple(rounds),
+    )  # fmt: skip
+
+
+def judged(
+    cell: str, metric: Metric, sides: Sides, judgement: Judgement, limit: Limit, *, rounds: Rounds = ()
+) -> ComparedMetric:
+    """A metric as a gate judged it."""
+    return ComparedMetric(
+        cell, metric.name, *_values(sides, metric), _unit(sides, metric), judgement.interval, limit.ratio(metric),
+        judgement.verdict, judgement.reason, judgement.doubts, tuple(rounds),
+    )  # fmt: skip
+
+
+def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
+    baseline, candidate = (None if side is None else side.value(metric) for side in sides)
+    return baseline, candidate
+
+
+def _unit(sides: Sides, metric: Metric) -> str:
+    """Of both values: over devices of one kind, where both have such."""
+    kinds = {side.device for side in sides if side is not None}
+    return metric.unit if metric.device or len(kinds) != 1 else metric.unit_over(kinds.pop())
+
+
+def _by_cell(measured: Baseline, window: Window) -> dict[str, Sample]:
+    return {sample.cell: sample for sample in measured.samples(window)}

@@ -1,0 +1,1 @@
+"""``trtx bench``: its spec, schedule, run, resumption and verdict."""

@@ -1,0 +1,182 @@
+"""An A/B run: two topologies in turn on the same GPUs, each started anew in every round, and what one is to the other.
+
+Rounds are pairs: what slows both cancels out, so it takes fewer of them than of runs that know nothing of each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from trtx.bench import Load, cell_name, read_journal
+from trtx.bench.cells import CELL
+from trtx.bench.intact import as_kept, read_kept
+from trtx.bench.journal import TrialEnded
+from trtx.bench.judge.gate import measured_ratio
+from trtx.bench.judge.sample import Metric
+from trtx.config.strict_yaml import read_yaml
+from trtx.config.wording import quoted, shown
+from trtx.errors import UsageError
+from trtx.experiment.baselines.comparison import judged, measured
+from trtx.experiment.baselines.conditions import Conditions, differences, model_of, unchecked
+from trtx.experiment.bench.spec import ExperimentSpec, load_sweep
+from trtx.experiment.bench.verdict import sample_of
+from trtx.experiment.gate_spec import GateSpec
+from trtx.experiment.scores import compare_scores, scores_of_run
+from trtx.runs.forms import (
+    COMPARISON,
+    CONDITIONS,
+    LOCK,
+    AskedRun,
+    ComparedArms,
+    ComparedMetric,
+    Comparison,
+    MeasuredStart,
+    RunVerdict,
+    told,
+)
+from trtx.stats.intervals import CONFIDENCE, per_interval
+
+
+def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSpec:
+    """One run of two sweep files that have one topology each, and the same load. ``gate``: as a sweep would say it, of
+    B against A. Raises UsageError naming the file and what is wrong with it."""
+    if a.stem == b.stem:
+        raise UsageError(
+            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
+            "files; give one of them another name, or copy it for an A/A run"
+        )
+    for path in (a, b):
+        _refuse_another_run(path)
+    gate = {**gate, "baseline": a.stem} if gate.get("max_regression") else gate
+    specs = {path.stem: load_sweep(path, {"gate": gate}) for path in (a, b)}
+    gate = _gate_of(a, b, *(spec.gate for spec in specs.values()))
+    for path, spec in zip((a, b), specs.values(), strict=True):
+        if len(spec.topologies) != 1:
+            told = ", ".join(spec.labels) or "none, as it attaches"
+            raise UsageError(f"{shown(path)} has the topologies {told}; expected one, which A and B are one each of")
+    loads = [spec.load.model_dump(mode="json") for spec in specs.values()]
+    if differing := [name for name in loads[0] if loads[0][name] != loads[1][name] and name != "trials"]:
+        name = differing[0]
+        raise UsageError(
+            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load in "
+            "both, or they would be compared by it"
+        )
+    first, second = (spec.eval for spec in specs.values())
+    if first != second:
+        said = a if first is not None else b
+        raise UsageError(
+            f"eval of {shown(said)} is another than that of the other file; expected the same in {shown(a)} and "
+            f"{shown(b)}, or in neither, or their scores would not compare"
+        )
+    if rounds < 2 and gate.get("max_regression"):
+        raise UsageError(
+            f"--max-regression {gate['max_regression']}: {rounds} round has no interval; expected --rounds 2 or more, "
+            "5 to begin with"
+        )
+    return load_sweep(
+        None,
+        {
+            "name": f"ab-{a.stem}-{b.stem}",
+            "arms": {
+                label: spec.topologies[0].spec.model_dump(mode="json", exclude_unset=True)
+                for label, spec in specs.items()
+            },
+            "order": "abba",
+            "load": {**_said(specs[a.stem]), "trials": rounds},
+            "gate": gate,
+            **({} if first is None else {"eval": first.model_dump(mode="json", exclude_unset=True)}),
+        },
+    )
+
+
+def _refuse_another_run(path: Path) -> None:
+    document = read_yaml(path, "sweep file", "a YAML file with keys such as topology and load")
+    said = document.get("gate") if isinstance(document, dict) else None
+    if isinstance(said, dict) and (other := [name for name in _OF_ANOTHER_RUN if name in said]):
+        raise UsageError(
+            f"gate.{other[0]} of {shown(path)} is of another run, and an A/B run holds B against A; leave it out, and "
+            "give --max-regression"
+        )
+
+
+def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, Any]:
+    """What both files ask of their cells, options laid over it. Raises UsageError where one asks another thing."""
+    gates = [gate.model_dump(mode="json", exclude_unset=True) for gate in (first, second)]
+    for name in dict.fromkeys((*gates[0], *gates[1])):
+        if gates[0].get(name) != gates[1].get(name):
+            has, lacks = (told(gate[name]) if name in gate else "not there" for gate in gates)
+            raise UsageError(
+                f"gate.{name} is {has} in {shown(a)} and {lacks} in {shown(b)}; expected one gate in both, or in "
+                "neither, or their cells would be judged by different ones"
+            )
+    return gates[0]
+
+
+_OF_ANOTHER_RUN = ("baseline", "max_regression", "allow_different", "baseline_dir", "save_baseline")
+
+
+def _said(spec: ExperimentSpec) -> dict[str, Any]:
+    return spec.load.model_dump(mode="json", exclude_unset=True)
+
+
+def keep_comparison(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> None:
+    """Writes ``comparison.json`` of an A/B run; of another, or one without a cell yet, there is none.
+
+    ``verdict``: of a run that has ended; None of one that ended early, and has what was measured until then.
+    """
+    if spec.order == "abba" and len(spec.labels) > 1 and any((run_dir / "cells").glob(f"*/{CELL.file}")):
+        COMPARISON.write(run_dir, compare_arms(run_dir, spec, verdict))
+
+
+def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> ComparedArms:
+    """Each topology of an A/B run against the one that the gate names, or the first, by their rounds.
+
+    All intervals hold at once with 95 % (Bonferroni), those of the gate are the same.
+    """
+    models = LOCK.read(run_dir, AskedRun).provenance.measured
+    arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
+    others = [label for label in spec.labels if label != arm]
+    cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
+    conditions = CONDITIONS.read(run_dir, Conditions)
+    confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
+    found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
+
+    def compared(label: str, load: Load, metric: Metric) -> ComparedMetric:
+        baseline, candidate = (sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label))
+        rounds = tuple(zip_longest(baseline.values(metric), candidate.values(metric)))
+        judgement = found.get((candidate.cell, metric.name))
+        if judgement is not None and spec.gate.limit is not None:
+            return judged(load.label, metric, (baseline, candidate), judgement, spec.gate.limit, rounds=rounds)
+        ratio = measured_ratio(
+            baseline, candidate, metric,
+            design="paired", max_error_rate=spec.gate.error_rate_limit, confidence=confidence,
+        )  # fmt: skip
+        return measured(load.label, metric, (baseline, candidate), ratio, rounds=rounds)
+
+    scored = {one.topology: one for one in scores_of_run(run_dir)}
+    max_drop = spec.eval.max_drop if spec.eval and verdict and spec.gate.limit is not None else None
+    comparisons = []
+    for label in others:
+        one, other = (
+            replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
+            for of in (arm, label)
+        )
+        metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
+        both = [scored[of] for of in (arm, label) if of in scored]
+        scores = compare_scores(both[1:], {label: both[0]}, max_drop) if len(both) > 1 else ()
+        comparisons.append(
+            Comparison(arm, label, differences(one, other), unchecked(one, other), metrics, spec.gate.window, scores)
+        )
+    return ComparedArms(_starts(run_dir, spec), tuple(comparisons))
+
+
+def _starts(run_dir: Path, spec: ExperimentSpec) -> tuple[MeasuredStart, ...]:
+    """As the journal has them: a resumed run measures what it lacks, in the order that it has then."""
+    topologies = {cell_name(label, load): label for label in spec.labels for load in spec.load.loads}
+    ended = [one for one in read_journal(run_dir) if isinstance(one, TrialEnded) and one.cell in topologies]
+    last = {(one.cell, one.trial): place for place, one in enumerate(ended)}  # one that was made again counts once
+    starts = [MeasuredStart(topologies[cell], trial) for cell, trial in sorted(last, key=last.__getitem__)]
+    return tuple(dict.fromkeys(starts))

@@ -1,0 +1,208 @@
+"""Going on with a run that ended early: which trials hold, and whether what is measured now compares with them.
+
+A trial holds when it has all its records; failed requests are a result, and stay one. Whatever else is of an earlier
+attempt is moved to ``attempts/<n>/``, under the path that it had, and the trial is measured anew, with its prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from trtx.bench import (
+    Target,
+    cell_directory,
+    cell_name,
+    held_trials,
+    read_journal,
+    rewrite_cells,
+    trial_directory,
+)
+from trtx.bench import (
+    changed_files as changed_in,
+)
+from trtx.bench.cells import CELL
+from trtx.bench.journal import LoadStarted
+from trtx.config.wording import shown
+from trtx.errors import UsageError
+from trtx.experiment.bench.schedule import Step, schedule, without
+from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
+from trtx.experiment.provenance import read_dataset
+from trtx.experiment.scoring import is_scored
+from trtx.experiment.targets import target_of
+from trtx.launch import members
+from trtx.runs.forms import LOCK, PLAN, AskedRun, Deployment, Environment
+from trtx.topology import Plan
+
+ATTEMPTS = "attempts"
+END_S = 20.0  # a guardian ends what a killed launcher left within 7 s
+
+# What a figure depends on beside the plan. The kernel's name, the load of the machine and the command may differ.
+_CONDITIONS = (
+    "trtx_sources", "python", "versions", "torch_cuda", "cpu", "cpu_cores", "gpus", "gpu_driver", "driver_cuda",
+)  # fmt: skip
+_PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
+
+
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Generic[Spec]):
+    """What an earlier attempt wrote down."""
+
+    run_dir: Path
+    spec: Spec
+    plans: dict[str, Plan]  # by topology; none where the run attached
+    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
+    environment: Environment
+    dataset_sha256: str | None  # of the input_file; None: there was none, or nobody wrote it down
+
+    @property
+    def deployment(self) -> Deployment:
+        """Of an attached run. Raises UsageError where it was not written down: nothing could be compared with it."""
+        if self.environment.deployment is None:
+            path = self.run_dir / LOCK.file
+            raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
+        return self.environment.deployment
+
+    def target(self, label: str) -> Target:
+        """What was measured, as far as its cells depend on it."""
+        if label == ATTACHED:
+            before = self.deployment
+            return Target(before.url, before.model, Path(), ATTACHED, before.gpu_count, before.worker_count)
+        return target_of(label, self.plans[label])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """``plan.json``, whole."""
+
+    topologies: dict[str, Plan]
+    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
+
+
+def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded[ExperimentSpec]:
+    """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
+    them."""
+    told = LOCK.read(run_dir, AskedRun).provenance
+    planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
+    return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
+
+
+def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
+    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs.
+
+    ``also``: further markers of its processes.
+    """
+    markers = [*also, *(plan.marker for plan in recorded.plans.values())]
+    markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
+    deadline = time.monotonic() + END_S
+    while alive := {pid for marker in markers for pid in members(marker, ())}:
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"processes of an earlier attempt of {recorded.run_dir} still run (pid "
+                f"{', '.join(map(str, sorted(alive)))}); end them and resume again"
+            )
+        time.sleep(0.1)
+
+
+def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
+    """What is to be measured and scored, in the order that it would have had. Writes nothing."""
+    held = {
+        label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
+        for label in recorded.spec.labels
+    }
+    scored = [label for label in recorded.spec.labels if is_scored(recorded.run_dir, label)]
+    return without(schedule(recorded.spec), held, scored)
+
+
+def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
+    """Why trials that ended are measured again: each file of them that is another than then, a sentence each."""
+    return tuple(
+        told
+        for label in recorded.spec.labels
+        for told in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
+    )
+
+
+def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:
+    """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
+    run_dir = recorded.run_dir
+    attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
+    for step in missing:
+        for trial in step.trials:
+            cell = cell_directory(run_dir, cell_name(step.label, trial.load))
+            for path in (trial_directory(cell, trial.number), cell / CELL.file):
+                if path.exists():
+                    aside = attempt / path.relative_to(run_dir)
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                    path.rename(aside)
+    for label in recorded.spec.labels:
+        rewrite_cells(run_dir, recorded.target(label), recorded.spec.load)
+
+
+def check_conditions(recorded: Recorded[Any], now: Environment) -> None:
+    """Raises UsageError where machine, versions or commit are others than those of the cells that hold."""
+    before = recorded.environment
+    compared = [(name, getattr(before, name), getattr(now, name)) for name in _CONDITIONS]
+    _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
+
+
+def check_dataset(recorded: Recorded[ExperimentSpec]) -> None:
+    """Raises UsageError where the input_file holds something else than then, or can't be read."""
+    before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
+    if before is not None and before != now:
+        _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
+
+
+def check_deployment(recorded: Recorded[Any], now: Deployment) -> None:
+    """Raises UsageError where an attached deployment tells something else of itself than before."""
+    compared = [(one.name, getattr(recorded.deployment, one.name), getattr(now, one.name)) for one in fields(now)]
+    _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
+
+
+def check_plan(recorded: Recorded[Any], label: str, plan: Plan) -> None:
+    """Raises UsageError where the topology would be another: engine, model and its files, GPUs, configs, workers."""
+    before, now = (
+        {name: one.to_json()[name] for name in _PLANNED} | {"workers": one.expected_workers()}
+        for one in (recorded.plans[label], plan)
+    )
+    differences = [
+        _difference(f"{name} of {label}", before[name], now[name]) for name in before if before[name] != now[name]
+    ]
+    if not differences and recorded.checkpoints[label] != fingerprint(plan.model_path):
+        differences.append(f"the files under {plan.model_path} have changed")
+    _refuse(recorded.run_dir, differences)
+
+
+def fingerprint(model_path: Path) -> str:
+    """Changes with the names, sizes and times of a checkpoint's files: reading the weights would take minutes."""
+    entries = sorted(
+        (str(path.relative_to(model_path)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in model_path.rglob("*")
+        if path.is_file()
+    )
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
+    if differences:
+        raise UsageError(
+            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not compare, so start a new run"
+        )
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Names the parts that differ of a map, else both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        parts = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        return ", ".join(_difference(f"{name} {key}", before.get(key), now.get(key)) for key in parts)
+    return f"{name} was {before} and is {now}"

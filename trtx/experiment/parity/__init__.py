@@ -1,0 +1,1 @@
+"""``trtx eval parity``: its spec, passes, servers and evidence."""

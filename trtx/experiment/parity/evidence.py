@@ -1,0 +1,206 @@
+"""Whether a route was what it is called after: counted by those who did it, before and after its prompts were sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from trtx.engine import worker_facts
+from trtx.evals.parity import Answer
+from trtx.evals.parity.forms import Count, Evidence
+from trtx.experiment.parity.kill import Kill
+from trtx.tls import trust_of
+from trtx.topology import Plan
+
+_TIMEOUT_S = 5.0
+_SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)$", re.MULTILINE)
+_ENDED = "trtx_requests_total"
+_FOUND = "tokens of prompts found in a cache"
+_MIGRATIONS = "model_migration_total"  # of the frontend; Dynamo 1.4.2 calls those in mid-stream ongoing_request
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What workers and frontend have counted since they began. None: it could not be asked, or does not count."""
+
+    workers: Mapping[str, Mapping[str, float] | None]  # by name, families summed over their labels
+    migrations: int | None
+    max_num_tokens: int | None  # of one step, the least that a worker publishes
+
+    def total(self, family: str) -> int | None:
+        values = [None if one is None else one.get(family) for one in self.workers.values()]
+        known = [value for value in values if value is not None]
+        return round(sum(known)) if known and len(known) == len(values) else None
+
+
+def read_counts(plan: Plan) -> Reading:
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(plan.url, plan.certificate)) as client:
+        workers = {
+            one.name: None if one.system_port is None else _families(client, f"http://127.0.0.1:{one.system_port}")
+            for one in plan.workers
+        }
+        return Reading(workers, _migrations(client, plan.url), _max_num_tokens(client, plan))
+
+
+def _text(client: httpx.Client, url: str) -> str | None:
+    try:
+        return client.get(f"{url}/metrics").raise_for_status().text
+    except httpx.HTTPError:
+        return None
+
+
+def _families(client: httpx.Client, url: str) -> dict[str, float] | None:
+    text = _text(client, url)
+    if text is None:
+        return None
+    found: dict[str, float] = {}
+    for name, _, value in _SAMPLE.findall(text):
+        if name.startswith("trtx_"):
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def _migrations(client: httpx.Client, url: str) -> int | None:
+    """None where the frontend does not answer. A counter that is not there has not counted yet."""
+    text = _text(client, url)
+    if text is None:
+        return None
+    counted = [
+        float(value)
+        for name, labels, value in _SAMPLE.findall(text)
+        if name.endswith(_MIGRATIONS) and "ongoing_request" in labels
+    ]
+    return round(sum(counted))
+
+
+def _max_num_tokens(client: httpx.Client, plan: Plan) -> int | None:
+    try:
+        answer = client.get(f"{plan.url}{worker_facts.PATH}").raise_for_status()
+    except httpx.HTTPError:
+        return None
+    published = [one.facts.max_num_tokens for one in worker_facts.of_body(answer.content) or ()]
+    known = [one for one in published if one is not None]
+    return min(known) if known and len(known) == len(published) else None
+
+
+def evidence_of(
+    route: str,
+    plan: Plan,
+    before: Reading,
+    after: Reading,
+    answers: Iterable[Answer],
+    *,
+    kill: Kill | None = None,
+    has_fault: bool = False,
+) -> Evidence:
+    """What was counted on ``route``, and what is missing of what makes it one.
+
+    ``kill``: None where there was none. ``has_fault``: TRTX_FAULT was set.
+    """
+    whole = [one for one in answers if one.failure is None]
+
+    def since(family: str) -> int | None:
+        then, now = before.total(family), after.total(family)
+        return None if then is None or now is None or now < then else now - then
+
+    reused = _reused(whole)
+    counts, corrupted = [Count(_FOUND, reused)], None
+    missing: str | None = None
+    if route == "disagg":
+        # An engine that recomputes counts that; TensorRT-LLM's fails the request. Workers see who came without one.
+        reads, whole_there = since("trtx_handoff_reads_total"), since("trtx_whole_requests_total")
+        recomputed = None if whole_there is None else whole_there + (since("trtx_recomputed_prefixes_total") or 0)
+        counts += [Count("handoffs", reads), Count("prompts recomputed in place of one", recomputed)]
+        if has_fault:
+            corrupted = since("trtx_corrupted_handoffs_total")
+            counts.append(Count("handoffs corrupted on purpose", corrupted))
+        if reads is None or recomputed is None:
+            missing = "the workers do not count their handoffs"
+        elif reads < len(whole):
+            missing = f"{len(whole)} requests were answered with {reads} handoffs"
+        elif recomputed:
+            missing = f"{recomputed} prompts were computed by a decode worker in place of a handoff"
+    elif route == "kv":
+        shares = _ended_since(before, after)
+        counts += [Count(f"requests of {name}", value) for name, value in shares.items()]
+        if not plan.routes_by_prefix:
+            missing = "the router does not look at KV"
+        elif None in shares.values():
+            missing = "the workers do not say how many requests they ended"
+        elif sum(bool(one) for one in shares.values()) < 2:
+            missing = "the router sent every request to one worker"
+        elif reused is None:
+            missing = "the answers do not say what was found in a cache"
+        elif not reused:
+            missing = "no request found KV, so the router had nothing to choose by"
+    elif route == "migrated":
+        counts, missing = _of_migration(counts, before, after, whole, kill)
+    elif route == "chunked":
+        most = after.max_num_tokens
+        cut = _cut(whole, most)
+        counts += [Count("tokens of one step at most", most), Count("prompts that took more than one step", cut)]
+        if most is None:
+            missing = "the workers do not publish how many tokens a step takes"
+        elif cut is None:
+            missing = "the answers do not say what was found in a cache"
+        elif not cut:
+            missing = f"no prompt had more than {most} tokens to compute"
+    return Evidence(tuple(counts), missing, corrupted=corrupted)
+
+
+def evidence_of_attached(answers: Iterable[Answer]) -> Evidence:
+    """Of a server that somebody else started: nobody looks into it, so nothing is said of how it works."""
+    whole = [one for one in answers if one.failure is None]
+    return Evidence((Count(_FOUND, _reused(whole)),), None, is_checked=False)
+
+
+def _reused(whole: Sequence[Answer]) -> int | None:
+    """None where not every answer says."""
+    found = [one.cached_tokens for one in whole]
+    known = [one for one in found if one is not None]
+    return sum(known) if len(known) == len(found) and found else None
+
+
+def _cut(whole: Sequence[Answer], most: int | None) -> int | None:
+    """Prompts with more tokens to compute than a step takes; None where somebody does not say."""
+    if most is None or any(one.prompt_tokens is None or one.cached_tokens is None for one in whole):
+        return None
+    return sum((one.prompt_tokens or 0) - (one.cached_tokens or 0) > most for one in whole)
+
+
+def _of_migration(
+    counts: list[Count], before: Reading, after: Reading, whole: Sequence[Answer], kill: Kill | None
+) -> tuple[list[Count], str | None]:
+    """An answer that had begun at a worker, which owed the rest of it when it was killed, and which is whole without
+    having been asked for again, went on elsewhere. The frontend counts the streams that broke, of all clients."""
+    broken = None if after.migrations is None or before.migrations is None else after.migrations - before.migrations
+    if kill is None:
+        return counts, "no worker was killed: all streams had ended before; ask for longer answers with --osl"
+    moved = sum(one.index in kill.open_streams and one.attempts == 1 for one in whole)
+    counts = [
+        *counts,
+        Count("streams that clients had open there", len(kill.open_streams)),
+        Count("streams that broke, by the frontend", broken),
+        Count("answers that went on elsewhere", moved),
+    ]
+    if not moved:
+        return counts, f"{kill.worker} was killed, and no answer of it went on elsewhere"
+    if broken is None:
+        return counts, "the frontend does not say whether a stream broke"
+    if not broken:
+        return counts, f"{kill.worker} was killed, and the frontend saw no stream of it break"
+    return counts, None
+
+
+def _ended_since(before: Reading, after: Reading) -> dict[str, int | None]:
+    """By worker; None of one that does not say, or that began anew meanwhile."""
+    found: dict[str, int | None] = {}
+    for name, now in after.workers.items():
+        then = before.workers.get(name)
+        known = now is not None and then is not None
+        ended = round(now.get(_ENDED, 0) - then.get(_ENDED, 0)) if known else -1  # type: ignore[union-attr]
+        found[name] = None if ended < 0 else ended
+    return found

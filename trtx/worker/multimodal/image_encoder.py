@@ -1,0 +1,106 @@
+"""The encode role for engines that take embeddings: other workers' pictures in, files with their embeddings out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dynamo.common.backend.multimodal import encoder_terminal_chunk
+
+from trtx.engine.api import (
+    EmbeddingExports,
+    EmbeddingHandle,
+    SharedTensor,
+    TowerOutput,
+    lend,
+    read_shared,
+    remove_shared,
+)
+from trtx.media import THIS_PICTURE, Blob, Kind, MediaError, Stopping
+from trtx.worker.multimodal.embedders import Embedder
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
+from trtx.worker.multimodal.encode_contract import OtherRelease
+from trtx.worker.multimodal.encode_endpoint import ASKED
+from trtx.worker.multimodal.encode_rpc import answer, count, read_question, refusal, wants_count, wants_file
+from trtx.worker.requests.chunks import Chunk
+from trtx.worker.requests.invalid_request import InvalidRequest
+
+
+class PictureEncoder:
+    """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
+    asks gets a second name of one, under a lease of ``exports``: who has gone by the time of the answer costs no more.
+    ``in_files``: for those who can't read what ``embedder`` leaves on its device; None: it leaves nothing there.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        cache: EmbeddingCache[TowerOutput],
+        reserved_bytes: int,
+        exports: EmbeddingExports,
+        *,
+        in_files: Embedder | None = None,
+    ) -> None:
+        self._in_files = in_files
+        self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
+
+    async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
+        """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
+        a worker: Dynamo's own requests have no place here. ``is_wanted``: False once whoever asked has gone, and would
+        remove no file."""
+        asked = (wire.get("extra_args") or {}).get(ASKED)
+        try:
+            picture, key, kind, most_rows = read_question(asked)
+        except (ValueError, OtherRelease) as error:
+            raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
+        try:
+            if wants_count(asked):
+                blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
+                return _chunk(count(await self._embedder.count(blob, key)))
+            handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
+            if not is_wanted() and handle.path is not None:
+                Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
+            answered = answer(handle)
+        except Stopping:
+            raise  # another worker takes the picture
+        except MediaError as error:
+            answered = refusal(error)
+        except NotMade as failed:
+            if isinstance(failed.error, Stopping) or not isinstance(failed.error, MediaError):
+                raise
+            answered = refusal(failed.error)
+        return _chunk(answered)
+
+    async def _encode(
+        self, picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool
+    ) -> EmbeddingHandle:
+        embedder, kept_as = self._embedder, key
+        if in_file and self._in_files is not None:
+            embedder, kept_as = self._in_files, key + b"in a file"
+
+        async def make() -> tuple[TowerOutput, int]:
+            blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)
+            made = await embedder.embed(blob, key, most_rows)
+            return made, made.rows.nbytes
+
+        try:
+            lease = await self._cache.lease([Wanted(kept_as, self._reserved_bytes, make)])
+        except TooLarge as error:
+            raise MediaError(413, f"{THIS_PICTURE} makes a larger embedding than this worker holds: {error}") from error
+        try:
+            held = (await lease.embeddings())[kept_as]
+            return self._exports.offer(key, lend(held.rows), held.grid, held.clip)
+        finally:
+            lease.release()
+
+
+def _chunk(answered: dict[str, Any]) -> Chunk:
+    chunk: Chunk = dict(encoder_terminal_chunk(answered))
+    return chunk
+
+
+def discard(key: bytes, held: TowerOutput) -> None:
+    """What the cache does with an embedding that leaves it."""
+    remove_shared(held.rows)

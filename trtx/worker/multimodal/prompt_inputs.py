@@ -1,0 +1,179 @@
+"""A request's pictures on their way into an engine that prepares them itself: fetched, decoded, handed on.
+
+Of an embedding nothing is kept here: what an encode worker makes can be read once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from trtx.engine import Engine
+from trtx.engine.api import PicturePrompt, ReadyPrompt, SharedTensor, share
+from trtx.media import Blob, HeldMedia, MediaLimits, fetch
+from trtx.text import Tokenizer
+from trtx.worker.multimodal import encoding
+from trtx.worker.multimodal.decoding import Decoding
+from trtx.worker.multimodal.embedders import NoEncoder
+from trtx.worker.multimodal.images import Placeholders, Sent, check_counts, check_placeholders, sent_media
+from trtx.worker.multimodal.media_file import file_of
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.remote_embedder import EncodeWorkers, encode_seconds
+from trtx.worker.requests.invalid_request import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+_NO_TOWER = "TLLM_MULTIMODAL_DISAGGREGATED"
+"""TensorRT-LLM's: with 1 its LLM loads no vision tower, and lives on encoders alone."""
+
+
+class PromptLooking:
+    """One request's pictures: looked at when somebody needs them, and let go of at its end."""
+
+    def __init__(self, sight: PromptSight, sent: Sequence[Sent]) -> None:
+        self._sight, self._sent = sight, sent
+        self._ready: ReadyPrompt | None = None
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    async def ready(self, token_ids: Sequence[int]) -> ReadyPrompt:
+        """The prompt with them in it. Raises as :meth:`PromptSight.look` does."""
+        self._ready = await self._sight.look(token_ids, self._sent)
+        return self._ready
+
+    def close(self) -> None:
+        if self._ready is not None and not self._ready.is_taken:
+            self._sight.forget(self._ready)
+
+
+class PromptSight:
+    """One worker's. ``workers``: the encode workers of its topology; None: the engine's own tower sees."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        decoding: Decoding,
+        *,
+        tokenizer: Tokenizer | None,
+        workers: EncodeWorkers | None,
+        limits: MediaLimits,
+        metrics: MediaMetrics,
+        share_bytes: Callable[[Any], SharedTensor] = share,
+    ) -> None:
+        assert engine.facts.image_token_id is not None, "asked of engines that take pictures alone"
+        self.placeholders = Placeholders(engine.facts.image_token_id)
+        self._engine, self._decoding, self._tokenizer = engine, decoding, tokenizer
+        self._workers, self._limits, self._metrics = workers, limits, metrics
+        self._share = share_bytes
+        self._has_tower = os.environ.get(_NO_TOWER) != "1"
+        self._held = HeldMedia(limits.media_memory_bytes)
+        self._turn = 0
+        self._dropping: set[asyncio.Future[None]] = set()
+
+    def looking(self, wire: Mapping[str, Any]) -> PromptLooking | None:
+        """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
+        one. Raises InvalidRequest."""
+        sent = sent_media(wire, self.placeholders)
+        check_counts(sent, self._limits)
+        if any(one.kind == "embedding" for one in sent):
+            raise InvalidRequest("the request brings an embedding, expected images: this engine takes no other media")
+        check_placeholders(wire.get("token_ids") or (), self.placeholders, sent)
+        return PromptLooking(self, sent) if sent else None
+
+    async def look(self, token_ids: Sequence[int], sent: Sequence[Sent]) -> ReadyPrompt:
+        """Raises MediaError, InvalidRequest, NoEncoder, or what the engine's processor failed with."""
+        blobs = await _all([self._fetch(one) for one in sent])
+        if self._workers is not None:
+            text = self._text_of(token_ids)
+            handles = await self._ask(self._workers, text, blobs)
+            if handles is not None:
+                return await self._prepare(PicturePrompt(list(token_ids), text, (), handles))
+        if not self._has_tower:
+            raise NoEncoder("no encode worker answered; try again once one is back")
+        self._metrics.fallbacks += len(blobs) if self._workers is not None else 0
+        most = self._engine.facts.context_length
+        pictures = await _all([self._decoding.for_engine(blob, self._engine, most) for blob in blobs])
+        with self._decoding.timed("put", len(blobs)):
+            return await self._prepare(PicturePrompt(list(token_ids), pictures=pictures))
+
+    def forget(self, held: ReadyPrompt | Mapping[str, Any]) -> None:
+        """A prompt, or handles, that no request takes any more."""
+        drop = self._engine.drop_prompt if isinstance(held, ReadyPrompt) else self._engine.drop_handles
+        dropping = asyncio.ensure_future(asyncio.to_thread(drop, held))  # type: ignore[arg-type]
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
+
+    async def _prepare(self, prompt: PicturePrompt) -> ReadyPrompt:
+        """Lets go of ``prompt.handles`` where it fails, and of what comes of it where nobody waits any more."""
+        working = asyncio.ensure_future(asyncio.to_thread(self._engine.prepare_prompt, prompt))
+        try:
+            return await asyncio.shield(working)
+        except ValueError as error:
+            self._forget_result(prompt.handles, working)
+            raise InvalidRequest(str(error)) from error
+        except asyncio.CancelledError:
+            working.add_done_callback(partial(self._forget_result, prompt.handles))  # the thread goes on
+            raise
+        except BaseException:
+            self._forget_result(prompt.handles, working)
+            raise
+
+    def _forget_result(self, handles: Mapping[str, Any], done: asyncio.Future[ReadyPrompt]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.forget(done.result())
+        elif handles:
+            self.forget(handles)
+
+    async def _fetch(self, sent: Sent) -> Blob:
+        with self._metrics.timed("fetch"):
+            return await fetch(sent.url, self._limits, kind=sent.kind, held=self._held)
+
+    async def _ask(self, workers: EncodeWorkers, text: str, blobs: Sequence[Blob]) -> Mapping[str, Any] | None:
+        """What one of ``workers`` made; None where none answered. Raises MediaError, under the client's own label."""
+        async with AsyncExitStack() as held:
+            files = [await held.enter_async_context(file_of(blob, self._share)) for blob in blobs]
+            question = encoding.question(text, files, self._engine.facts.context_length)
+            ids = sorted(workers.ids())
+            self._turn += 1
+            for index in range(len(ids)):
+                worker = ids[(self._turn + index) % len(ids)]  # nothing is kept there: any is as good
+                self._metrics.retries += index > 0
+                try:
+                    with self._decoding.timed("remote", len(blobs)):
+                        async with asyncio.timeout(encode_seconds(self._limits, len(blobs))):
+                            return encoding.read_answer(await workers.ask(worker, question))
+                except encoding.RefusedPicture as refused:
+                    raise refused.error.about(blobs[refused.index].label) from refused
+                except Exception as error:
+                    logger.warning("encode worker %x did not encode %d pictures: %r", worker, len(blobs), error)
+        return None
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        """What the engine's tokenizer makes ``token_ids`` of. Raises InvalidRequest where there is no such text."""
+        if self._tokenizer is None:
+            raise InvalidRequest("images need a fast tokenizer beside encode workers, which this model has not")
+        given = list(token_ids)
+        for ids in (given, given[1:]):  # the tokenizer may begin a text itself
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
+            if list(self._tokenizer.encode(text).ids) == given:
+                return text
+        raise InvalidRequest(
+            "the prompt's tokens are not those of its text, which TensorRT-LLM makes the prompt of beside an encode "
+            "worker's embeddings; send text, or serve without --encode"
+        )
+
+
+async def _all(coroutines: Sequence[Any]) -> list[Any]:
+    """In order; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,178 @@
+"""What a worker needs to take images, or to encode them for others: put together around its engine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from typing import Any
+
+from trtx import engine
+from trtx.checkpoint.vision import VisionConfig, read_vision_config
+from trtx.config.video_decoder import decodes_videos
+from trtx.engine import Engine
+from trtx.engine.api import EmbeddingExports, remove_left
+from trtx.errors import UsageError
+from trtx.media import Kind, PicturePool, embedding_options, processor_options, video_options
+from trtx.text import Tokenizer
+from trtx.worker.left_files import LeftFiles
+from trtx.worker.multimodal.decoding import Decoding
+from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, StartedEmbedder, video_rule
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.encode_endpoint import EncodeEndpoint
+from trtx.worker.multimodal.encoding import ImageEncoder
+from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
+from trtx.worker.multimodal.images import Picture
+from trtx.worker.multimodal.inputs import Sight
+from trtx.worker.multimodal.media_metrics import MediaMetrics
+from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.multimodal.remote_embedder import RemoteEmbedder, encode_seconds
+from trtx.worker.options import WorkerOptions
+
+_ROWS_OF_A_PICTURE = 16384  # at most, where they depend on its size: what an encoder takes of one
+_BYTES_OF_A_NUMBER = 4  # at most
+
+
+class Seeing:
+    """One worker's, from before its engine is loaded until after it has ended.
+
+    ``sight``: of a worker whose requests bring images; ``encoder``: of an encode worker; neither: text alone.
+    ``metrics``: None where there is neither.
+    """
+
+    def __init__(self, options: WorkerOptions) -> None:
+        """Raises UsageError for a checkpoint whose pictures are not read."""
+        self.sight: Sight | PromptSight | None = None
+        self.encoder: ImageEncoder | PictureEncoder | None = None
+        self.metrics: MediaMetrics | None = None
+        self._options = options
+        self._api = engine.load(options.engine)
+        takes_images = self._api.missing_media is not None
+        self._config: VisionConfig | None = read_vision_config(options.model) if takes_images else None
+        self._local: StartedEmbedder | None = None
+        self._exit = AsyncExitStack()
+
+    async def before_engine(self) -> None:
+        """Starts this worker's own encoder where its requests will need it: on a GPU it takes its memory first, since
+        the engine's KV pool takes what it finds. Raises UsageError."""
+        if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":  # one machine
+            left = LeftFiles(remove_left)
+            self._exit.push_async_callback(left.close)
+            await left.begin()
+        if self._config is None or self._options.role == "encode":
+            return
+        self.metrics = metrics = MediaMetrics()
+        options, start = self._options, self._api.start_encoder
+        assert start is not None, "an engine that takes embeddings makes them too"
+        dtype = options.llm_args.get("dtype")
+        config: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if options.deterministic:
+            config["max_batch_size"] = 1  # others in a batch change the last bits of an embedding
+        vision = self._config
+        self._local = StartedEmbedder(
+            lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics, vision=vision)
+        )
+        self._exit.push_async_callback(self._local.close)
+        # Decode has KV of pictures that others looked at; encode workers do it for whoever has some.
+        if options.encoders == "local" and options.role != "decode":
+            await self._local.start()
+
+    async def with_engine(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
+        """Sets ``sight`` or ``encoder``. ``tokenizer``: of its worker's model. Raises UsageError."""
+        options = self._options
+        if options.role == "encode":
+            await self._encode_with(loaded)
+        elif loaded.facts.image_token_id is not None:
+            await self._prompts_with(loaded, tokenizer)
+        elif self._config is not None:
+            assert self._local is not None and self.metrics is not None, "before_engine was called"
+            embedder: Embedder = self._local
+            if options.encoders == "remote":
+                workers = await EncodeEndpoint.open(options.served_model_name)
+                self._exit.callback(workers.close)
+                embedder = RemoteEmbedder(
+                    workers, self.metrics, fallback=self._local, seconds=encode_seconds(options.media)
+                )
+            cache: EmbeddingCache[Picture] = EmbeddingCache(
+                options.embedding_cache_bytes, lambda key, _: loaded.drop_embeddings([key])
+            )
+            self._exit.push_async_callback(cache.close)
+            self.metrics.cache = cache
+            self.sight = Sight(
+                self._config,
+                loaded,
+                embedder,
+                cache=cache,
+                limits=options.media,
+                metrics=self.metrics,
+                model=str(options.model),
+                options=_processing(options, self._config),
+                reserved_bytes=self._reserved_bytes(self._config, loaded),
+            )
+
+    async def _encode_with(self, loaded: Engine) -> None:
+        options = self._options
+        if self._api.missing_media is None and loaded.facts.image_token_id is not None:
+            self.metrics = MediaMetrics()
+            self.encoder = ImageEncoder(loaded, self._decoding(self.metrics))
+            return
+        if self._config is None:
+            raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
+        self.metrics = MediaMetrics()
+        pool = PicturePool(options.model, options.media, videos=video_rule(self._config))
+        await pool.start()
+        self._exit.push_async_callback(pool.close)
+        cache: EmbeddingCache[Any] = EmbeddingCache(options.embedding_cache_bytes, discard)
+        self._exit.push_async_callback(cache.close)
+        self.metrics.cache = cache
+        embedder = LocalEmbedder(pool, loaded, self._config, self.metrics)
+        exports = EmbeddingExports()
+        self._exit.callback(exports.close)
+        in_files = LocalEmbedder(pool, loaded, self._config, self.metrics, on_device=False)
+        reserved = self._reserved_bytes(self._config, loaded)
+        self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
+
+    async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
+        """The engine prepares pictures itself, and has a tower of its own or lives on an encoder's handles."""
+        options, workers = self._options, None
+        if options.encoders == "remote":
+            if not loaded.facts.takes_handles:
+                raise UsageError(
+                    f"{options.model} can't be served with encode workers by this engine: its model's input processor "
+                    "takes no embeddings of another process (support_mm_disagg); leave --encode out"
+                )
+            workers = await EncodeEndpoint.open(options.served_model_name)
+            self._exit.callback(workers.close)
+        self.metrics = MediaMetrics()
+        self.sight = PromptSight(
+            loaded,
+            self._decoding(self.metrics),
+            tokenizer=tokenizer,
+            workers=workers,
+            limits=options.media,
+            metrics=self.metrics,
+        )
+
+    def _decoding(self, metrics: MediaMetrics) -> Decoding:
+        pool = PicturePool(None, self._options.media)
+        self._exit.push_async_callback(pool.close)
+        return Decoding(pool, metrics)
+
+    def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
+        """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
+        it may. How large it is, where that depends on the picture, is known once it is there."""
+        rows = config.tokens_per_image or min(_ROWS_OF_A_PICTURE, loaded.facts.context_length)
+        largest = rows * config.columns * _BYTES_OF_A_NUMBER
+        return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
+
+    async def close(self) -> None:
+        """Ends what was started here, and no engine. Idempotent."""
+        self.sight = self.encoder = None
+        await self._exit.aclose()
+
+
+def _processing(options: WorkerOptions, config: VisionConfig) -> dict[Kind, str]:
+    """Of each kind that the model takes, what decides what a file of it becomes."""
+    found: dict[Kind, str] = {"image": processor_options(options.model), "embedding": embedding_options()}
+    if config.video_token_id is not None and decodes_videos():
+        found["video"] = video_options(options.model, options.media.max_video_frames)
+    return found

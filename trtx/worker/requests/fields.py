@@ -1,0 +1,247 @@
+"""Every field of Dynamo's request: honoured, without effect on the answer, or refused by name.
+
+The names are those of ``PreprocessedRequest`` in Dynamo 1.4.2 and of the mappings in it. A field that is not among them
+is refused once it holds something: a later frontend may send one that changes answers. What OpenAI's fields become on
+their way here, or that they are dropped on it, is in docs/request-fields.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtx.worker.requests import values
+from trtx.worker.requests.values import Reader
+
+Fate = Literal["honoured", "without effect", "refused"]
+
+SHOWN_CHARACTERS = 60
+"""Of a value in a refusal: enough to know it by; an image is megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``why``: who honours it, why it has no effect, or the sentence of the refusal, with ``{value}`` in it.
+
+    ``asks_nothing``: values that change nothing, beside None and what is empty. ``asks_when_empty``: an empty list asks
+    for something too. ``read``: the field is handed to the engine under its own name, which is SamplingParams' too, as
+    this makes it; None: others do more with it. ``sees``: what becomes of it where the worker takes images; None: the
+    same.
+    """
+
+    fate: Fate
+    why: str
+    asks_nothing: tuple[Any, ...] = ()
+    asks_when_empty: bool = False
+    read: Reader | None = None
+    sees: Field | None = None
+
+
+def refusals(request: Mapping[str, Any], *, sees: bool = False) -> Iterator[str]:
+    """A sentence for each field of ``request`` that holds something and is refused, or that nobody here knows.
+
+    ``sees``: the model and the engine of this worker take images.
+    """
+    yield from _refusals(request, "", sees)
+
+
+def _refusals(held: Mapping[str, Any], section: str, sees: bool) -> Iterator[str]:
+    for name, value in held.items():
+        path = f"{section}.{name}" if section else name
+        if name and path in FIELDS and isinstance(value, Mapping):
+            yield from _refusals(value, path, sees)
+            continue
+        field = FIELDS[section].get(name)
+        if sees and field is not None:
+            field = field.sees or field
+        if value is None or (_is_empty(value) and not (field is not None and field.asks_when_empty)):
+            continue
+        if field is None:
+            yield (
+                f"{path} is {_shown(value)}, and this worker does not know the field: an answer without it may not be "
+                "what was asked for; leave it out"
+            )
+        elif field.fate == "refused" and value not in field.asks_nothing:
+            yield field.why.format(value=_shown(value))
+
+
+def _is_empty(value: Any) -> bool:
+    """Of a mapping the keys alone count, unless they are null as Dynamo sends what nobody asked for. What is in it may
+    be a client's: a schema of ``{}`` asks for JSON, and is no section with nothing in it."""
+    if isinstance(value, Mapping):
+        return all(inner is None for inner in value.values())
+    return isinstance(value, (str, list)) and not value
+
+
+def _shown(value: Any) -> str:
+    """``true`` for True, the names in use for a mapping, else the value itself, cut off."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_mapping = isinstance(value, Mapping)
+    text = ", ".join(sorted(name for name in value if value[name] is not None)) if is_mapping else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+
+
+def _honoured(by: str) -> Field:
+    return Field("honoured", by)
+
+
+def _without_effect(reason: str) -> Field:
+    return Field("without effect", reason)
+
+
+def _refused(sentence: str, *asks_nothing: Any) -> Field:
+    return Field("refused", sentence, asks_nothing)
+
+
+def _not_taken(name: str, *asks_nothing: Any, asks_when_empty: bool = False) -> Field:
+    sentence = f"{name} is {{value}}, expected none: no engine of this worker takes it; leave it out"
+    return Field("refused", sentence, asks_nothing, asks_when_empty)
+
+
+def _sampling(read: Reader) -> Field:
+    return Field("honoured", "the engine, through SamplingParams", read=read)
+
+
+_NO_MEDIA = (
+    "the request brings media ({value}), expected text alone: this model, or the engine that runs it here, takes no "
+    "images; send the text without them"
+)
+_BY_ITS_BYTES = _without_effect("an image is known by its bytes, which came too; one that is a uuid alone is refused")
+
+
+def _media(sees: Field) -> Field:
+    return Field("refused", _NO_MEDIA, sees=sees)
+
+
+_ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
+_STOPS = _honoured("the engine, and the worker where it looks for stop strings")
+_ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
+_FRONTEND = _honoured("the frontend, when it makes the answer")
+# By section; "" is the request itself. A mapping whose path is a section is looked into.
+FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "": {
+        "model": _without_effect("the frontend has chosen this worker by it"),
+        "token_ids": _honoured("the engine: the prompt"),
+        "eos_token_ids": _STOPS,
+        "prompt_embeds": _refused("prompt_embeds is given, expected a prompt of text or token ids; send one of them"),
+        "multi_modal_data": _media(_honoured("the worker, which refuses what the model does not take")),
+        "multi_modal_uuids": _media(_BY_ITS_BYTES),
+        "mm_processor_kwargs": _refused(
+            "mm_processor_kwargs is given ({value}), expected none: images are prepared as the checkpoint says; leave "
+            "it out"
+        ),
+        "mm_routing_info": _media(_honoured("the engine, in what it tells the KV router of blocks with images")),
+        "encoder_result": _refused(
+            "encoder_result is given ({value}), expected none: a worker of trtx asks encode workers itself; send images"
+        ),
+        "mdc_sum": _without_effect("checksum of the model's card"),
+        "annotations": _FRONTEND,
+        "router": _ROUTER,
+        "router_config_override": _ROUTER,
+        "bootstrap_info": _refused(
+            "bootstrap_info is given ({value}), expected KV to come by prefill_result: no worker here announces a "
+            "bootstrap address; start all workers of this topology with trtx"
+        ),
+        "migration_link": _honoured("the worker: of a request that comes from another, max_tokens is what is left"),
+        "request_timestamp_ms": _without_effect("for traces"),
+        "require_reasoning": _without_effect("it says from where on guided decoding holds, which is refused"),
+        "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
+    },
+    "stop_conditions": {
+        "max_tokens": _sampling(values.integer(1)),
+        "min_tokens": _sampling(values.integer(0)),
+        "ignore_eos": _ENDS,
+        "stop": _honoured("the worker"),
+        "stop_token_ids": _ENDS,
+        "stop_token_ids_hidden": _ENDS,
+        "stop_token_ids_visible": _refused(
+            "stop_token_ids_visible is {value}, expected none: an answer ends before its stop token; use stop_token_ids"
+        ),
+        "max_thinking_tokens": _refused(
+            "max_thinking_tokens is {value}, expected none: no worker counts thinking by itself; use max_tokens"
+        ),
+    },
+    "sampling_options": {
+        "n": _refused(
+            "n is {value}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and would cut the "
+            "others short; send {value} requests instead",
+            1,
+        ),
+        "best_of": _refused(
+            "best_of is {value}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and would "
+            "cut the others short; send {value} requests instead",
+            1,
+        ),
+        "temperature": _sampling(values.number(0.0, 100.0)),
+        "top_p": _sampling(values.number(0.0, 1.0)),
+        "top_k": _sampling(values.top_k),
+        "min_p": _sampling(values.number(0.0, 1.0)),
+        "seed": _sampling(values.seed),
+        "presence_penalty": _sampling(values.number(-2.0, 2.0)),
+        "frequency_penalty": _sampling(values.number(-2.0, 2.0)),
+        "repetition_penalty": _sampling(values.number(0.0, 2.0, above=True)),
+        "use_beam_search": _refused(
+            "use_beam_search is {value}, expected false: beam search is not served; use sampling", False
+        ),
+        "length_penalty": _refused(
+            "length_penalty is {value}, expected none: it is beam search's, which is not served; leave it out", 1.0
+        ),
+        "include_stop_str_in_output": _honoured("the worker, which ends the text at a stop string"),
+        "guided_decoding": _refused(
+            "guided decoding ({value}) is not served by this worker; drop response_format, guided_* and a forced "
+            "tool_choice"
+        ),
+    },
+    "output_options": {
+        "logprobs": _sampling(values.logprobs),
+        "prompt_logprobs": _sampling(values.prompt_logprobs),  # where the frontend will hand them on
+        "skip_special_tokens": _honoured("the frontend, or the worker where it looks for stop strings"),
+        "formatted_prompt": _FRONTEND,
+        "return_tokens_as_token_ids": _FRONTEND,
+    },
+    "routing": {
+        "cache_salt": _honoured("the engine: prompts with different salts share no KV"),
+        "priority": _honoured("the engine"),
+        "dp_rank": _honoured("the engine, where it has attention-DP ranks"),
+        "lora_name": _refused(
+            "lora_name is {value}, expected none: no worker serves adapters; ask for the model by its own name"
+        ),
+        "backend_instance_id": _ROUTER,
+        "prefill_worker_id": _ROUTER,
+        "decode_worker_id": _ROUTER,
+        "prefill_dp_rank": _ROUTER,
+        "expected_output_tokens": _ROUTER,
+        "priority_jump": _ROUTER,
+        "strict_priority": _ROUTER,
+        "allowed_worker_ids": _ROUTER,
+        "routing_constraints": _ROUTER,
+    },
+    "agent_context": {
+        "session_id": _honoured("the engine, where it keeps a conversation on one attention-DP rank"),
+        "parent_session_id": _without_effect("for traces and the router"),
+        "session_final": _ROUTER,
+        "kv_hints": _without_effect("which cached blocks may go: answers do not depend on the cache"),
+    },
+    "prefill_result": {
+        "disaggregated_params": _honoured("the engine: where the prompt's KV lies"),
+        "prompt_tokens_details": _honoured("the worker, in the usage that clients see"),
+    },
+    "extra_args": {
+        "messages": _without_effect("what token_ids were made of"),
+        "formatted_prompt": _without_effect("what token_ids were made of"),
+        "mm_hashes": _media(_without_effect("of the images' addresses; an image is known by its bytes")),
+    },
+    "extra_args.nvext": {
+        "cache_salt": _without_effect("routing has it too"),
+        "extra_fields": _FRONTEND,
+        "token_in": _without_effect("the prompt came as token ids"),
+    },
+    "extra_args.sampling_options": {
+        "allowed_token_ids": _not_taken("allowed_token_ids", asks_when_empty=True),  # it would leave no token
+        "bad_words_token_ids": _not_taken("bad_words_token_ids"),
+        "logprob_token_ids": _not_taken("logprob_token_ids"),
+        "detokenize": _not_taken("detokenize", True),  # the frontend makes the text, whatever the engine does
+    },
+}

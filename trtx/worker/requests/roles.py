@@ -1,0 +1,97 @@
+"""What agg, prefill and decode ask of the engine for the same request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynamo.common.backend.health_check import is_probe
+
+from trtx.config.topology import Role
+from trtx.engine import EngineApi
+from trtx.worker.requests import handoff
+from trtx.worker.requests.request import WorkerRequest
+
+_LOST = "it was gone when it was to be read, or read and needed anew: the prompt and its pictures were looked at here"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One call of ``generate_async``. ``hands_off``: its result is the terminal chunk for a decode worker."""
+
+    request: WorkerRequest
+    disaggregated_params: Any = None
+    hands_off: bool = False
+    resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
+    cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
+    prompt_logprobs: Any = None  # that the prefill worker computed: clients get them with decode's last chunk
+    prefill: str | None = None  # that worker's name, where it said it
+    lost_because: str = ""  # why its KV did not come, and the prompt and its pictures were looked at here
+
+
+def plan(
+    role: Role, request: WorkerRequest, wire: Mapping[str, Any], api: EngineApi, new_id: Callable[[], int | None]
+) -> Submission:
+    """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
+    carried = {} if request.ready is None else dict(request.ready.params)
+    whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation", **carried))
+    if role == "agg":  # where an encoder's embeddings go in, a whole request needs to say so too
+        return whole if carried else Submission(request)
+    if is_probe(wire):
+        return whole  # a health canary has no peer: the request runs here from end to end
+    if role == "prefill":
+        global_id = new_id()
+        shared = {} if global_id is None else {"disagg_request_id": global_id}
+        params = api.DisaggregatedParams(request_type="context_only", **shared, **carried)
+        return Submission(_one_token(request), params, hands_off=True)
+    answer = handed_over(role, request, wire)
+    if answer is None:
+        # A request that moved here from a worker that died: its KV is gone, its prompt is not.
+        return whole
+    params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
+    cached = ((wire.get("prefill_result") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Submission(
+        _without_prompt_logprobs(request),
+        params,
+        resumes=True,
+        cached_at_prefill=cached,
+        prompt_logprobs=handoff.prompt_logprobs_of(answer),
+        prefill=handoff.prefill_of(answer),
+    )
+
+
+def handed_over(role: Role, request: WorkerRequest, wire: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a prefill worker made of this very prompt; None: nobody did."""
+    answer = (wire.get("prefill_result") or {}).get("disaggregated_params")
+    if role != "decode" or answer is None or not handoff.made_for(answer, request.received_tokens):
+        return None
+    found: Mapping[str, Any] = answer
+    return found
+
+
+def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
+    """``submission`` once more, of which the engine had to compute the prompt and lacked its pictures. ``seen``: what
+    it had generated before, the LLM API's ``CompletionOutput``; None: nothing."""
+    if seen is None or not seen.token_ids:
+        return submission
+    params = api.DisaggregatedParams(
+        request_type="generation_only",
+        first_gen_tokens=list(seen.token_ids),
+        first_gen_log_probs=list(seen.logprobs) if seen.logprobs else None,
+    )
+    return replace(submission, disaggregated_params=params, lost_because=_LOST)
+
+
+def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:
+    """Decode gets the prompt's KV, not its logits: prefill has computed what was asked of them."""
+    sampling = {name: value for name, value in request.sampling.items() if name != "prompt_logprobs"}
+    return replace(request, sampling=sampling)
+
+
+def _one_token(request: WorkerRequest) -> WorkerRequest:
+    """Prefill samples the first token alone; stop strings in it, and what follows, are decode's business."""
+    sampling = dict(request.sampling, max_tokens=1)
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = 1
+    return replace(request, sampling=sampling, stop_strings=())
