@@ -50,7 +50,7 @@ test-trtllm: $(SETUP) ## what CI runs with the stand-in, with the TensorRT-LLM t
 bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 	$(VENV)/python benchmarks/streaming.py
 
-bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer-path DIR" for vLLM beside them
+bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer vllm=DIR" for vLLM beside them
 	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
 
 goldens: $(SETUP) ## write the files anew that follow from the records of the kept run, and fail: look at them

@@ -1,7 +1,7 @@
 """All GPU figures of docs/performance.md again, in sections that are resumed: trtx, the peer beside it, and the limit.
 
     make bench-gpu                                              # every section that this machine has the GPUs for
-    python benchmarks/bench_gpu.py --sections http-8b --peer-path DIR     # vLLM from the folder DIR beside it
+    python benchmarks/bench_gpu.py --sections http-8b --peer vllm=DIR --peer sglang=DIR   # beside them
 
 A section is at most 8 minutes and leaves one file, ``<out>/<section>.json``: its commands, their documents, device,
 commit and time. One that has its file, of this device and commit, is not run again (``--again`` runs it). What is not
@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer_servers import kind_of, peers_of
+from user_loads import KINDS
 
 import trtx
 from trtx.checkpoint import resolve_checkpoint
@@ -37,6 +39,12 @@ LIMIT_S = 480.0
 ENDING_S = 30.0  # of a section, for a script with a budget to end in
 MODELS = {"0.6b": "synthetic:qwen3-0.6b", "8b": "synthetic:qwen3-8b"}
 PREFILLS = {"1 x 8192": ("1", "8192"), "64 x 512": ("64", "512")}
+LOADS = [kind for kind in KINDS if kind != "fixed"]  # that is what the sections of concurrencies have
+FIGURES = {
+    "output_token_throughput": "tokens/s", "time_to_first_token_p50": "TTFT p50 ms",
+    "time_to_first_token_p90": "TTFT p90 ms", "time_to_first_token_p99": "TTFT p99 ms",
+    "inter_token_latency_p50": "ITL p50 ms", "inter_token_latency_p99": "ITL p99 ms",
+}  # fmt: skip
 IN = "directory of "
 """Before a model's name in a command: the directory that it is in takes its place, for who knows no names of ours."""
 
@@ -74,10 +82,10 @@ class Images:
     requests: int
 
 
-def sections(models: dict[str, str], batches: str, peer_path: Path | None, images: Images) -> list[Section]:
+def sections(models: dict[str, str], batches: str, peers: dict[str, Path], images: Images) -> list[Section]:
     """In the order in which they are run."""
     found = []
-    beside = ("--peer-path", str(peer_path)) if peer_path is not None else ()
+    beside = [word for name, folder in peers.items() for word in ("--peer", f"{name}={folder}")]
     for size, model in models.items():
         shape = ("--model", model, "--batch", batches)
         found.append(
@@ -88,12 +96,15 @@ def sections(models: dict[str, str], batches: str, peer_path: Path | None, image
                 {"peer": ("peer_decode.py", "--model", f"{IN}{model}", "--batch", batches)},
             )
         )
-        http = ("http_beside_peer.py", "--model", model, "--concurrency")
+        http = ("http_beside_peer.py", "--model", model)
+        within = ("--budget-s", f"{LIMIT_S - ENDING_S:g}", *beside)
         for name, concurrencies in _apart(f"http-{size}", batches).items():
-            both = (*http, concurrencies, "--budget-s", f"{LIMIT_S - ENDING_S:g}", *beside)
-            found.append(Section(name, 1, {"both": both}, {}))
+            found.append(Section(name, 1, {"all": (*http, "--concurrency", concurrencies, *within)}, {}))
+        for load in LOADS:
+            words = (*http, "--load", load, "--temperature", "0", *within)
+            found.append(Section(f"http-{size}-{load}", 1, {"all": words}, {}))
         engine = ("closed_loop.py", "--model", model, "--concurrency", batches, "--ways", "default", "--requests", "4")
-        client = (*http, batches, "--budget-s", f"{LIMIT_S - 4 * ENDING_S:g}")
+        client = (*http, "--concurrency", batches, "--budget-s", f"{LIMIT_S - 4 * ENDING_S:g}")
         found.append(Section(f"path-{size}", 1, {"engine": engine, "client": client}, {}))
         found.append(Section(f"start-{size}", 1, {"trtx": ("start_time.py", "--model", model)}, {}))
         found.append(Section(f"loop-{size}", 1, {"trtx": ("overlap.py", *shape)}, {}))
@@ -168,15 +179,7 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
             }
             yield Line(section, name, "prompt tokens/s", rows["trtx"], rows.get("peer"), rows["limits"])
     elif kind == "http":
-        both = documents["both"]
-        servers = {(row["server"], row["concurrency"]): row for row in both["rows"]}
-        for concurrency in sorted({row["concurrency"] for row in both["rows"]}):
-            ours, theirs = servers[("trtx", concurrency)], servers.get(("vllm", concurrency), {})
-            for figure, unit in (("output_token_throughput", "tokens/s"), ("time_to_first_token_p50", "TTFT p50 ms"),
-                                 ("time_to_first_token_p90", "TTFT p90 ms"), ("inter_token_latency_p50", "ITL p50 ms"),
-                                 ("inter_token_latency_p99", "ITL p99 ms")):  # fmt: skip
-                yield Line(section, f"concurrency {concurrency}", unit, ours[figure], theirs.get(figure))
-        yield Line(section, "start to first answer", "s", both["start_s"].get("trtx"), both["start_s"].get("vllm"))
+        yield from _beside_peers(section, documents["all"])
     elif kind == "path":  # the steady part of a load beside the steady engine: a share of 0.97 loses 3 % on the way
         own = {row["clients"]: row["tokens_per_s"] for row in documents["engine"]["rows"]}
         for row in documents["client"]["rows"]:
@@ -241,6 +244,24 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
             yield Line(section, f"{row['tokens']} tokens", "ms that disagg adds", row["disagg_adds_ms"])
 
 
+def _beside_peers(section: str, document: dict[str, Any]) -> Iterator[Line]:
+    """Each figure of trtx alone, or once beside each peer that has it under the same load."""
+    versions, start_s = document["versions"], document["start_s"]
+    peers = [name for name in versions if name != "trtx"]
+    of = {(row["server"], row["load"]): row for row in document["rows"]}
+    cases: list[tuple[str, str, float | None, dict[str, float | None]]] = []
+    for load in dict.fromkeys(row["load"] for row in document["rows"]):
+        for figure, unit in FIGURES.items():
+            theirs = {name: of.get((name, load), {}).get(figure) for name in peers}
+            cases.append((load, unit, of.get(("trtx", load), {}).get(figure), theirs))
+    cases.append(("start to first answer", "s", start_s.get("trtx"), {name: start_s.get(name) for name in peers}))
+    for case, unit, ours, theirs in cases:
+        if not peers:
+            yield Line(section, case, unit, ours)
+        for name, figure in theirs.items():
+            yield Line(section, f"{case}, beside {name} {versions[name]}", unit, ours, figure)
+
+
 def _by_batch(document: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
     return {} if document is None else {row["batch"]: row for row in document["rows"]}
 
@@ -271,18 +292,19 @@ def _ratio(value: float | None, other: float | None) -> str:
     return "" if value is None or not other else f"{value / other:.3f}"
 
 
-def run(section: Section, peer_path: Path | None, commit: str) -> dict[str, Any]:
+def run(section: Section, peers: dict[str, Path], commit: str) -> dict[str, Any]:
     """Raises RuntimeError with the end of what a command said, where one fails or the section takes too long."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     commands = dict(section.commands)
-    if peer_path is not None:
+    in_process = next((folder for name, folder in peers.items() if kind_of(name) == "vllm"), None)
+    if in_process is not None:
         commands |= section.peer
     documents = {}
     for name, words in commands.items():
         is_peer = name in section.peer
         script, *arguments = [_directory(word) if word.startswith(IN) else word for word in words]
         command = [sys.executable, str(HERE / script), *arguments]
-        environment = os.environ | ({"PYTHONPATH": str(peer_path)} if is_peer else {})
+        environment = os.environ | ({"PYTHONPATH": str(in_process)} if is_peer else {})
         last = called(command, environment, LIMIT_S - (time.monotonic() - began))
         documents[name] = json.loads(last)
     return {
@@ -387,7 +409,7 @@ def measure(known: list[Section], names: list[str], options: argparse.Namespace,
             continue
         print(f"{section.name}:", flush=True)
         try:
-            result = run(section, options.peer_path, options.commit or _commit())
+            result = run(section, options.peers, options.commit or _commit())
         except RuntimeError as error:
             failed.append(section.name)
             print(f"{section.name}: {error}", flush=True)
@@ -411,7 +433,8 @@ def main() -> None:
     )
     parser.add_argument("--image-grid", default="1,72,72", help="of the encoder's, in patches (default: the same size)")
     parser.add_argument("--image-requests", type=int, default=100, help="of each load (default: %(default)s)")
-    parser.add_argument("--peer-path", type=Path, help="folder that holds vLLM; without it the peer's cells are empty")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR",
+                        help="as http_beside_peer.py has it; without it a peer's cells are empty")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"), help="default: %(default)s")
     parser.add_argument("--docs", type=Path, help="write the table there too, as a page")
     parser.add_argument("--commit", help="what is measured, where there is no git to say it")
@@ -419,7 +442,11 @@ def main() -> None:
     options = parser.parse_args()
     models = dict(pair.split("=", 1) for pair in options.models.split(","))
     images = Images(options.images_model, options.image_side, options.image_grid, options.image_requests)
-    known = sections(models, options.batch, options.peer_path, images)
+    try:
+        options.peers = peers_of(options.peer)
+    except ValueError as error:
+        parser.error(str(error))
+    known = sections(models, options.batch, options.peers, images)
     names = [section.name for section in known] if options.sections is None else options.sections.split(",")
     if unknown := [name for name in names if name not in {section.name for section in known}]:
         parser.error(f"no section {unknown[0]!r}; there are {', '.join(section.name for section in known)}")

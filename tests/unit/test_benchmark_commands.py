@@ -140,7 +140,7 @@ def test_commands_of_make_bench_gpu_are_those_that_its_scripts_take() -> None:
     images = module.Images("synthetic:tiny-vl", 64, "1,8,8", 12)
     found = [
         command
-        for section in module.sections(module.MODELS, "1,8", Path("vllm"), images)
+        for section in module.sections(module.MODELS, "1,8", {"vllm": Path("vllm"), "sglang": Path("sglang")}, images)
         for command in (*section.commands.values(), *section.peer.values())
     ]
     wrong = [fault(script, words) for script, *words in found]
