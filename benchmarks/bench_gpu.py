@@ -3,10 +3,10 @@
     make bench-gpu                                              # every section that this machine has the GPUs for
     python benchmarks/bench_gpu.py --sections http-8b --peer vllm=DIR --peer sglang=DIR   # beside them
 
-A section is at most 8 minutes and leaves one file, ``<out>/<section>.json``: its commands, their documents, device,
-commit and time. One that has its file, of this device and commit, is not run again (``--again`` runs it). What is not
-there (a peer, a second GPU) is an empty cell, never a guess. The table of all files is printed last, and written to
-``--docs``.
+A section is at most 8 minutes, with several peers 8 for each, and leaves one file, ``<out>/<section>.json``: its
+commands, their documents, device, commit and time. One that has its file, of this device and commit, is not run again
+(``--again`` runs it). What is not there (a peer, a second GPU) is an empty cell, never a guess. The table of all files
+is printed last, and written to ``--docs``.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ class Images:
     requests: int
 
 
+def section_limit_s(peers: dict[str, Path]) -> float:
+    """Of a section: a peer starts for minutes, SGLang on a machine that has compiled nothing for five."""
+    return LIMIT_S * max(1, len(peers))
+
+
 def sections(models: dict[str, str], batches: str, peers: dict[str, Path], images: Images) -> list[Section]:
     """In the order in which they are run."""
     found = []
@@ -97,7 +102,7 @@ def sections(models: dict[str, str], batches: str, peers: dict[str, Path], image
             )
         )
         http = ("http_beside_peer.py", "--model", model)
-        within = ("--budget-s", f"{LIMIT_S - ENDING_S:g}", *beside)
+        within = ("--budget-s", f"{section_limit_s(peers) - ENDING_S:g}", *beside)
         for name, concurrencies in _apart(f"http-{size}", batches).items():
             found.append(Section(name, 1, {"all": (*http, "--concurrency", concurrencies, *within)}, {}))
         for load in LOADS:
@@ -258,8 +263,8 @@ def _beside_peers(section: str, document: dict[str, Any]) -> Iterator[Line]:
     for case, unit, ours, theirs in cases:
         if not peers:
             yield Line(section, case, unit, ours)
-        for name, figure in theirs.items():
-            yield Line(section, f"{case}, beside {name} {versions[name]}", unit, ours, figure)
+        for name, its in theirs.items():
+            yield Line(section, f"{case}, beside {name} {versions[name]}", unit, ours, its)
 
 
 def _by_batch(document: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
@@ -305,7 +310,7 @@ def run(section: Section, peers: dict[str, Path], commit: str) -> dict[str, Any]
         script, *arguments = [_directory(word) if word.startswith(IN) else word for word in words]
         command = [sys.executable, str(HERE / script), *arguments]
         environment = os.environ | ({"PYTHONPATH": str(in_process)} if is_peer else {})
-        last = called(command, environment, LIMIT_S - (time.monotonic() - began))
+        last = called(command, environment, section_limit_s(peers) - (time.monotonic() - began))
         documents[name] = json.loads(last)
     return {
         "section": section.name, "device": device(), "sources": sources(), "commit": commit, "started": started,
@@ -345,7 +350,7 @@ def called(command: list[str], environment: dict[str, str], limit_s: float) -> s
             end(process)
         said.seek(0)
         if late.is_set():
-            raise RuntimeError(f"{script} did not end within the section's {LIMIT_S:g} s")
+            raise RuntimeError(f"{script} did not end within {limit_s:.0f} s, which the section had left")
         if process.returncode != 0 or not lines:
             told = "".join(lines) + said.read()
             raise RuntimeError(f"{script} ended with {process.returncode}:\n{told[-2000:]}")
