@@ -1,4 +1,7 @@
-"""Whole messages over a socketpair: a 4-byte little-endian length, then msgpack. Both ends, either direction."""
+"""A message channel over a socketpair: each frame is a 4-byte little-endian length followed by msgpack.
+
+The same class serves both ends and both directions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _READ_SIZE = 1 << 18
 
 
 class Channel(Generic[Received]):
-    """Any thread may send, one thread receives. ``accepts``: the union of message types that the other end sends."""
+    """One end of the channel. Any thread may send; only one thread may receive.
+
+    ``accepts`` is the union of the message types that the other end sends.
+    """
 
     def __init__(self, end: socket.socket, accepts: Any) -> None:
         self._socket = end
@@ -27,7 +33,7 @@ class Channel(Generic[Received]):
         self._buffer = bytearray()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Blocks while the socket's buffer is full. Raises OSError when the other end is gone."""
+        """Sends one message; blocks while the socket's buffer is full. Raises OSError if the other end has closed."""
         with self._send_lock:
             frame = bytearray(_LENGTH.size)
             self._encoder.encode_into(message, frame, _LENGTH.size)
@@ -35,7 +41,7 @@ class Channel(Generic[Received]):
             self._socket.sendall(frame)
 
     def receive(self) -> Received | None:
-        """The next message, None at end of file. Raises msgspec.ValidationError for what is no known message."""
+        """Returns the next message, or None at end of file. Raises msgspec.ValidationError for an unknown message."""
         buffer = self._buffer
         while True:
             if len(buffer) >= _LENGTH.size:
@@ -53,7 +59,7 @@ class Channel(Generic[Received]):
             buffer += chunk
 
     def close(self) -> None:
-        """Ends both directions; a ``receive`` in another thread returns None."""
+        """Shuts down both directions; a ``receive`` in another thread then returns None."""
         with suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The device that an engine's or an encoder's process computes on."""
+"""Resolves the torch device of an engine process or an encoder process, and measures its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from trtx.errors import UsageError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Raises UsageError when CUDA is asked for and is not there."""
+    """Returns the device for ``auto``, ``cpu`` or ``cuda:<index>``.
+
+    Raises UsageError for any other name, and for CUDA where torch does not find it.
+    """
     if name == "auto":
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
@@ -25,5 +28,5 @@ def resolve_device(name: str) -> torch.device:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """What torch's allocator holds on the device, CUDA's own context not counted; 0 on a CPU."""
+    """Bytes that torch's allocator has reserved on the device, without CUDA's own context; 0 on a CPU."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

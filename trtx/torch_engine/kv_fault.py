@@ -1,8 +1,8 @@
-"""A fault that is asked for: KV that arrives wrong in some handoffs, so that a check of answers can be seen to fail.
+"""Fault injection for tests: corrupt KV in some handoffs, to prove that the answer checks detect it.
 
-For tests alone. ``TRTX_FAULT=swap-block:every=100,layer=0``: in each 100th handoff that a decode engine reads, one
-block of one layer is not the prompt's own but another request's. ``trtx eval parity`` is the one verb that serves with
-it, and says so in every form of its report; every other refuses to start anything while the variable is set.
+``TRTX_FAULT=swap-block:every=100,layer=0``: in every 100th handoff that a decode engine reads, one block of one layer
+holds another request's KV. Only ``trtx eval parity`` serves with this variable set, and every form of its report says
+so. Every other command refuses to start while it is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KvFault:
 
 
 def parse_kv_fault(text: str) -> KvFault:
-    """Of :data:`VARIABLE`. Raises UsageError."""
+    """Parses the value of :data:`VARIABLE`. Raises UsageError for any other form."""
     found = _FORM.fullmatch(text)
     if found is None or int(found[1]) < 1:
         raise UsageError(f"{VARIABLE} is {text[:80]!r}; {_EXPECTED}")

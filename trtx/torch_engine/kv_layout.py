@@ -10,19 +10,19 @@ from trtx.config.torch_groups import block_layers
 
 
 def first_block(window: int | None, num_tokens: int, tokens_per_block: int) -> int:
-    """The first block that a query at position ``num_tokens``, or at any later one, sees through ``window``."""
+    """Index of the first block that a query at position ``num_tokens`` or later reads through ``window``."""
     return 0 if window is None else max(0, num_tokens - window + 1) // tokens_per_block
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that need the same of a sequence's past. A sequence has one list of blocks for each group."""
+    """A KV cache group: layers that attend to the same positions. A sequence has one block list for each group."""
 
     layers: tuple[int, ...]  # ascending, from 0
     num_kv_heads: int
     head_dim: int
-    window: int | None = None  # a query sees so many positions, its own the last of them; None: all before it
-    kind: str = "attention"  # what a block keeps of a token: keys and values of heads
+    window: int | None = None  # sliding window, including the query's own position; None: all positions
+    kind: str = "attention"  # what a block stores for each token: keys and values of attention heads
 
     def __str__(self) -> str:
         reach = "all positions" if self.window is None else f"a window of {self.window}"
@@ -31,7 +31,7 @@ class LayerGroup:
 
 
 def _spans(layers: tuple[int, ...]) -> str:
-    """Evenly spaced layers in short: ``layers 0, 2, … 22``."""
+    """Formats layer indices; evenly spaced ones are abbreviated: ``layers 0, 2, … 22``."""
     step = layers[1] - layers[0] if len(layers) > 1 else 1
     if len(layers) > 3 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
         return f"layers {layers[0]}, {layers[1]}, … {layers[-1]}"
@@ -39,7 +39,10 @@ def _spans(layers: tuple[int, ...]) -> str:
 
 
 def layer_groups(windows: Sequence[int | None], num_kv_heads: int, head_dim: int) -> tuple[LayerGroup, ...]:
-    """Of a model whose layers see through ``windows``, one a layer: as many in a group as blocks hold."""
+    """Returns the KV cache groups of a model. ``windows`` has one entry a layer: the layer's window, or None.
+
+    Layers with the same window share a group, up to the number of layers that one block holds.
+    """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)
@@ -53,20 +56,21 @@ def layer_groups(windows: Sequence[int | None], num_kv_heads: int, head_dim: int
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """What KV blocks look like. Pool: ``[num_blocks, num_kv_heads, block_layers, 2, tokens_per_block, head_dim]``.
+    """Shape of the KV blocks. Pool: ``[num_blocks, num_kv_heads, block_layers, 2, tokens_per_block, head_dim]``.
 
-    A block holds all layers of one group: one contiguous range of ``block_bytes`` bytes. Heads come first in it, so
-    that some heads of all its layers are one range too, and a head's tokens in a layer lie one after the other. Blocks
-    of all groups have one shape, so that any block of the pool serves any group; what a group with fewer layers leaves
-    of it is padding. Raises ValueError for groups that no such blocks hold.
+    A block holds all layers of one KV cache group in one contiguous range of ``block_bytes`` bytes. Heads are the
+    outermost dimension of a block, so a subset of heads over all layers is contiguous too, and the tokens of one head
+    in one layer are adjacent. Blocks of all groups have the same shape, so any block of the pool serves any group; a
+    group with fewer layers than ``block_layers`` leaves padding. Raises ValueError if a layer is in no group or in two,
+    or if groups differ in the shape of their heads.
     """
 
-    groups: tuple[LayerGroup, ...]  # the first is one that sees all positions, where there is one
+    groups: tuple[LayerGroup, ...]  # a group that attends to all positions comes first, if there is one
     tokens_per_block: int
     dtype: str  # torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn"
-    scales: str = ""  # of a float8 pool: digest of what its values are multiplied with, equal for equal checkpoints
-    # Of an engine whose answers are the same to the bit however they are computed: what its bits depend on beside the
-    # checkpoint. KV of another arithmetic would break that. "": the engine promises nothing of the kind.
+    scales: str = ""  # float8 pools: a digest of the dequantization scales; equal checkpoints have equal digests
+    # For a deterministic engine: everything besides the checkpoint that its bits depend on. KV from another arithmetic
+    # would break determinism. "": the engine makes no such promise.
     arithmetic: str = ""
 
     def __post_init__(self) -> None:
@@ -87,18 +91,18 @@ class KvGeometry:
         scales: str = "",
         arithmetic: str = "",
     ) -> KvGeometry:
-        """Of layers that all see all positions: one group."""
+        """Geometry of a model whose layers all attend to all positions: one KV cache group."""
         group = LayerGroup(tuple(range(num_layers)), num_kv_heads, head_dim)
         return cls((group,), tokens_per_block, dtype, scales, arithmetic)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """One a group."""
+        """Window of each KV cache group."""
         return tuple(group.window for group in self.groups)
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer: its group, and its index in a block of that."""
+        """For each layer: the index of its KV cache group, and its index within a block of that group."""
         found = {
             layer: (number, index)
             for number, group in enumerate(self.groups)
@@ -116,7 +120,7 @@ class KvGeometry:
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """``(num_kv_heads, block_layers, 2, tokens_per_block, head_dim)``: a block as it lies in memory."""
+        """Memory layout of one block: ``(num_kv_heads, block_layers, 2, tokens_per_block, head_dim)``."""
         first = self.groups[0]
         return first.num_kv_heads, self.block_layers, 2, self.tokens_per_block, first.head_dim
 

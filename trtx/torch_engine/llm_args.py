@@ -1,4 +1,7 @@
-"""The keyword arguments of ``LLM`` as they cross to the engine: TensorRT-LLM's names, the part that is honoured."""
+"""Resolved keyword arguments of ``LLM``, as the engine's process receives them.
+
+The names are TensorRT-LLM's; only the arguments that this engine honours are here.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ import msgspec
 from trtx.config.torch_limits import DEFAULT_TOKENS_PER_BLOCK, TRANSPORT_OF
 
 DEFAULT_MAX_BATCH_SIZE = 256
-"""TensorRT-LLM's is 2048. The torch engine keeps sampling state and CUDA graphs for every slot, and 256 is where its
-throughput on one GPU flattens."""
+"""TensorRT-LLM's default is 2048.
+
+The torch engine keeps sampling state and CUDA graphs for every slot, and its throughput on one GPU flattens at 256.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
-    """``max_tokens`` and ``free_gpu_memory_fraction`` both bound the pool; the smaller result wins."""
+    """KV pool settings.
+
+    ``max_tokens`` and ``free_gpu_memory_fraction`` both limit the pool; the smaller result applies.
+    """
 
     tokens_per_block: int = DEFAULT_TOKENS_PER_BLOCK
     free_gpu_memory_fraction: float = 0.9
@@ -32,7 +40,7 @@ class CudaGraphConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTransceiverConfig:
-    """``backend`` None: no KV handoff. DEFAULT, UCX and NIXL are all NIXL over UCX here."""
+    """KV handoff settings. ``backend`` None: no handoff. DEFAULT, UCX and NIXL all mean NIXL over UCX here."""
 
     backend: str | None = None
     kv_transfer_timeout_ms: int = 60_000
@@ -45,7 +53,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmArgs:
-    """Resolved. ``model`` is a directory; what is None is for the engine's process to find out."""
+    """Resolved arguments: ``model`` is a directory. The engine's process resolves the fields that are None."""
 
     model: str
     skip_tokenizer_init: bool = False
@@ -64,16 +72,16 @@ class LlmArgs:
     cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
-    deterministic: bool = False  # ours, and no engine config's: see LLM
+    deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
 
     @property
     def transport(self) -> str | None:
-        """Name of the KV transport; None: this engine takes part in no handoff."""
+        """Name of the KV transport, or None if this engine takes part in no handoff."""
         backend = self.cache_transceiver_config.backend
         return TRANSPORT_OF[backend] if backend is not None else None
 
 
-# msgspec 0.22.0 describes a type to itself on first use, without a lock: two threads that meet there crash the process
-# (seen with several LLMs loading at once). An import happens in one thread, so it is the first use. Can go when a
-# release has fixed it and a loop of concurrent first conversions survives.
+# msgspec 0.22.0 builds its description of a type on first use, without a lock: two threads that do so at once crash the
+# process (seen with several LLMs loading at once). An import runs in one thread, so the first use happens here. Remove
+# this once a msgspec release has fixed it and a loop of concurrent first conversions survives.
 msgspec.msgpack.Decoder(LlmArgs)

@@ -1,4 +1,4 @@
-"""What the two ends of the engine's socket say to each other, as msgspec structs. Nothing here does anything."""
+"""Messages between the caller's process and the engine's process, as msgspec structs. No logic here."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 MEDIA_KEY_BYTES = 32
-"""Of a :class:`MediaSpan`'s key."""
+"""Length of a :class:`MediaSpan`'s key in bytes."""
 
 
 class Logprob(NamedTuple):
-    """Log-probability of one token and its rank (1 is the most likely), as TensorRT-LLM's ``Logprob``."""
+    """Log-probability of one token and its rank (1 is the most likely), like TensorRT-LLM's ``Logprob``."""
 
     logprob: float
     rank: int | None = None
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One item of media in a prompt: positions ``[start, start + length)`` hold copies of a placeholder id, and are
-    computed from the ``length`` rows of the embedding under ``key`` in place of the placeholder's own.
+    """Placeholder range of one media item: positions ``[start, start + length)`` of a prompt hold a placeholder id.
 
-    ``key``: ``MEDIA_KEY_BYTES`` of the item's content and of whatever makes an embedding of it. Two items with
-    one key are one to the engine: they share an embedding, and blocks of the prefix cache.
-    ``grid``: rows of merged patches (t, h, w), of models whose positions need it; None for all others.
-    ``time_step``: positions in time from one step of the grid to the next, as far as whole ones are reached; a video's.
-    ``first``, ``rows``: where the span is a part of an embedding, from which of its rows on, and how many that has;
-    0 rows: the span is all of it.
+    The engine replaces the placeholder's token embeddings by ``length`` rows of the media embedding under ``key``.
+
+    ``key``: ``MEDIA_KEY_BYTES`` that identify the item's content and everything that its embedding depends on. Items
+    with equal keys share an embedding and prefix cache blocks. ``grid``: merged patches (t, h, w), for models whose
+    positions depend on it; None for all others. ``time_step``: for videos, time positions between two steps of the
+    grid, before truncation to an integer. ``first``, ``rows``: for a range that uses a part of an embedding, the first
+    row of that part and the row count of the whole embedding. ``rows`` 0: the range uses the whole embedding.
     """
 
     start: int
@@ -43,7 +43,7 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A request's part in a handoff, asked for or answered: what an engine reads of ``DisaggregatedParams``."""
+    """The handoff fields of a request or of its answer: the part of ``DisaggregatedParams`` that the engine reads."""
 
     request_type: Literal["context_only", "generation_only"]
     first_gen_tokens: list[int] | None = None
@@ -51,20 +51,20 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     ctx_request_id: int | None = None
     disagg_request_id: int | None = None
     opaque_state: bytes | None = None
-    media: list[MediaSpan] | None = None  # the prompt's: blocks have the same names on both sides
+    media: list[MediaSpan] | None = None  # the prompt's media, so that both engines compute the same block names
 
 
 # --- to the engine ---
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
-    """The first message, once."""
+    """The first message, sent once."""
 
     args: LlmArgs
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_defaults=True):
-    """One sequence (one choice of a request)."""
+    """Submits one sequence, i.e. one choice of a request."""
 
     sequence_id: int
     prompt_token_ids: list[int]
@@ -72,21 +72,24 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     cache_salt: str | None = None
     priority: float = 0.5
     handoff: Handoff | None = None
-    media: list[MediaSpan] = []  # by start, none overlapping
-    # What KV events say in place of the prompt's ids: a router that knows media by ids of its own finds them by these.
-    # As long as the prompt; None: blocks with media in them, and those after them, are not told of.
+    media: list[MediaSpan] = []  # ordered by start, without overlaps
+    # Token ids that KV events report in place of the prompt's ids, for a router that identifies media by ids of its
+    # own. As long as the prompt. None: events omit blocks that contain media, and all blocks after them.
     routing_token_ids: list[int] | None = None
 
 
 class PutEmbedding(msgspec.Struct, frozen=True, tag="put_embedding", array_like=True):
-    """For prompts that are submitted after it, until it is dropped. Answered with :class:`EmbeddingTaken`."""
+    """Makes a media embedding available to prompts submitted later, until it is dropped.
+
+    The engine answers with :class:`EmbeddingTaken`.
+    """
 
     key: bytes
     tensor: SharedTensor
 
 
 class DropEmbeddings(msgspec.Struct, frozen=True, tag="drop_embeddings", array_like=True):
-    """Sequences submitted before it keep what they need. Unknown keys are none."""
+    """Drops embeddings. Sequences submitted earlier keep the ones that they need. Unknown keys are ignored."""
 
     keys: list[bytes]
 
@@ -117,71 +120,74 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     text: str
-    is_usage: bool = False  # the caller's arguments are at fault, and text is for a person
+    is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person
 
 
 class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What became of the prompt's KV that a sequence was to take from its peer. Nothing but defaults: the own prefix
-    cache had all of it."""
+    """Outcome of the KV read of a generation_only sequence.
+
+    All defaults: the local prefix cache had the whole prompt.
+    """
 
     bytes: int = 0
-    seconds: float = 0.0  # from the beginning of the read to its end; 0: nothing came
-    recomputed_because: str = ""  # why the prompt was computed here in place of it; empty: it was not
+    seconds: float = 0.0  # from the start of the read to its end; 0: no data was read
+    recomputed_because: str = ""  # why the engine computed the prompt locally instead; empty: it did not
 
 
 class Update(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What is new about one sequence after one step."""
+    """What one step changed for one sequence."""
 
     sequence_id: int
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | str | None = None  # a stop token id; the caller's side makes it a stop string
+    stop_reason: int | str | None = None  # a stop token id; the caller's side sets a stop string
     logprobs: list[dict[int, Logprob]] | None = None  # aligned with token_ids
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     reused_blocks: int = 0
     handoff: Handoff | None = None
-    error: str | None = None  # a RequestError's text; the sequence has ended
-    is_failure: bool = False  # the error is not the request's: RequestFailed
-    media_needed: list[bytes] | None = None  # keys for lack of which it failed: MediaNeeded
-    transfer: KvTransfer | None = None  # once, of a sequence that was to read a peer's KV
+    error: str | None = None  # text of a RequestError; the sequence has ended
+    is_failure: bool = False  # the request did not cause the error: RequestFailed
+    media_needed: list[bytes] | None = None  # keys of embeddings that were missing: MediaNeeded
+    transfer: KvTransfer | None = None  # sent once, for a sequence that was to read KV from a peer
 
 
 class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):
-    """The file of a :class:`PutEmbedding` was read and may be removed, whatever came of it."""
+    """The engine is done with the file of a :class:`PutEmbedding`, successfully or not; the sender may remove it."""
 
     key: bytes
-    error: str | None = None  # why it can't be used; the engine goes on, and sequences that need it end
-    is_failure: bool = False  # whoever made the embedding is not at fault
-    # It stayed on an encoder's device, and is not to be had from there: this one any more, or none ever.
+    error: str | None = None  # why the embedding is unusable; the engine goes on, sequences that need it fail
+    is_failure: bool = False  # the sender of the embedding did not cause the error
+    # The embedding stayed on an encoder's device and can't be read there: this embedding is gone, or no embedding on
+    # that device is reachable.
     lost: Literal["", "gone", "unreachable"] = ""
 
 
 class HandoffStats(msgspec.Struct, array_like=True):
-    """Totals since the engine started."""
+    """Handoff totals since the engine started."""
 
     reads: int = 0
     bytes: int = 0
     seconds: float = 0.0  # summed over reads
     failed_reads: int = 0
-    recomputed: int = 0  # requests whose prompt was computed here because the prefill side was gone or late
-    leases: int = 0  # held now
+    recomputed: int = 0  # prompts computed locally because the prefill side was gone or late
+    leases: int = 0  # currently held
     expired_leases: int = 0
-    corrupted: int = 0  # reads that a planted fault made wrong on purpose, of requests that went on with them
+    corrupted: int = 0  # reads corrupted by an injected fault, whose requests went on
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_defaults=True):
-    """Everything that one step changed: one message, whatever the number of sequences."""
+    """All changes of one step in one message, whatever the number of sequences."""
 
     updates: list[Update]
-    stats: dict[str, Any] | None = None  # one row, TensorRT-LLM's keys
+    stats: dict[str, Any] | None = None  # one row with TensorRT-LLM's keys
     kv_events: list[dict[str, Any]] | None = None
-    handoff_stats: HandoffStats | None = None  # when they changed
-    device_memory_bytes: int | None = None  # now and then
+    handoff_stats: HandoffStats | None = None  # only if they changed
+    device_memory_bytes: int | None = None  # sent every few seconds
 
 
 ToEngine = Start | Submit | PutEmbedding | DropEmbeddings | Abort | Shutdown
 FromEngine = Progress | Ready | Fatal | EmbeddingTaken | StepReport
 
-# The first use of these types happens here, in the one thread that imports: see llm_args.
+# The first use of these types happens here, in the importing thread: see llm_args.
 msgspec.msgpack.Decoder(ToEngine)
 msgspec.msgpack.Decoder(FromEngine)

@@ -1,4 +1,4 @@
-"""What the processes of the torch engine do about the process that started them: they end when it does."""
+"""Ties a child process of the torch engine to its parent: the child ends when the parent ends."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Message = TypeVar("Message")
 
 
 def die_with_parent() -> None:
-    """The kernel ends this process with the thread that started it; the socket's end of file is the other net.
+    """Makes the kernel kill this process when the parent's thread that started it ends.
 
-    SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when this ends.
+    End of file on the socket is the second safeguard. The process ignores SIGINT and SIGTERM: a terminal sends them to
+    the whole process group, and the parent decides when this process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,7 +30,10 @@ def die_with_parent() -> None:
 
 
 def read_parent(channel: Channel[Message], take: Callable[[Message], None]) -> None:
-    """For a thread: ``take`` gets what the parent says. Its end of file ends this process at once."""
+    """Calls ``take`` with every message from the parent. Run it in a thread of its own.
+
+    End of file ends this process at once with exit status 0; an exception ends it with 1.
+    """
     try:
         while (message := channel.receive()) is not None:
             take(message)

@@ -1,17 +1,17 @@
-"""``SamplingParams`` resolved once, in the caller's process: the one form in which they cross to the engine."""
+"""Resolved ``SamplingParams``: the caller's process resolves them once and sends them to the engine in this form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_TOKENS = 2**31 - 1  # more than any context and any vocabulary has
-LARGEST_FLOAT = 3.4028234663852886e38  # the largest finite float32, as penalised logits are clamped to
+MOST_TOKENS = 2**31 - 1  # larger than any context or vocabulary
+LARGEST_FLOAT = 3.4028234663852886e38  # the largest finite float32; penalised logits are clamped to it
 SMALLEST_FLOAT = 1.1754943508222875e-38  # the smallest normal float32
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Every None of the request replaced by the value that changes nothing, every number one that a step can use."""
+    """Sampling parameters with all defaults filled in with neutral values, and all numbers clamped to usable ranges."""
 
     is_greedy: bool = True
     temperature: float = 1.0
@@ -21,13 +21,13 @@ class SamplingPlan:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | None = None  # below 2**64; None: one is drawn at admission
-    max_tokens: int = MOST_TOKENS  # the engine clamps it to what is left of the context
+    seed: int | None = None  # below 2**64; None: drawn at admission
+    max_tokens: int = MOST_TOKENS  # the engine clamps it to the rest of the context
     min_tokens: int = 0
-    end_ids: tuple[int, ...] = ()  # the client sees them, as on TensorRT-LLM's pytorch backend
+    end_ids: tuple[int, ...] = ()  # kept in the output, as on TensorRT-LLM's pytorch backend
     stop_ids: tuple[int, ...] = ()
-    keeps_stop_id: bool = False  # the client sees them too
-    logprobs: int | None = None  # how many beside the chosen token; None: not asked for
+    keeps_stop_id: bool = False  # keep a stop token id in the output
+    logprobs: int | None = None  # number of top tokens besides the sampled one; None: no logprobs
     prompt_logprobs: int | None = None
 
     @property
@@ -36,5 +36,5 @@ class SamplingPlan:
 
     @property
     def is_plain(self) -> bool:
-        """The argmax of the model's logits is the answer, unless ids are banned."""
+        """True if the next token is the argmax of the raw logits, apart from banned ids."""
         return self.is_greedy and not self.has_penalties

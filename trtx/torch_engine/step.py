@@ -1,7 +1,7 @@
-"""The seam between policy and tensors: what the scheduler hands to the model runner, and what comes back.
+"""Contract between the scheduler (policy) and the model runner (tensors): what one step computes and returns.
 
-Nothing here imports torch. A step is ``schedule -> ModelRunner.launch(batch) -> LaunchedStep.results() -> commit``. The
-next step may be launched before this one's results are asked for.
+Imports no torch. A step is ``schedule -> ModelRunner.launch(batch) -> LaunchedStep.results() -> commit``. The next step
+may be launched before the caller asks for this step's results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """One item of media as the decoder takes it, where the runner wants it. Policy counts its rows, and no more."""
+    """The embedding of one media item, in the runner's memory. The scheduler uses only its row count."""
 
     rows: int
-    tensor: torch.Tensor  # [rows, hidden], wider where the model's first layers add vectors of their own
+    tensor: torch.Tensor  # [rows, hidden]; wider if the model's first layers add extra vectors
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRows:
-    """Of a share's new tokens, ``[offset, offset + count)`` are rows ``[first, first + count)`` of an embedding."""
+    """Maps a sequence's new tokens ``[offset, offset + count)`` to rows ``[first, first + count)`` of an embedding."""
 
     offset: int
     embedding: Embedding
@@ -40,97 +40,104 @@ class EmbeddingRows:
 
 
 FROM_SLOT = -1
-"""In place of a decode's token: the one that its slot's row sampled last, in a step whose results nobody has asked for
-yet. The device knows it, the host does not."""
+"""In place of a decode's token id: use the token that the previous step sampled in the same slot.
+
+The device has that token already; the host has not asked for the previous step's results yet.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence:
-    """One sequence's share of one step. The runner keeps nothing of it past ``launch`` but its own copies.
+    """One sequence's share of one step. After ``launch`` returns, the runner keeps only its own copies.
 
-    ``slot`` is the row of the runner's persistent per-sequence state: unique among running sequences,
-    ``0 <= slot < max_batch_size``, and stable from admission to finish or preemption. ``is_first`` is
-    true on the first step after the sequence took the slot (the runner then resets that row).
-    ``block_ids`` are the sequence's own lists, one a layer group and all of one length, append-only while it
-    holds the slot: the runner may keep how many of their entries it has copied. Entries before a group's
-    window are nobody's: never to be read. Positions ``[start, start + len(new_token_ids))`` are computed.
+    ``slot`` is the sequence's row in the runner's persistent state: unique among running sequences,
+    ``0 <= slot < max_batch_size``, and stable from admission until the sequence finishes or is preempted. ``is_first``
+    is True in the first step after the sequence took the slot; the runner then resets that row.
+
+    ``block_ids`` are the sequence's own block lists, one for each KV cache group, all of the same length. They only
+    grow while the sequence holds the slot, so the runner may remember how many entries it has copied. Entries before a
+    group's window are stale and must never be read. The step computes positions
+    ``[start, start + len(new_token_ids))``.
     """
 
     slot: int
     is_first: bool
-    new_token_ids: list[int]  # known ones, or FROM_SLOT alone
+    new_token_ids: list[int]  # token ids, or FROM_SLOT alone
     start: int
     block_ids: list[list[int]]
-    samples: bool  # the last new token's logits produce a token (False: a prompt chunk before the last)
+    samples: bool  # sample from the last new token's logits (False: a prompt chunk that is not the last)
     sampling: SamplingPlan
     prompt_token_ids: list[int]  # for penalties and prompt logprobs; do not mutate
-    output_token_ids: list[int]  # tokens generated before this step, as far as the host has them; do not mutate
-    seed: int  # resolved: the request's own, or one drawn at admission
-    banned_ids: tuple[int, ...] = ()  # of the vocabulary, that this step must not sample: min_tokens is not reached
+    output_token_ids: list[int]  # generated tokens that the host knows; do not mutate
+    seed: int  # resolved: the request's own, or drawn at admission
+    banned_ids: tuple[int, ...] = ()  # must not be sampled in this step: min_tokens is not reached
     media: Sequence[MediaSpan] = ()  # of the whole prompt
-    embeddings: tuple[EmbeddingRows, ...] = ()  # what of new_token_ids is media: their ids are placeholders
+    embeddings: tuple[EmbeddingRows, ...] = ()  # media rows that replace placeholder ids in new_token_ids
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Sequences of one step, decodes (one new token that samples, ``start > 0``, no media, and none of a prompt with a
-    video) before prompt chunks."""
+    """The sequences of one step: decodes first, then prompt chunks.
+
+    A decode has one new token, samples, has ``start > 0`` and no media, and its prompt has no video.
+    """
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Sampled:
-    """What one sequence got from one step. ``token_id`` is None for a prompt chunk that does not sample.
+    """Result of one step for one sequence. ``token_id`` is None for a prompt chunk that does not sample.
 
-    With ``error`` set the rest means nothing, and the sequence must end: its numbers are no numbers, say. The runner
-    and every other sequence are unharmed, which is what tells it from an exception.
+    If ``error`` is set, ignore the other fields and end the sequence (e.g. its logits were not finite). Unlike an
+    exception, an error leaves the runner and all other sequences intact.
     """
 
     token_id: int | None
-    logprobs: dict[int, Logprob] | None = None  # chosen token and top-k, as TensorRT-LLM's CompletionOutput
-    # Of the prompt tokens that follow this step's: a prompt computed whole gives one entry fewer than it has tokens,
-    # its chunks' lists joined the same. The first token has none; tokens taken from the prefix cache have none either.
+    logprobs: dict[int, Logprob] | None = None  # sampled token and top-k, like TensorRT-LLM's CompletionOutput
+    # Logprobs of the prompt tokens that follow this step's tokens. The lists of all chunks together have one entry
+    # fewer than the prompt has tokens, because the first token has none. Tokens taken from the prefix cache have none
+    # either.
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
 
 
 class LaunchedStep(Protocol):
-    """A step that the device computes, or has computed."""
+    """A step that the device is computing or has computed."""
 
     def results(self) -> list[Sampled]:
-        """Waits for the step. To be asked once, in the order of launches; aligned with the batch's ``sequences``.
+        """Waits for the step and returns one result for each of the batch's ``sequences``, in their order.
 
-        When it returns, what the step wrote to the pool is visible to whoever reads the pool, a peer too, and the step
-        reads and writes there no more.
+        Call it exactly once for each step, in launch order. When it returns, every reader of the pool (a peer included)
+        sees what the step wrote, and the step no longer accesses the pool.
         """
 
 
 class ModelRunner(Protocol):
-    """Owns weights, KV pool and device. Lives in the engine's own process."""
+    """Owns weights, KV pool and device. Lives in the engine's process."""
 
     geometry: KvGeometry
     num_blocks: int
     pool: torch.Tensor  # [num_blocks, *geometry.block_shape], contiguous
-    max_position: int  # longest sequence the model's positions allow
+    max_position: int  # longest sequence that the model's positions allow
     vocab_size: int
-    needs_grids: bool  # of media: its positions depend on them
-    paced_steps: int | None  # what suits it best: see SchedulerLimits
+    needs_grids: bool  # of media: the model's positions depend on them
+    paced_steps: int | None  # the prefill token budget's setting for this runner: see SchedulerLimits
 
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Begins to write KV for every new token, and to sample where asked; waits for no result.
+        """Starts to write KV for every new token and to sample where requested; does not wait for results.
 
-        Steps run in the order of their launches. At most one launched before may still be without its ``results``.
+        Steps run in launch order. At most one earlier step may still have its ``results`` outstanding.
         """
 
     def load_embedding(self, shared: SharedTensor) -> Embedding:
-        """Copies an embedding to where ``launch`` takes it from. From any thread, beside a ``launch``.
+        """Copies a media embedding into the runner's memory. Safe in any thread, concurrently with ``launch``.
 
-        Raises ValueError, a sentence, for one that is gone or not ``[rows, hidden]`` finite numbers in the model's
-        dtype; EmbeddingGone or EmbeddingUnreachable for one that stayed on an encoder's device and can't be had there.
+        Raises ValueError if the embedding is gone, or is not ``[rows, hidden]`` finite numbers in the model's dtype;
+        EmbeddingGone or EmbeddingUnreachable if it stayed on an encoder's device and can't be read from there.
         """
 
     def device_memory_bytes(self) -> int:
-        """Memory of the device that this process holds, for the launcher's table; 0 on a CPU."""
+        """Bytes of device memory that this process holds, for the launcher's table; 0 on a CPU."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Triton kernels for what lies between the matrix products: norms, rotation with the KV write, the gate."""
+"""Triton kernels between the matmuls: RMSNorm, RoPE with the KV write, SiLU gate."""
 
 # Triton has no type stubs, and its decorator hides the signature.
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
@@ -14,13 +14,13 @@ _FP8_MAX = tl.constexpr(448.0)  # of float8_e4m3fn
 
 @triton.jit
 def to_fp8(values, scale):
-    """``values / scale`` saturated: the product's or the KV cache's float8_e4m3fn."""
+    """Returns ``values / scale``, saturated, in float8_e4m3fn: an operand of a matmul, or a KV cache entry."""
     return tl.clamp(values.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX).to(tl.float8e4nv)
 
 
 @triton.jit
 def store_result(pointers, values, mask, scale):
-    """As they are, or with a ``scale`` (float32 scalar in memory) in float8_e4m3fn."""
+    """Stores ``values`` unchanged, or in float8_e4m3fn if ``scale`` (a float32 scalar in memory) is given."""
     if scale is not None:
         values = to_fp8(values, tl.load(scale))
     tl.store(pointers, values, mask=mask)
@@ -28,7 +28,10 @@ def store_result(pointers, values, mask, scale):
 
 @triton.jit
 def follow(OVERLAPS: tl.constexpr):
-    """Where a launch may begin before the one ahead of it has ended: the next one may, and this one waits here."""
+    """Programmatic dependent launch: lets the next kernel start early, then waits for the previous kernel's results.
+
+    Does nothing unless ``OVERLAPS``.
+    """
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
@@ -39,7 +42,7 @@ def rms_norm_kernel(
     x, residual, weight, out, total_out, out_scale, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """One row a program. With a residual: ``total_out = x + residual``, rounded, is what is normalised."""
+    """One row for each program. With a residual, the kernel normalises ``total_out = x + residual``, rounded."""
     follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
@@ -63,11 +66,12 @@ def rope_and_write_kernel(
     HAS_NORM: tl.constexpr, ROTARY_BY_TOKEN: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """``BLOCK_HEADS`` heads of one token a program: q heads go to ``q_out``, k and v heads to the pool's own strides.
+    """Applies RoPE and writes KV: ``BLOCK_HEADS`` heads of one token for each program.
 
-    ``pool_layer`` is ``pool[:, layer]``; a head of a token is ``HEAD_DIM`` adjacent elements.
-    ``kv_scales``: the layer's two float32 scales of a float8 pool, else None. ``rotary`` has a row a position, or one
-    a token of the pass.
+    Query heads go to ``q_out``; key and value heads go to the pool, addressed by its strides. ``pool_layer`` is
+    ``pool[:, layer]``; a head of a token is ``HEAD_DIM`` adjacent elements. ``kv_scales``: the layer's two float32
+    scales of a float8 pool, else None. ``rotary`` has one row for each position or, with ``ROTARY_BY_TOKEN``, one for
+    each token of the forward.
     """
     follow(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
@@ -119,7 +123,10 @@ def rope_and_write_kernel(
 
 @triton.jit
 def silu_and_mul_kernel(gate_up, out, out_scale, intermediate, BLOCK: tl.constexpr):
-    """``silu(gate) * up``: a block of one row a program; silu in float32, rounded before the product as torch does."""
+    """``silu(gate) * up``: one block of one row for each program.
+
+    SiLU in float32, rounded before the multiplication like torch.
+    """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < intermediate
