@@ -1,10 +1,10 @@
-"""The paged KV pool as numbers: which block is free, held or cached, and what its contents are called. No tensors.
+"""The paged KV pool's bookkeeping: the state, the references and the content name of every block. No tensors.
 
 A block is in exactly one of three states:
 
     free    refs == 0, no name      in the free stack
-    held    refs  > 0               by sequences or leases; with a name once it is full and findable
-    cached  refs == 0, with a name  in LRU order; taken again by a prefix hit, or evicted by ``allocate``
+    held    refs  > 0               by sequences or leases; has a name once it is full and findable
+    cached  refs == 0, has a name   in LRU order; a prefix hit takes it, ``allocate`` may evict it
 
 ``free + held + cached == num_blocks`` after every call.
 """
@@ -20,39 +20,42 @@ from hashlib import blake2b
 from trtx.torch_engine.core.kv_events import KvEventLog
 
 NAME_BYTES = 32
-"""A hit compares names, never tokens, and a client chooses its tokens: no two contents, and no two salts, that anybody
-could find may share a name. 256 bits cost what 64 do: both fill the hash's blocks of 128 bytes alike."""
+"""A prefix hit compares names, never tokens, and clients choose their tokens.
+
+So it must be infeasible to find two contents or two salts with the same name. 256 bits cost as much as 64: both fit in
+the hash's 128-byte blocks.
+"""
 _ROOT = bytes(NAME_BYTES)
 _WITH_MEDIA = b"media"
 
 
 def root_name(cache_salt: str | None) -> bytes:
-    """The parent of a sequence's first block. Sequences with other salts share no block."""
+    """The parent name of a sequence's first block. Sequences with different salts share no block."""
     return _ROOT if cache_salt is None else blake2b(cache_salt.encode(), digest_size=NAME_BYTES).digest()
 
 
 def block_name(parent: bytes, tokens: Sequence[int], media: bytes = b"") -> bytes:
-    """Name of a full block: of its tokens (32-bit ids) and of everything before it, by the preceding block's name.
+    """Name of a full block: a hash of its tokens (32-bit ids) and of the preceding block's name, hence of all before.
 
-    ``media``: what its placeholders stand for (:func:`trtx.torch_engine.core.media.media_identity`). Equal in every
-    process and on every machine of one byte order, so engines that share nothing agree on it.
+    ``media``: identity of the media rows inside the block (:func:`trtx.torch_engine.core.media.media_identity`). Equal
+    contents give equal names in every process and on every machine of the same byte order, so separate engines agree.
     """
     contents = parent + array("i", tokens).tobytes()
     if not media:
         return blake2b(contents, digest_size=NAME_BYTES).digest()
     return blake2b(
         contents + media, digest_size=NAME_BYTES, person=_WITH_MEDIA
-    ).digest()  # no text block's, of any size
+    ).digest()  # differs from the name of any text-only block
 
 
 @dataclass(slots=True)
 class PoolCounters:
-    """Totals since the engine started, as TensorRT-LLM's ``kvCacheStats`` counts them."""
+    """Totals since the engine started, counted like TensorRT-LLM's ``kvCacheStats``."""
 
-    allocated: int = 0  # blocks handed out: new and reused
+    allocated: int = 0  # blocks handed out, new and reused
     allocated_new: int = 0
     reused: int = 0
-    missed: int = 0  # full prompt blocks that were looked up and not found
+    missed: int = 0  # full prompt blocks that were looked up but not found
 
     @property
     def hit_rate(self) -> float:
@@ -61,7 +64,7 @@ class PoolCounters:
 
 
 class BlockPool:
-    """Owns who holds which block. A caller owns one reference for each block that it was given or took."""
+    """Tracks the references to every block. A caller owns one reference for each block that it allocated or took."""
 
     def __init__(
         self, num_blocks: int, tokens_per_block: int, *, enable_reuse: bool = True, events: KvEventLog | None = None
@@ -78,11 +81,11 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._untold: set[bytes] = set()  # names in _block_of that no event has told of
+        self._untold: set[bytes] = set()  # names in _block_of that no event has reported
 
     @property
     def num_available(self) -> int:
-        """Blocks that ``allocate`` can hand out: free ones and cached ones."""
+        """Number of blocks that ``allocate`` can hand out: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -94,7 +97,10 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def match(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest cached prefix. Takes no reference: call ``take`` before anything allocates."""
+        """Returns the blocks of the longest cached prefix.
+
+        Adds no references: call ``take`` before any ``allocate``.
+        """
         matched: list[int] = []
         if self.enable_reuse:
             for name in names:
@@ -105,15 +111,15 @@ class BlockPool:
         return matched
 
     def find(self, name: bytes) -> int | None:
-        """The block of that name, held or cached."""
+        """Returns the block with this name, held or cached, or None."""
         return self._block_of.get(name)
 
     def num_evictable(self, block_ids: Iterable[int]) -> int:
-        """How many of them count in ``num_available`` now and would not after ``take``."""
+        """How many of these blocks count in ``num_available`` now, but not after ``take``."""
         return sum(not self._refs[block_id] for block_id in block_ids)
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Adds a reference to blocks that ``match`` returned."""
+        """Adds a reference to each of the blocks that ``match`` returned."""
         for block_id in block_ids:
             if self._refs[block_id] == 0:
                 del self._cached[block_id]
@@ -122,7 +128,7 @@ class BlockPool:
         self.counters.reused += len(block_ids)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` blocks with undefined contents and one reference each, or None and nothing changed."""
+        """Returns ``count`` blocks with undefined contents and one reference each, or None, which changes nothing."""
         if count > len(self._free) + len(self._cached):
             return None
         if (short := count - len(self._free)) > 0:
@@ -153,9 +159,10 @@ class BlockPool:
         parent: bytes | None,
         block_tokens: Sequence[Sequence[int] | None],
     ) -> None:
-        """Makes held, full, consecutive blocks findable. One whose contents are already known stays unnamed.
+        """Names held, full, consecutive blocks, so that ``match`` finds them.
 
-        ``block_tokens``: as events tell of them. None: of that block they tell nothing, nor of any that follows it.
+        A block whose contents another block already holds stays unnamed. ``block_tokens``: the tokens that KV events
+        report for each block; None omits this block and all its descendants from the events.
         """
         if not self.enable_reuse:
             return
@@ -189,7 +196,7 @@ class BlockPool:
             self._events.removed(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Makes blocks unfindable: nobody shall reuse what is in them. Their holders keep them."""
+        """Removes the names of blocks, so that no later sequence reuses their contents. Current holders keep them."""
         removed: list[bytes] = []
         for block_id in block_ids:
             name = self._names[block_id]
@@ -203,7 +210,10 @@ class BlockPool:
         self._announce_removal(removed)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Gives back one reference each. Later blocks of a sequence become evictable before the ones they follow."""
+        """Drops one reference for each block.
+
+        Later blocks of a sequence become evictable before the blocks that they follow.
+        """
         for block_id in reversed(block_ids):
             refs = self._refs[block_id] - 1
             if refs < 0:
@@ -218,9 +228,9 @@ class BlockPool:
                     self._cached[block_id] = None
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Raises AssertionError, arithmetic spelled out, unless every invariant holds.
+        """Raises AssertionError with the numbers in question unless every invariant holds.
 
-        ``holders``: the block lists of everyone who holds references; with them every count is checked exactly.
+        ``holders``: block lists of all owners of references; if given, every reference count is checked exactly.
         """
         held = sum(refs > 0 for refs in self._refs)
         free, cached = len(self._free), len(self._cached)

@@ -1,4 +1,4 @@
-"""The step loop: what one iteration of the engine does, and what a request may be refused for."""
+"""The step loop: one iteration of the engine, and the checks that refuse a request."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from trtx.torch_engine.step import LaunchedStep, ModelRunner
 logger = logging.getLogger(__name__)
 
 MAX_PROMPT_LOGPROBS = 1 << 22
-"""Entries of one request, all its prompt's tokens together: 0.8 GB in this process, 80 MB on the socket."""
+"""Limit for one request, over all tokens of its prompt: 0.8 GB of memory in this process, 80 MB on the socket."""
 MEMORY_REPORT_S = 2.0
-"""How often a working engine measures what memory it holds: it takes longer than a step's bookkeeping."""
+"""Interval of memory measurements while the engine works: one costs more than a step's bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A step that the runner computes."""
+    """A step in flight: launched on the runner, not committed."""
 
     step: Step
     launched: LaunchedStep
-    began: float  # when it was scheduled, on the clock of Sequence.arrived_s
+    began: float  # when it was scheduled; same clock as Sequence.arrived_s
 
 
 class EngineCore:
-    """Scheduler, pool, runner and transport, moved one step at a time by one thread.
+    """Drives scheduler, pool, runner and transport one step at a time, in a single thread.
 
-    While the device computes a step, the one after it is scheduled and launched, and only then are the first one's
-    results taken in: bookkeeping and reports cost the device no time. A sequence that a token ends is then in one
-    step more, whose result for it is dropped; one that its length ends is not. Tokens are the same as without.
+    With overlap, the core schedules and launches the next step while the device still computes the current one, and
+    commits the current one after that. Bookkeeping and reports then cost no device time. If a sampled token ends a
+    sequence, the sequence is still in the next step, whose result for it is dropped; a sequence that ends by length is
+    not. The tokens are the same as without overlap.
 
-    ``max_seq_len`` tokens (prompt and output) always fit into an empty pool, so every accepted request can run. What
-    goes wrong with one sequence ends that sequence, with an error; what the runner raises is nobody's in particular,
-    leaves the device in an unknown state, and ends the engine.
+    A sequence of ``max_seq_len`` tokens (prompt and output) always fits into an empty pool, so every accepted request
+    can run. An error in one sequence ends only that sequence. An exception from the runner can't be attributed to a
+    sequence and leaves the device in an unknown state, so it ends the engine.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EngineCore:
         kv_transfer_timeout_s: float = 60.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        geometry = runner.geometry  # where all layers need all blocks, a token has one in each group
+        geometry = runner.geometry  # a token takes room in one block of each KV cache group
         size, num_blocks = geometry.tokens_per_block, runner.num_blocks // len(geometry.groups)
         bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": num_blocks * size}
         self.max_seq_len, self._bound_by = min((value, name) for name, value in bounds.items() if value is not None)
@@ -83,9 +84,9 @@ class EngineCore:
             else None
         )
         self._with_stats = enable_iter_perf_stats
-        self._sequences: dict[int, Sequence] = {}  # accepted and not ended for the client
+        self._sequences: dict[int, Sequence] = {}  # accepted, and not ended for the client
         self._updates: list[Update] = []
-        self._stats: dict[str, Any] | None = None  # of the step committed last
+        self._stats: dict[str, Any] | None = None  # of the last committed step
         self._reported_stats: dict[str, Any] | None = None
         self._reported_handoff = HandoffStats()
         self._process = psutil.Process()
@@ -95,13 +96,15 @@ class EngineCore:
         self._is_stalled = False
         self._overlaps = not disable_overlap_scheduler
         self._under_way: _UnderWay | None = None
-        self._committed_at = 0.0  # on the clock of Sequence.arrived_s
+        self._committed_at = 0.0  # same clock as Sequence.arrived_s
 
     # --- the step ---
 
     def step(self) -> StepReport | None:
-        """Schedules and launches a step, commits the one before it (without overlap: the same). Returns what changed,
-        None if nothing did."""
+        """Schedules and launches a step, then commits the previous one (without overlap: the same one).
+
+        Returns what changed, or None if nothing did.
+        """
         if self._handoffs is not None:
             self._handoffs.collect()
             self._end_short(self._handoffs.take_short())
@@ -118,7 +121,7 @@ class EngineCore:
         return self._report(has_computed=self._iteration > done)
 
     def _launch(self) -> _UnderWay | None:
-        """The next step, begun; None if there is nothing to compute."""
+        """Schedules and launches the next step; returns None if there is nothing to compute."""
         began = time.perf_counter()
         step = self.scheduler.schedule()
         for sequence in step.reads:
@@ -131,7 +134,7 @@ class EngineCore:
         return _UnderWay(step, self.runner.launch(step.launch()), began)
 
     def _commit(self, under_way: _UnderWay) -> None:
-        """Waits for a step, and takes its results in."""
+        """Waits for a step in flight and applies its results to its sequences."""
         step, scheduler, updates = under_way.step, self.scheduler, self._updates
         results = under_way.launched.results()
         size = scheduler.pool.tokens_per_block
@@ -175,12 +178,15 @@ class EngineCore:
             )
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
-        """Ends a running sequence, whose request is not at fault. Nobody shall reuse its KV: it may be the cause."""
+        """Ends a running sequence with an error that its request did not cause.
+
+        Its KV blocks become unfindable, since they may be the cause.
+        """
         self.scheduler.groups.forget(sequence)
         self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
 
     def _end_short(self, short: list[tuple[Sequence, Shortage]]) -> None:
-        """Ends sequences that lack embeddings of their media, whatever they hold by now."""
+        """Ends sequences that lack media embeddings, with any blocks that they hold."""
         for sequence, shortage in short:
             missing = list(shortage.missing)
             update = Update(
@@ -202,7 +208,7 @@ class EngineCore:
         opaque_state = None
         if update.finish_reason == "length":
             opaque_state = self._handoffs.lease(sequence)
-        else:  # the first token ended the sequence: there is nothing to decode, so nothing to keep
+        else:  # the first token ended the sequence: nothing to decode, so no lease
             self.scheduler.finish(sequence)
         update.handoff = Handoff(
             "context_only",
@@ -239,19 +245,19 @@ class EngineCore:
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds that the loop may wait for messages before the next step; None: until one comes."""
+        """Seconds that the loop may wait for messages before the next step; None: until a message arrives."""
         if self._updates or self._under_way is not None:
             return 0.0
         waits = self._handoffs.wait_s if self._handoffs is not None else None
         if not self.scheduler.running and not self.scheduler.waiting:
             return waits
-        # Stalled: the blocks that the next step needs are under leases or reads, which end by themselves.
+        # Stalled: the next step needs blocks that leases or reads hold, and those end by themselves.
         return 0.0 if not self._is_stalled else LEASE_POLL_S if waits is None else waits
 
     # --- requests ---
 
     def submit(self, submit: Submit) -> None:
-        """Accepts one sequence. A bad one is answered with an error update, and harms nobody else."""
+        """Accepts one sequence. An invalid one gets an error update and affects no other sequence."""
         try:
             self._accept(submit)
         except Exception as error:
@@ -274,7 +280,7 @@ class EngineCore:
             update = sequence.accept_first_gen_tokens()
             if update.finish_reason is not None:
                 if sequence.wants_read:
-                    update.transfer = KvTransfer()  # its peer's tokens were all that it asked for
+                    update.transfer = KvTransfer()  # the prefill side's tokens were all that it requested
                 self._release_peer(sequence)
                 self._updates.append(update)
                 return
@@ -336,14 +342,17 @@ class EngineCore:
         return None
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
-        """Ends sequences in whatever state they are, with finish reason ``cancelled``. Unknown ids have ended."""
+        """Ends sequences in any state with finish reason ``cancelled``.
+
+        Unknown ids, whose sequences have ended, are ignored.
+        """
         for sequence_id in sequence_ids:
             sequence = self._sequences.get(sequence_id)
             if sequence is None:
                 continue
             update = Update(sequence_id, [], finish_reason="cancelled")
             if sequence.state is State.READING:
-                # The transport still writes to its blocks: collect() frees them when it reports the read.
+                # The transport still writes to its blocks: collect() frees them once it reports the end of the read.
                 del self._sequences[sequence_id]
                 sequence.is_cancelled = True
                 self._updates.append(update)
@@ -357,7 +366,7 @@ class EngineCore:
         is_failure = False
         try:
             problem = self._handoffs.begin_read(sequence)
-        except Exception as error:  # what a peer, or whoever wrote its opaque_state, has thought of
+        except Exception as error:  # opaque_state comes from a peer or a client and may hold anything
             problem, is_failure = _unexpected(sequence.sequence_id, error), True
         if problem is not None:
             self._release_peer(sequence)
@@ -384,7 +393,7 @@ class EngineCore:
     # --- the rest ---
 
     def check(self) -> None:
-        """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests."""
+        """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests only."""
         self.scheduler.check(self._handoffs.leased if self._handoffs is not None else None)
 
     def close(self) -> None:
@@ -394,7 +403,7 @@ class EngineCore:
 
 
 def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
-    """One entry a token, which is among them."""
+    """True if there is one logprobs entry for each token, and each entry contains its token."""
     return len(logprobs) == len(tokens) and all(t in entry for t, entry in zip(tokens, logprobs, strict=True))
 
 

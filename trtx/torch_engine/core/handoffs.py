@@ -1,4 +1,4 @@
-"""The engine's part in KV handoff: blocks leased to readers, and reads of a peer's blocks into its own pool."""
+"""The engine's side of KV handoff: leases on blocks for readers, and reads of a peer's blocks into the local pool."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from trtx.torch_engine.messages import HandoffStats, KvTransfer
 
 READ_POLL_S = 0.0002
 LEASE_POLL_S = 0.01
-"""How often an idle engine looks at its transport, with reads pending and with leases out: ``KvTransport``'s advice."""
+"""Poll interval of an idle engine's transport, with reads pending and with leases out: see ``KvTransport``."""
 
 READ_SPIN_S = 0.002
-"""For so long after a read has begun an idle engine looks all the time: 1,000 tokens of an 8B model arrive in 0.4 ms,
-and a sleep of 0.2 ms takes 0.26."""
+"""How long an idle engine busy-polls after a read has begun. 1,000 tokens of an 8B model arrive in 0.4 ms, and a sleep
+of 0.2 ms takes 0.26 ms.
+"""
 
 
 class Handoffs:
@@ -41,17 +42,17 @@ class Handoffs:
         self._leased: dict[int, tuple[int, ...]] = {}
         self._reads: dict[int, Sequence] = {}
         self._next_lease_id = 0
-        self._begun_s = 0.0  # of the latest read
+        self._begun_s = 0.0  # of the latest read; time.perf_counter
         self._short: list[tuple[Sequence, Shortage]] = []
 
     @property
     def leased(self) -> list[tuple[int, ...]]:
-        """The block lists that leases hold references to."""
+        """Block lists that leases hold references to."""
         return list(self._leased.values())
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds that an idle engine may sleep; None: as long as it likes."""
+        """Seconds that an idle engine may sleep; None: no limit."""
         if self._reads:
             return 0.0 if time.perf_counter() - self._begun_s < READ_SPIN_S else READ_POLL_S
         return LEASE_POLL_S if self._leases else None
@@ -59,9 +60,11 @@ class Handoffs:
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
-        """Ends a sequence, and keeps for a reader what a decode sees of its prompt's blocks: its opaque_state.
+        """Ends a prefilled sequence and leases to a reader the prompt blocks that a decode reads.
 
-        The step that computed the prompt's end is committed, so all of its KV is where a peer finds it: see
+        Returns the opaque_state.
+
+        The step that computed the end of the prompt must be committed, so that a peer sees all of its KV: see
         ``LaunchedStep.results``.
         """
         num_tokens = len(sequence.prompt_token_ids)
@@ -81,7 +84,10 @@ class Handoffs:
     # --- decode side ---
 
     def begin_read(self, sequence: Sequence) -> str | None:
-        """Starts to read what the local prefix cache lacks. Returns why the request must be refused, or None."""
+        """Starts to read the blocks that the local prefix cache lacks.
+
+        Returns why the request must be refused, or None.
+        """
         opaque_state = _opaque_state(sequence)
         num_tokens = len(sequence.prompt_token_ids)
         missing, local = self._scheduler.groups.missing(sequence.block_ids, sequence.num_reused, num_tokens)
@@ -96,13 +102,15 @@ class Handoffs:
         except LayoutMismatch as error:
             return str(error)
         except PeerGone as error:
-            self._recompute(sequence, str(error).partition("; ")[0])  # what is the matter, without what to do
+            self._recompute(sequence, str(error).partition("; ")[0])  # the cause, without the advice
         return None
 
     def refuse(self, sequence: Sequence) -> None:
-        """The sequence has ended, or never began, and will read nothing: its peer may have the blocks back."""
+        """Releases the peer's lease of a sequence that will not read, since it has ended or computes its prompt
+        locally.
+        """
         if sequence.wants_read:
-            with suppress(Exception):  # a state that cannot be read, in whichever way, names no peer to tell
+            with suppress(Exception):  # an unreadable state names no peer to release
                 self._transport.release(_opaque_state(sequence))
 
     def _recompute(self, sequence: Sequence, because: str) -> None:
@@ -116,14 +124,14 @@ class Handoffs:
             self.stats.recomputed += 1
 
     def take_short(self) -> list[tuple[Sequence, Shortage]]:
-        """Sequences whose prompt would have to be computed here, and can't be: to be ended before the next step."""
+        """Returns sequences that must recompute their prompt but lack embeddings; end them before the next step."""
         short, self._short = self._short, []
         return short
 
     # --- both ---
 
     def collect(self) -> None:
-        """Takes in what happened at the transport since the last step."""
+        """Processes what happened since the last step: finished and failed reads, released and expired leases."""
         if not self._reads and not self._leases:
             return
         events = self._transport.poll()
@@ -138,7 +146,7 @@ class Handoffs:
                 self.stats.corrupted += read.is_corrupted
                 sequence.has_read, sequence.transfer = True, KvTransfer(read.num_bytes, read.seconds)
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
-                self._scheduler.groups.give_back(sequence)  # first: what lies before a window was not read
+                self._scheduler.groups.give_back(sequence)  # before register: blocks before a window were not read
                 self._scheduler.groups.register(sequence)
         for failed in events.failed:
             sequence = self._reads.pop(failed.read_id)

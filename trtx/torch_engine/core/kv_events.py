@@ -1,4 +1,4 @@
-"""KV cache events in TensorRT-LLM's shapes: what a KV-aware router learns about this engine's prefix cache."""
+"""KV cache events in TensorRT-LLM's format: they tell a KV-aware router what this engine's prefix cache holds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 DEFAULT_PRIORITY = 35
-"""TensorRT-LLM's default retention priority of a block. This engine evicts by last use alone and reports it as is."""
+"""TensorRT-LLM's default retention priority of a block.
+
+Events report it unchanged; this engine evicts by last use only.
+"""
 
 
 def event_hash(name: bytes) -> int:
-    """A block's hash for a router, unsigned 64 bits of its name: a hint, in which two blocks may meet one day."""
+    """A block's hash for routers: 64 bits of its name, unsigned.
+
+    Routers use it as a hint, so a rare collision does no harm.
+    """
     return int.from_bytes(name[:8], "little")
 
 
 class KvEventLog:
-    """Numbers events from 0 and keeps the latest ``max_size`` until they are taken: a gap in the ids means loss.
+    """Numbers events from 0 and keeps the latest ``max_size`` until ``take``; a gap in the ids means lost events.
 
-    The first event is ``created``, so that a stream that restarts at id 0 tells a reader that the engine restarted.
+    The first event is ``created``. A reader that sees it, or an id that restarts at 0, knows that the engine restarted.
     """
 
     def __init__(self, max_size: int, *, num_blocks: int, window_size: int) -> None:
@@ -28,7 +34,10 @@ class KvEventLog:
         self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, 0]})
 
     def stored(self, parent: bytes | None, blocks: Iterable[tuple[bytes, Sequence[int]]]) -> None:
-        """``blocks``: (name, tokens) of consecutive blocks, the first a child of ``parent`` (None: the root)."""
+        """Records stored blocks.
+
+        ``blocks``: (name, tokens) of consecutive blocks. The first one's parent is ``parent``; None means the root.
+        """
         self._add(
             {
                 "type": "stored",
@@ -50,7 +59,7 @@ class KvEventLog:
         self._add({"type": "removed", "block_hashes": [event_hash(name) for name in names]})
 
     def take(self) -> list[dict[str, Any]]:
-        """Everything since the last call, oldest first."""
+        """Returns and clears all events since the last call, oldest first."""
         taken = list(self._events)
         self._events.clear()
         return taken

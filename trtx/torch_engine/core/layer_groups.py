@@ -1,8 +1,8 @@
-"""What groups of layers mean for a sequence's blocks: which of them each group still needs, and what a prefix is.
+"""KV cache groups and a sequence's blocks: which blocks each group still needs, and what counts as a cached prefix.
 
-Every group has a list of block ids of its own for a sequence, all of one length: entry i is of positions
-``[i * tokens_per_block, (i + 1) * tokens_per_block)``. Of a group with a window the leading entries are given back as
-the sequence goes on, and stay in the list as numbers that mean nothing.
+A sequence has one list of block ids for each group, all of the same length: entry i holds positions
+``[i * tokens_per_block, (i + 1) * tokens_per_block)``. For a group with a window, leading blocks are released as the
+sequence proceeds; their entries stay in the list, but are stale.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.kv_layout import first_block
 
 NOBODYS = 0
-"""In place of a block that a group's window left behind before there was one."""
+"""Filler entry for a position before a group's window, for which no block was allocated."""
 
 
 def group_name(name: bytes, group: int) -> bytes:
-    """What the pool calls the block of ``group`` that holds what ``name`` says. The first group's are the plain ones,
-    which alone are told to routers."""
+    """The pool's name for the block of ``group`` with content ``name``.
+
+    The first group uses ``name`` unchanged; only its blocks are reported to routers.
+    """
     return name + bytes([group]) if group else name
 
 
 class LayerGroups:
-    """The groups of one model over one pool. ``windows``: of each group; see ``KvGeometry.groups``."""
+    """The KV cache groups of one model over one pool. ``windows``: one for each group; see ``KvGeometry.groups``."""
 
     def __init__(self, pool: BlockPool, windows: SequenceOf[int | None] = (None,)) -> None:
         self.count = len(windows)
@@ -34,27 +36,30 @@ class LayerGroups:
         self.have_windows = any(window is not None for window in windows)
 
     def first(self, group: int, num_tokens: int) -> int:
-        """The first block that a query behind ``num_tokens`` tokens, or a later one, sees."""
+        """Index of the first block that a query after ``num_tokens`` tokens, or any later query, reads."""
         return first_block(self._windows[group], num_tokens, self._pool.tokens_per_block)
 
     def match(self, names: SequenceOf[bytes]) -> tuple[int, list[list[int]]]:
-        """How many leading blocks the cache has as far as a query behind them sees, and of each group those blocks.
+        """Returns the length in blocks of the longest usable cached prefix, and the blocks of each group that it needs.
 
-        Takes no reference, as :meth:`BlockPool.match`.
+        A prefix is usable if the cache has all blocks that a query right after it reads. Adds no references, like
+        :meth:`BlockPool.match`.
         """
         if not self.have_windows and self.count == 1:
             matched = self._pool.match(names)
             return len(matched), [matched]
         length = len(names) if self._pool.enable_reuse else 0
         before = -1
-        while length != before:  # what one group lacks shortens what the others need
+        while length != before:  # a block that one group lacks shortens the prefix for all groups
             before = length
             for group in range(self.count):
                 length = self._reach(names, group, length)
         return length, [self._blocks(names, group, length) for group in range(self.count)]
 
     def _reach(self, names: SequenceOf[bytes], group: int, length: int) -> int:
-        """The most leading blocks, at most ``length``, behind which a query finds all that it sees."""
+        """Longest prefix, at most ``length`` blocks, of which the cache has all blocks of ``group`` that a query
+        reads.
+        """
         size, window = self._pool.tokens_per_block, self._windows[group]
         if window is None:
             for index in range(length):
@@ -75,7 +80,11 @@ class LayerGroups:
         return [block_id for block_id in found if block_id is not None]
 
     def lists(self, length: int, matched: list[list[int]], fresh: list[int]) -> list[list[int]]:
-        """Of each group: ``length`` blocks of a prefix, of which it has the last as ``matched``, and its fresh ones."""
+        """Builds the block list of each group for admission.
+
+        The first ``length`` entries are the prefix: the group's ``matched`` blocks at its end, filler before them. The
+        group's share of ``fresh`` follows.
+        """
         share = len(fresh) // self.count
         return [
             [NOBODYS] * (length - len(blocks)) + blocks + fresh[group * share : (group + 1) * share]
@@ -83,15 +92,18 @@ class LayerGroups:
         ]
 
     def exported(self, num_tokens: int) -> list[range]:
-        """Of each group: the blocks that a query behind ``num_tokens`` tokens sees, which are what a handoff sends."""
+        """For each group: the range of blocks that a query after ``num_tokens`` tokens reads. A handoff sends these."""
         count = -(-num_tokens // self._pool.tokens_per_block)
         return [range(self.first(group, num_tokens), count) for group in range(self.count)]
 
     def missing(
         self, block_ids: list[list[int]], num_reused: int, num_tokens: int
     ) -> tuple[SequenceOf[int], list[int]]:
-        """Of a prompt whose first ``num_reused`` blocks are here: which of the exported blocks are not, by their places
-        among those, and where they belong."""
+        """Returns which exported blocks must be read from a peer, and the local blocks that receive them.
+
+        The first ``num_reused`` blocks of each group are already here. The first result holds indices into the exported
+        blocks of all groups, concatenated; the second holds local block ids in the same order.
+        """
         at: list[range] = []
         local: list[int] = []
         begun = 0
@@ -103,7 +115,7 @@ class LayerGroups:
         return at[0] if self.count == 1 else list(chain(*at)), local
 
     def register(self, sequence: Sequence) -> None:
-        """Makes the blocks that ``num_written`` fills, and that the sequence holds, findable."""
+        """Names in the pool the sequence's blocks that ``num_written`` fills, so that other sequences find them."""
         if not self._pool.enable_reuse:
             return
         size = self._pool.tokens_per_block
@@ -124,13 +136,15 @@ class LayerGroups:
             sequence.num_registered = full
 
     def settle_blocks(self, sequence: Sequence) -> None:
-        """``num_written`` has passed a block's end: others find what is full, and what nobody sees more is let go."""
+        """Registers full blocks and releases blocks before a window.
+
+        Call it after ``num_written`` has passed a block's end.
+        """
         self.register(sequence)
         self.give_back(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Lets go of blocks that lie before a group's window: what a step under way computes, or a later one, sees
-        nothing of them."""
+        """Releases blocks before a group's window: no step in flight and no later step reads them."""
         if not self.have_windows:
             return
         for group, (blocks, left) in enumerate(zip(sequence.block_ids, sequence.num_left, strict=True)):
@@ -140,14 +154,16 @@ class LayerGroups:
                 sequence.num_left[group] = first
 
     def forget(self, sequence: Sequence) -> None:
-        """Nobody shall reuse what a sequence has computed, nor what it has given back."""
+        """Makes unfindable all blocks that a sequence holds, and those that it has released."""
         for group, (blocks, left) in enumerate(zip(sequence.block_ids, sequence.num_left, strict=True)):
             given_back = (self._pool.find(group_name(name, group)) for name in sequence.block_names[:left])
             self._pool.forget([*blocks[left:], *(block_id for block_id in given_back if block_id is not None)])
 
     @staticmethod
     def by_age(held: list[list[int]]) -> list[int]:
-        """Lists of blocks that end at one position, as one: what comes first is to be evicted last."""
+        """Merges block lists that end at the same position into one for ``release``: its first blocks are evicted
+        last.
+        """
         if len(held) == 1:
             return held[0]
         columns = zip_longest(*(reversed(blocks) for blocks in held))

@@ -1,7 +1,7 @@
-"""Media in the engine's process: which embeddings are there, what a prompt may say of its spans, what names them.
+"""Media in the engine's process: stored embeddings, validation of placeholder ranges, media in block names.
 
-A sequence holds what its prompt needs from its arrival until that prompt is computed, and again from a preemption on.
-So a key that is dropped is gone for those that come later, and its memory is free once nobody computes with it.
+A sequence holds its prompt's embeddings from arrival until the prompt is computed, and again after a preemption. So a
+dropped key is gone for later sequences only, and its memory is freed once no sequence uses it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
 from trtx.torch_engine.step import Embedding, EmbeddingRows
 
 MAX_ROUTING_ID = 2**32 - 1
-"""A router's ids are unsigned 32-bit numbers."""
+"""Router ids are unsigned 32-bit numbers."""
 MAX_TIME_STEP = 1e6
-"""Positions that one step of a video may take: more than any context has."""
+"""Upper limit of the positions that one time step of a video takes: larger than any context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why the rest of a prompt can't be computed. ``missing``: keys of which nothing came, or that were dropped.
-    ``is_failure``: the request is not at fault."""
+    """Why the rest of a prompt can't be computed for lack of a usable embedding.
+
+    ``missing``: keys that were never put, or were dropped. ``is_failure``: the request did not cause it.
+    """
 
     text: str
     missing: tuple[bytes, ...] = ()
@@ -32,19 +34,22 @@ class Shortage:
 
 
 class MediaStore:
-    """Key to embedding, as the caller's side says: it decides what is kept, and how much."""
+    """Maps keys to embeddings. The caller's side decides what is stored, and how much."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Embedding | Exception] = {}
 
     def put(self, key: bytes, embedding: Embedding | Exception) -> None:
-        """``embedding``: what ends those that need it, a ValueError for one that the model can't use, anything else for
-        one that the engine could not take. What is there stays: equal keys are equal contents."""
+        """Stores an embedding, or the exception that fails the requests that need it.
+
+        A ValueError means that the model can't use the embedding; any other exception means that the engine could not
+        read it. A stored embedding is never replaced, since equal keys mean equal contents.
+        """
         if not isinstance(self._known.get(key), Embedding):
             self._known[key] = embedding
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Unknown keys are none."""
+        """Removes embeddings. Unknown keys are ignored."""
         for key in keys:
             self._known.pop(key, None)
 
@@ -52,7 +57,7 @@ class MediaStore:
         return len(self._known)
 
     def hold(self, spans: Sequence[MediaSpan], held: list[Embedding | None]) -> list[Embedding | None]:
-        """``held``, one a span, with what has come meanwhile."""
+        """Returns ``held`` (one entry for each range) with missing embeddings filled in as far as they are stored."""
         found: list[Embedding | None] = []
         for span, one in zip(spans, held, strict=True):
             known = self._known.get(span.key) if one is None else one
@@ -62,7 +67,7 @@ class MediaStore:
     def shortage(
         self, spans: Sequence[MediaSpan], held: Sequence[Embedding | None], num_computed: int
     ) -> Shortage | None:
-        """What keeps a prompt from being computed from ``num_computed`` on; None: nothing."""
+        """Returns why a prompt can't be computed from position ``num_computed`` on, or None if it can."""
         missing: list[bytes] = []
         for span, embedding in zip(spans, held, strict=True):
             if span.start + span.length <= num_computed:
@@ -91,7 +96,7 @@ class MediaStore:
 def media_problem(
     spans: Sequence[MediaSpan], routing_token_ids: Sequence[int] | None, length: int, *, needs_grids: bool
 ) -> str | None:
-    """What is wrong with what a prompt of ``length`` tokens says of its media; None: nothing."""
+    """Returns what is wrong with the media ranges or routing ids of a prompt of ``length`` tokens, or None."""
     if routing_token_ids is not None:
         if len(routing_token_ids) != length:
             return (
@@ -127,14 +132,17 @@ def media_problem(
 
 
 def _first_after(spans: Sequence[MediaSpan], position: int) -> int:
-    """Index of the first span that ends after ``position``."""
+    """Index of the first placeholder range that ends after ``position``."""
     return bisect_right(spans, position, key=lambda span: span.start + span.length)
 
 
 def rows_between(
     spans: Sequence[MediaSpan], embeddings: Sequence[Embedding | None], start: int, end: int
 ) -> tuple[EmbeddingRows, ...]:
-    """What positions ``[start, end)`` take in place of their tokens' embeddings; offsets count from ``start``."""
+    """Embedding rows that replace the token embeddings in positions ``[start, end)``.
+
+    Offsets are relative to ``start``.
+    """
     found: list[EmbeddingRows] = []
     for index in range(_first_after(spans, start), len(spans)):
         span, embedding = spans[index], embeddings[index]
@@ -147,8 +155,10 @@ def rows_between(
 
 
 def media_identity(spans: Sequence[MediaSpan], start: int, end: int) -> bytes:
-    """What positions ``[start, end)`` are beside their tokens: where in them which rows of which media lie. b"": no
-    media is there."""
+    """Cache-key bytes for the media rows inside positions ``[start, end)``; b"" if there are none.
+
+    They hold each range's offset, its rows, its grid, its time step and its key.
+    """
     found = bytearray()
     for index in range(_first_after(spans, start), len(spans)):
         span = spans[index]

@@ -1,8 +1,8 @@
-"""The engine's own process: ``python -m trtx.torch_engine.core.process <fd>``, started by ``EngineClient``.
+"""The engine's process: ``python -m trtx.torch_engine.core.process <fd>``, started by ``EngineClient``.
 
-It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket: its
-end of file means that the parent is gone, and ends this process at once, even in the middle of a step. A third one
-sends the loop's reports.
+It owns runner, pool and transport, and runs the step loop in its main thread. A second thread reads the socket; end of
+file means that the parent is gone and ends this process at once, even in the middle of a step. A third thread sends the
+loop's reports.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """In place of a PutEmbedding: its embedding where the runner wants it, or why there is none."""
+    """Result of a PutEmbedding: the embedding in the runner's memory, or the exception that prevented it."""
 
     key: bytes
     embedding: Embedding | Exception
@@ -68,7 +68,7 @@ class Loaded(NamedTuple):
 
 
 Inbox = SimpleQueue[ToEngine | Loaded | Exception]
-"""What came, in order. An exception: of the thread that sends reports."""
+"""Messages in order of arrival. An exception comes from the thread that sends reports."""
 
 
 def main() -> None:
@@ -103,15 +103,16 @@ def main() -> None:
 
 
 def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:
-    """Embeddings are copied here: the step loop waits for no file, and they are there before what is submitted next.
+    """Handles a message in the socket thread; loads embeddings right here.
 
-    Nothing is sent from here: a parent that writes while nobody reads what it wrote before could wait for ever.
+    The step loop then never waits for a file, and an embedding is loaded before any request submitted after it. This
+    thread sends nothing: if the parent blocks in a write while nothing reads the socket, both sides would wait forever.
     """
     inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
 
 
 def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
-    """Whatever is wrong with an embedding ends those sequences that need it, and nothing else."""
+    """Loads an embedding. Any error is stored and fails only the sequences that need the embedding."""
     try:
         return Loaded(message.key, runner.load_embedding(message.tensor))
     except (ValueError, EmbeddingGone, EmbeddingUnreachable) as error:
@@ -131,7 +132,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         from trtx.torch_engine.handoff.fault import FaultyTransport
 
         channel.send(Progress("registering the KV pool for handoff"))
-        # Every process of a topology carries its name: see trtx.topology.plan.
+        # Every process of a topology gets its name in the environment: see trtx.topology.plan.
         transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
         if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
             transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
@@ -167,7 +168,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
 
 
 def runner_args(args: LlmArgs) -> RunnerArgs:
-    """What the runner is asked for. Raises UsageError for a value that no runner can have."""
+    """Translates ``LlmArgs`` into the runner's arguments. Raises UsageError for a value that no runner supports."""
     from trtx.torch_engine.runner import RunnerArgs
 
     kv, graphs = args.kv_cache_config, args.cuda_graph_config
@@ -194,7 +195,7 @@ def _create_runner(args: LlmArgs) -> ModelRunner:
 
 
 def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
-    """Steps while there is work, sleeps on the inbox while there is none. Returns on ``Shutdown``."""
+    """Steps while there is work, and sleeps on the inbox while there is none. Returns on ``Shutdown``."""
     while True:
         wait_s = core.wait_s
         try:

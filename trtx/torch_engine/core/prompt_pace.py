@@ -1,11 +1,12 @@
-"""How many prompt tokens a step computes beside its decodes, so that prompts keep pace and come evenly.
+"""The prefill token budget: how many prompt tokens a step computes besides its decodes.
 
-Clients that wait for an answer before they ask again come in waves, as all that begin together end together. A wave
-computed at once makes those that decode wait, and then decodes fill no pass: a prompt's tokens beside decodes cost less
-than alone, as the weights are read anyway. What evens waves out is a share a step that is what comes in the long run: a
-decode's step is one of its request's ``outputs``, so it brings ``prompt / outputs`` of a prompt's tokens with it.
+Clients that wait for a response before they send the next request arrive in waves, because requests that start together
+end together. A wave whose prompts are computed all at once stalls the running decodes, and leaves later steps with
+decodes only. That is inefficient: prompt tokens cost less in a step with decodes than alone, since the step reads the
+weights anyway. To smooth the waves, each step computes as many prompt tokens as arrive on average: a decode produces
+one of its request's ``outputs`` tokens, so it accounts for ``prompt / outputs`` prompt tokens.
 
-No share is more than what fills the widest pass that has a graph: a wave computed in wider ones stays a wave.
+The budget never exceeds the widest forward that has a CUDA graph: a wave computed in wider ones stays a wave.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from dataclasses import dataclass
 from trtx.config.torch_passes import WIDEST
 
 TILE_TOKENS = 128
-"""Rows of the large tiles that products are made of: a pass of whole ones wastes nothing."""
+"""Rows of the large matmul tiles: a forward of whole tiles wastes no work."""
 _LEAST_SHARE = 128
-_ALONE = 1024  # of a step without decodes: enough for products at full speed, and those done first decode meanwhile
-_LONE_TOKENS = 1.5  # a request, on average: a prefill worker answers a canary now and then
-_SLACK = 1.1  # more than what comes on average, so that what has gathered is worked off
-_KEPT = 0.98  # of what is known when one more request has ended: the last 50 count
+_ALONE = 1024  # for a step without decodes: enough for matmuls at full speed, and finished prompts start to decode
+_LONE_TOKENS = 1.5  # outputs a request, on average: prefill workers also answer an occasional canary
+_SLACK = 1.1  # budget above the average arrival rate, so that a backlog shrinks
+_KEPT = 0.98  # decay of the averages with each ended request: about the last 50 count
 
 
 @dataclass(slots=True)
 class PromptPace:
-    """``steps``: of what is there, a step takes at least one part in so many, whatever came before."""
+    """Computes the budget from the averages of ended requests.
+
+    ``steps``: each step takes at least 1/``steps`` of the uncomputed prompt tokens, independently of the averages.
+    """
 
     steps: int
     _requests: float = 0.0
@@ -33,18 +37,20 @@ class PromptPace:
     _outputs: float = 0.0
 
     def ended(self, prompt_tokens: int, outputs: int) -> None:
-        """A request has: it made the engine compute so many tokens of its prompt, and generated ``outputs``."""
+        """Updates the averages with an ended request: its prompt tokens that the engine computed, and its output
+        tokens.
+        """
         self._requests = self._requests * _KEPT + 1
         self._prompt_tokens = self._prompt_tokens * _KEPT + prompt_tokens
         self._outputs = self._outputs * _KEPT + outputs
 
     def share(self, num_decodes: int, there: int) -> int:
-        """Prompt tokens of a step with so many decodes, where ``there`` are left of prompts that could be computed.
+        """Returns a step's prompt token budget. ``there``: prompt tokens left to compute.
 
-        With the decodes they make whole tiles.
+        Together with the decodes, the budget fills whole matmul tiles.
         """
         if not num_decodes:
-            # Where requests end with their first token, as on prefill workers, nobody decodes meanwhile.
+            # Where requests end with their first token, as on prefill workers, no sequence decodes meanwhile.
             return there if 0 < self._outputs < _LONE_TOKENS * self._requests else _ALONE
         wanted = -(-there // self.steps)
         if self._outputs:

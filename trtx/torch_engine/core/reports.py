@@ -1,4 +1,4 @@
-"""The thread that sends what the step loop says: a caller that reads slowly does not hold up the device."""
+"""The thread that sends the step loop's reports, so that a slow reader does not stall the device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from queue import Queue
 from typing import Any
 
 MOST_WAITING = 256
-"""Reports, of a step each: seconds of work. Beyond them the loop waits, since what nobody reads may not pile up."""
+"""Limit of queued reports, one for each step: seconds of work.
+
+Beyond it the loop waits, so that unread reports can't pile up.
+"""
 
 
 class ReportSender:
-    """Sends messages in order from a thread of its own.
+    """Sends messages in order, from its own thread.
 
-    An OSError of ``send`` ends the sending: nobody is left to tell, and whoever watches the channel ends the process.
-    What else it raises, the next ``put`` raises.
+    An OSError from ``send`` stops the sending: the other end is gone, and the thread that reads the channel ends the
+    process. The next ``put`` raises any other exception from ``send``.
     """
 
     def __init__(
@@ -24,7 +27,9 @@ class ReportSender:
         on_error: Callable[[Exception], None] = lambda error: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        """``on_error``: called in the thread, once, with what ``send`` raised, for a loop that sleeps meanwhile."""
+        """``on_error`` is called once, in the sending thread, with the exception of ``send``; it wakes a sleeping
+        loop.
+        """
         self._send = send
         self._on_error = on_error
         self._waiting: Queue[Any] = Queue(most_waiting)
@@ -33,13 +38,13 @@ class ReportSender:
         self._thread.start()
 
     def put(self, message: Any) -> None:
-        """Returns at once while fewer than ``most_waiting`` messages wait, else when the thread has taken one."""
+        """Queues a message. Blocks while ``most_waiting`` messages are queued."""
         if self._error is not None:
             raise self._error
         self._waiting.put(message)
 
     def close(self) -> None:
-        """Returns when all that was put is sent, or can't be."""
+        """Returns once all queued messages are sent, or can't be sent."""
         self._waiting.put(None)
         self._thread.join()
 

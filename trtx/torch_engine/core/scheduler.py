@@ -1,12 +1,12 @@
-"""Which sequences run in the next step, on which blocks. Policy only: no tensors, no clock, no socket.
+"""Chooses which sequences run in the next step, and on which blocks. Policy only: no tensors, no clock, no socket.
 
-Order of a step's token budget: every running sequence with one token left decodes; then prompts in progress take
-chunks, oldest first; then waiting sequences are admitted, each with all blocks of its known tokens, so that only
-decoding ever asks for more. When a decode finds no block, the sequence admitted last is preempted: it gives
-everything back, waits at its old place, and computes its past again.
+A step's token budget goes first to decodes: every running sequence with one token left to compute. Then prompts in
+progress take chunks, in the order of their admission. Then waiting sequences are admitted, each with all blocks for its
+known tokens, so that only decoding ever needs more blocks. If a decode finds no free block, the sequence admitted last
+is preempted: it releases everything, waits at its old place in the queue, and recomputes its past.
 
-A step may be scheduled while the one before is under way. What ends in between keeps its slot and blocks until no step
-is left that uses them: nobody else, and no copy from a peer, may write where a step still does.
+A step may be scheduled while the previous one is in flight. A sequence that ends in between keeps its slot and blocks
+until no step in flight uses them, because no other sequence and no read from a peer may write where a step still does.
 """
 
 from __future__ import annotations
@@ -22,42 +22,51 @@ from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.step import Batch
 
 WATERMARK = 0.01
-"""Share of the pool that admission leaves for running sequences to grow into; vLLM's figure. Without it a full pool
-admits a prompt that the next decode preempts at once."""
+"""Share of the pool that admission keeps free, so that running sequences can grow; vLLM uses the same value.
+
+Without it, a full pool admits a prompt that the next decode preempts at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """``max_batch_size`` sequences hold a slot at a time; a step computes at most ``max_num_tokens`` tokens."""
+    """At most ``max_batch_size`` sequences hold a slot; a step computes at most ``max_num_tokens`` tokens."""
 
     max_batch_size: int
     max_num_tokens: int
     enable_chunked_prefill: bool = True
     by_priority: bool = False  # waiting_queue_policy: priority
-    # Of prompts, in a step that has decodes too: what a stream of long prompts may add to the time between tokens.
-    # None: all that the budget leaves. Without chunked prefill the prompt that reaches a cap is still computed whole.
+    # Cap on the prompt tokens of a step that also has decodes: it bounds what a stream of long prompts adds to the
+    # inter-token latency. None: prompts get the whole remaining budget. Without chunked prefill, the prompt that
+    # reaches a cap is still computed whole.
     max_prompt_tokens_beside_decodes: int | None = None
-    # Instead of a figure: as many as keep pace with what comes, and with what is there in about so many steps
-    # (:class:`PromptPace`). None: no such thing.
+    # A dynamic cap instead of a fixed one: it follows the arrival rate and works off waiting prompts in about this many
+    # steps (:class:`PromptPace`). None: no dynamic cap.
     paced_steps: int | None = None
 
 
 @dataclass(slots=True)
 class Step:
-    """One step's work, each sequence at most once. ``decodes`` compute one token and sample; they go first."""
+    """One step's work; each sequence appears at most once.
+
+    ``decodes`` compute one token and sample; they come first.
+    """
 
     decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # of a prompt, or of a past: how many tokens
-    reads: list[Sequence] = field(default_factory=list)  # admitted, and their KV is to be read from a peer
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, token count)
+    reads: list[Sequence] = field(default_factory=list)  # admitted, and a peer has their KV
     admitted: list[Sequence] = field(default_factory=list)
-    num_generating: int = 0  # leading decodes; the others are prompts of which the cache had all but the last token
+    num_generating: int = 0  # leading decodes that generate; the rest are prompts with all but the last token cached
     num_context_tokens: int = 0
-    sequences: list[Sequence] = field(default_factory=list)  # decodes, then those of chunks
-    ends: list[int] = field(default_factory=list)  # of each: how much of it is written once the step is done
-    short: list[tuple[Sequence, Shortage]] = field(default_factory=list)  # taken out of waiting: they can't be computed
+    sequences: list[Sequence] = field(default_factory=list)  # decodes, then the sequences of chunks
+    ends: list[int] = field(default_factory=list)  # for each sequence: positions written after the step
+    short: list[tuple[Sequence, Shortage]] = field(default_factory=list)  # not computable: removed from waiting
 
     def launch(self) -> Batch:
-        """Counts the step as under way. The runner's view, aligned with ``sequences``, valid until the next launch."""
+        """Marks the step as in flight.
+
+        Returns the runner's view, aligned with ``sequences`` and valid until the next launch.
+        """
         shares = [sequence.launch(1) for sequence in self.decodes]
         shares += [sequence.launch(count) for sequence, count in self.chunks]
         self.ends = [sequence.num_computed for sequence in self.sequences]
@@ -65,20 +74,23 @@ class Step:
 
 
 class Scheduler:
-    """Owns the queues and the slots, and asks the pool for blocks. ``slots free + held == max_batch_size`` always."""
+    """Owns queues and slots, and allocates blocks from the pool.
+
+    ``slots free + held == max_batch_size`` at all times.
+    """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits, groups: LayerGroups | None = None) -> None:
-        """``groups``: None is one that sees all positions."""
+        """``groups`` None: a single KV cache group that attends to all positions."""
         self.pool = pool
         self.groups = groups or LayerGroups(pool)
         self.media = MediaStore()
         self.limits = limits
-        # With more slots than budget, prompts could starve behind decodes.
+        # With more slots than token budget, decodes could starve the prompts.
         self.max_batch_size = min(limits.max_batch_size, limits.max_num_tokens)
-        self.waiting: list[Sequence] = []  # in the order of admission
-        self.running: list[Sequence] = []  # in the order in which they were admitted
+        self.waiting: list[Sequence] = []  # in admission order
+        self.running: list[Sequence] = []  # in the order of their admission
         self.reading: list[Sequence] = []
-        self.leaving: list[Sequence] = []  # ended, with a step under way that has them in it
+        self.leaving: list[Sequence] = []  # ended, but part of a step in flight
         self._free_slots = list(range(self.max_batch_size - 1, -1, -1))
         self._pace = PromptPace(limits.paced_steps) if limits.paced_steps is not None else None
         self._watermark = int(pool.num_blocks * WATERMARK)
@@ -97,7 +109,10 @@ class Scheduler:
 
     @property
     def must_preempt(self) -> bool:
-        """The next ``schedule`` may preempt, or make a decode wait. No step may be under way then."""
+        """True if the next ``schedule`` may preempt, or make a decode wait.
+
+        Call it then only with no step in flight.
+        """
         available = self.pool.num_available // self.groups.count
         if available >= len(self.running):
             return False
@@ -105,11 +120,11 @@ class Scheduler:
         return sum(s.num_computed == s.room for s in decodes) > available
 
     def schedule(self) -> Step:
-        """Picks the next step's work and takes the blocks for it. Never raises, never waits; may pick nothing."""
+        """Selects the next step's work and allocates its blocks. Never raises or waits; the step may be empty."""
         step = Step()
         decodes = step.decodes
         prompts: list[Sequence] = []
-        for sequence in self.running:  # which preemption shortens from its end
+        for sequence in self.running:  # preemption shortens the list from its end
             computed, known = sequence.num_computed, sequence.num_tokens
             if known >= sequence.most_tokens:
                 continue  # its last token is being sampled
@@ -135,10 +150,13 @@ class Scheduler:
         return step
 
     def _prompt_share(self, num_decodes: int, prompts: list[Sequence], budget: int) -> int:
-        """Of ``budget``, the prompt tokens for a step with so many decodes; ``prompts``: those in progress."""
+        """Returns how much of ``budget`` goes to prompt tokens in a step with ``num_decodes`` decodes.
+
+        ``prompts``: sequences whose prompts are in progress.
+        """
         limits, share = self.limits, budget
         waiting = self.waiting[: len(self._free_slots)]
-        if self._pace is not None and num_decodes + len(prompts) + len(waiting) > 1:  # else nobody gains by it
+        if self._pace is not None and num_decodes + len(prompts) + len(waiting) > 1:  # a single sequence needs no cap
             there = sum(sequence.num_uncomputed for sequence in (*prompts, *waiting))
             share = min(share, self._pace.share(num_decodes, there))
         if not num_decodes:
@@ -149,7 +167,7 @@ class Scheduler:
 
     @staticmethod
     def _compute(sequence: Sequence, budget: int, step: Step) -> int:
-        """Adds as many of the sequence's uncomputed tokens as ``budget`` allows. Returns how many."""
+        """Adds as many of the sequence's uncomputed tokens as ``budget`` allows. Returns their number."""
         count = min(sequence.num_uncomputed, budget)
         if sequence.is_decode:
             step.decodes.append(sequence)
@@ -159,12 +177,15 @@ class Scheduler:
         return count
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Gives a decode its next block, one a group, at the cost of sequences admitted later, in the end of itself."""
+        """Allocates a decode's next block in each KV cache group; preempts later sequences, finally itself, if needed.
+
+        Returns False if the sequence can't run in this step.
+        """
         while (fresh := self.pool.allocate(self.groups.count)) is None:
             victim = self.running[-1]
             if victim is sequence and self.num_active == 1:
-                # All other blocks are under leases. It keeps its own and waits for a lease to end: preempted, it would
-                # need as many again.
+                # Leases hold all other blocks. The sequence keeps its own blocks and waits for a lease to end: after a
+                # preemption it would need as many blocks again.
                 return False
             self._preempt_latest()
             if victim is sequence:
@@ -183,8 +204,11 @@ class Scheduler:
         self.add(sequence)
 
     def _admit(self, budget: int, step: Step) -> Sequence | None:
-        """Moves the first waiting sequence to RUNNING, to READING with an entry in ``step.reads``, or, where it can't
-        be computed, to FINISHED with an entry in ``step.short``. None: it waits, or none does."""
+        """Admits the first waiting sequence: to RUNNING, or to READING with an entry in ``step.reads``.
+
+        A sequence that lacks media embeddings goes to FINISHED with an entry in ``step.short``. Returns the sequence,
+        or None if it has to wait or the queue is empty.
+        """
         if not self.waiting or not self._free_slots:
             return None
         sequence, pool = self.waiting[0], self.pool
@@ -227,8 +251,9 @@ class Scheduler:
         return sequence
 
     def _cached(self, sequence: Sequence) -> tuple[int, int, list[list[int]]]:
-        """How many leading blocks could be reused, how many the prefix cache has, and of each group those needed."""
-        # At least one token must be computed to sample from; after a read that is the prefill side's first token.
+        """Returns the number of reusable leading blocks, the number found in the cache, and each group's blocks."""
+        # At least one token must be computed, to sample from. After a read, that token is the prefill side's first
+        # token.
         length = len(sequence.prompt_token_ids) if sequence.wants_read else sequence.num_tokens - 1
         reusable = 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
         names = sequence.names(reusable, self.pool.tokens_per_block) if self.pool.enable_reuse else []
@@ -239,7 +264,7 @@ class Scheduler:
         return sequence.sampling.prompt_logprobs is not None and not sequence.output_token_ids
 
     def end_read(self, sequence: Sequence, num_computed: int) -> None:
-        """READING -> RUNNING with ``num_computed`` tokens in place: all on success, the reused ones if not."""
+        """READING -> RUNNING with ``num_computed`` tokens in place: the prompt on success, else the reused prefix."""
         self.reading.remove(sequence)
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.num_written = sequence.num_found = num_computed
@@ -247,25 +272,26 @@ class Scheduler:
         self.running.append(sequence)
 
     def hold_media(self, sequence: Sequence) -> None:
-        """Keeps for a sequence what there is of its embeddings."""
+        """Makes a sequence hold those of its media embeddings that are stored."""
         held = sequence.embeddings or [None] * len(sequence.media)
         sequence.embeddings = self.media.hold(sequence.media, held)
 
     def media_shortage(self, sequence: Sequence, num_computed: int) -> Shortage | None:
-        """Why a sequence with media can't be computed from there on; None: it can."""
+        """Returns why a sequence with media can't be computed from ``num_computed`` on, or None if it can."""
         self.hold_media(sequence)
         shortage = self.media.shortage(sequence.media, sequence.embeddings, num_computed)
         sequence.skip_media(num_computed)
         return shortage
 
     def finish(self, sequence: Sequence, *, keep_tokens: int = 0) -> list[int]:
-        """Ends a sequence in any state. What a query behind its first ``keep_tokens`` tokens, all written, sees of them
-        stays referenced: those blocks are returned, group by group.
+        """Ends a sequence in any state. Releases its blocks, except those kept for a handoff.
 
-        One that a step under way has in it leaves when that step is settled; it can keep nothing.
+        With ``keep_tokens``, the blocks that a query after the first ``keep_tokens`` tokens (all written) reads stay
+        referenced; they are returned, group by group. A sequence that is part of a step in flight leaves when that step
+        is settled; it can keep no blocks.
         """
         if self._pace is not None and sequence.output_token_ids:
-            computed = len(sequence.prompt_token_ids) - sequence.num_found  # found after preemption: of its answer too
+            computed = len(sequence.prompt_token_ids) - sequence.num_found  # may include output after a preemption
             self._pace.ended(max(0, computed), len(sequence.output_token_ids))
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
@@ -282,7 +308,10 @@ class Scheduler:
         return self._let_go(sequence, keep_tokens)
 
     def settle(self, sequence: Sequence) -> bool:
-        """A step that had it in it is done. Whether the sequence goes on: what an ended one got is nobody's."""
+        """Counts a step with this sequence as done.
+
+        Returns False if the sequence has ended, and its result must be dropped.
+        """
         sequence.num_steps -= 1
         if sequence.state is not State.FINISHED:
             return True
@@ -309,7 +338,7 @@ class Scheduler:
         return kept
 
     def check(self, leased: list[tuple[int, ...]] | None = None) -> None:
-        """Raises AssertionError unless pool, queues and slots agree. ``leased``: block lists held by leases."""
+        """Raises AssertionError unless pool, queues and slots agree. ``leased``: block lists that leases hold."""
         holding = (*self.running, *self.reading, *self.leaving)
         holders: list[list[int]] = [blocks for s in holding for blocks in s.held_blocks]
         holders += [list(blocks) for blocks in leased or ()]

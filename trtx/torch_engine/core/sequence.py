@@ -1,4 +1,4 @@
-"""One sequence inside the engine: what was asked, how far it got, what it holds."""
+"""One sequence inside the engine: its request, its progress, and the slot and blocks that it holds."""
 
 from __future__ import annotations
 
@@ -15,68 +15,71 @@ from trtx.torch_engine.step import FROM_SLOT, Embedding, Sampled, ScheduledSeque
 
 
 class State(Enum):
-    """WAITING -> [READING ->] RUNNING -> FINISHED; preemption goes back to WAITING, abort ends at any point."""
+    """WAITING -> [READING ->] RUNNING -> FINISHED. Preemption returns to WAITING; an abort ends it in any state."""
 
-    WAITING = "waiting"  # holds nothing
+    WAITING = "waiting"  # holds no slot and no blocks
     READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
-    RUNNING = "running"  # holds a slot and blocks, and is computed
+    RUNNING = "running"  # holds a slot and blocks, and computes
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Positions ``[0, num_computed)`` have their KV in ``block_ids``, as far as anybody still sees it, or get it from a
-    step under way; ``num_tokens`` are known (prompt and output), or are being sampled by such a step.
+    """A sequence's request and state.
 
-    Two numbers say everything about progress: a sequence whose ``num_tokens - num_computed`` is 1 decodes, one with
-    more has a prompt (or, resumed after preemption, its past) to compute. Both grow when a step is launched; its end
-    brings the token and ``num_written``. ``held`` is what the runner sees of it.
+    Positions ``[0, num_computed)`` have their KV in ``block_ids`` (except blocks before a window), or a step in flight
+    writes it. ``num_tokens`` counts the prompt and output tokens that are known, or that a step in flight samples.
+
+    These two numbers describe all progress. A sequence with ``num_tokens - num_computed == 1`` decodes; with more, it
+    still has a part of its prompt to compute (or, after a preemption, of its past). Both grow when a step is launched;
+    the step's commit adds the sampled token and raises ``num_written``. ``held`` is the runner's view of the sequence.
     """
 
     sequence_id: int
-    arrival: int  # its place in the order of arrival
-    arrived_s: float  # on the clock of time.perf_counter
+    arrival: int  # arrival number
+    arrived_s: float  # clock: time.perf_counter
     prompt_token_ids: list[int]
     sampling: SamplingPlan
     end_ids: frozenset[int]
-    max_tokens: int  # clamped to the context
-    most_tokens: int  # with those of the prompt
+    max_tokens: int  # limited by the context
+    most_tokens: int  # max_tokens plus the prompt's length
     seed: int
     priority: float = 0.5
     cache_salt: str | None = None
     handoff: Handoff | None = None
     media: list[MediaSpan] = field(default_factory=list)
     routing_token_ids: list[int] | None = None
-    # Positions before it are computed in prompt chunks, never as a decode: the first one, all before the end of the
-    # last media, and with a video all of the prompt: text behind one may have other positions than what is generated.
+    # Positions before this one are computed in prompt chunks, never as a decode: the first position, and all positions
+    # up to the end of the last media item. With a video it is the end of the whole prompt, since text after a video may
+    # have other positions than generated text.
     chunked_until: int = 1
 
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_computed: int = 0
-    num_written: int = 0  # leading positions whose KV is in block_ids, for everybody to use
-    num_steps: int = 0  # launched with this sequence in them, and not committed
+    num_written: int = 0  # leading positions whose KV is in block_ids and readable by all
+    num_steps: int = 0  # steps in flight that include this sequence
     is_new_in_slot: bool = False
-    block_ids: list[list[int]] = field(default_factory=list)  # one list a layer group: core.layer_groups
-    num_left: list[int] = field(default_factory=list)  # of each of them: leading entries that it does not hold any more
-    room: int = 0  # positions that block_ids are for
+    block_ids: list[list[int]] = field(default_factory=list)  # one list for each KV cache group: core.layer_groups
+    num_left: list[int] = field(default_factory=list)  # for each group: leading entries already released
+    room: int = 0  # positions that block_ids cover
     slot: int = -1
     held: ScheduledSequence | None = None
-    block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens, extended on demand
+    block_names: list[bytes] = field(default_factory=list)  # of full blocks of known tokens; extended on demand
     num_registered: int = 0  # leading blocks that the pool knows by name
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
-    num_found: int = 0  # leading tokens whose KV nobody computed since: from the prefix cache, or its peer's
+    num_found: int = 0  # leading tokens that this admission did not compute: KV from the prefix cache or a peer
     is_resumed: bool = False  # was preempted before
-    is_cancelled: bool = False  # while READING: ended for the client, its blocks still belong to the transport
-    has_read: bool = False  # its peer's KV was read, or is not to be had. The lease has ended: never read it again
-    transfer: KvTransfer | None = None  # what became of that, until the caller was told
+    is_cancelled: bool = False  # cancelled while READING: ended for the client, but the transport still uses its blocks
+    has_read: bool = False  # the peer's KV was read or is unavailable. Its lease has ended: never read again
+    transfer: KvTransfer | None = None  # outcome of the read, until it is reported
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    first_gen_update: Update | None = None  # the prefill side's tokens, told to the client once they are sure to go on
+    first_gen_update: Update | None = None  # the prefill side's tokens; reported once the sequence is sure to go on
     stop_ids: frozenset[int] = frozenset()
-    banned_ids: tuple[int, ...] = ()  # what would end it, as far as the model has it: not before min_tokens
+    banned_ids: tuple[int, ...] = ()  # end and stop ids within the vocabulary; banned until min_tokens is reached
     min_tokens: int = 0
-    embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them more
+    embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
 
     @classmethod
     def from_submit(
@@ -112,8 +115,10 @@ class Sequence:
         )
 
     def leave_room(self, max_seq_len: int) -> str | None:
-        """For positions of media beyond their tokens, so that none is past ``max_seq_len``. What is wrong where no room
-        for a token is left; None: there is."""
+        """Lowers ``max_tokens`` for media with more positions than tokens, so that all positions fit ``max_seq_len``.
+
+        Returns an error text if no room for an output token is left, else None.
+        """
         more = stretch(self.media)
         room = max_seq_len - len(self.prompt_token_ids) - more
         if room < 1:
@@ -126,7 +131,10 @@ class Sequence:
         return None
 
     def ban_problem(self, vocab_size: int) -> str | None:
-        """Why no token could be first; None where one can. Beside what is banned, which it has to name."""
+        """Returns why no token could be sampled first, or None.
+
+        Only banned ids can cause that: all of the vocabulary is banned.
+        """
         if len(self.banned_ids) < vocab_size:
             return None
         return (
@@ -140,12 +148,12 @@ class Sequence:
 
     @property
     def is_decode(self) -> bool:
-        """One token is left to compute, and the next one follows from it."""
+        """True if one token is left to compute, and the next token is sampled from it."""
         return self.num_tokens - self.num_computed == 1 and self.num_computed >= self.chunked_until
 
     @property
     def is_complete(self) -> bool:
-        """Its last token is there or being sampled: there is nothing left to launch, whatever that token is."""
+        """True if the last token is known or being sampled: no more launches, whatever that token is."""
         return self.num_tokens >= self.most_tokens
 
     @property
@@ -154,7 +162,10 @@ class Sequence:
 
     @property
     def wants_read(self) -> bool:
-        """Its prompt's KV is to be read from a peer. One that was preempted after that computes its prompt here."""
+        """True if the prompt's KV is still to be read from a peer.
+
+        False after a preemption: the prompt is then recomputed.
+        """
         return (
             self.handoff is not None
             and self.handoff.request_type == "generation_only"
@@ -164,7 +175,7 @@ class Sequence:
 
     @property
     def first_gen_tokens(self) -> list[int]:
-        """What the prefill side sampled of a generation_only request."""
+        """Tokens that the prefill side sampled for a generation_only request, else []."""
         handoff = self.handoff
         if handoff is None or handoff.request_type != "generation_only":
             return []
@@ -172,7 +183,7 @@ class Sequence:
 
     @property
     def emits_first_gen_tokens(self) -> bool:
-        """The prefill side's first tokens were not taken over yet."""
+        """True until the prefill side's first tokens are taken over."""
         return bool(self.first_gen_tokens) and not self.output_token_ids
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -185,7 +196,7 @@ class Sequence:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
 
     def names(self, count: int, tokens_per_block: int) -> list[bytes]:
-        """Names of the first ``count`` full blocks; the list is the sequence's own, maybe longer."""
+        """Names of the first ``count`` full blocks. Returns the sequence's own list, which may be longer."""
         known = self.block_names
         parent = known[-1] if known else root_name(self.cache_salt)
         for index in range(len(known), count):
@@ -197,7 +208,10 @@ class Sequence:
         return known
 
     def event_tokens(self, start: int, end: int) -> list[int] | None:
-        """Positions ``[start, end)`` as a router knows them. None: media lies there, for which nobody gave ids."""
+        """Token ids at positions ``[start, end)`` as KV events report them.
+
+        None: the range has media without routing ids.
+        """
         if (routing := self.routing_token_ids) is not None:
             return routing[start:end] + self.tokens(max(start, len(routing)), max(end, len(routing)))
         if self.media and media_identity(self.media, start, end):
@@ -205,7 +219,7 @@ class Sequence:
         return self.tokens(start, end)
 
     def hold(self, slot: int, block_ids: list[list[int]], num_left: list[int], room: int, num_computed: int) -> None:
-        """Admission: the sequence now owns a slot and blocks, the first ``num_computed`` tokens' KV among them."""
+        """Gives the sequence a slot and blocks at admission; the first ``num_computed`` tokens have their KV there."""
         self.slot = slot
         self.block_ids, self.num_left, self.room = block_ids, num_left, room
         self.num_computed = self.num_written = self.num_found = num_computed
@@ -227,16 +241,19 @@ class Sequence:
 
     @property
     def held_blocks(self) -> list[list[int]]:
-        """Of each group those of ``block_ids`` that it holds."""
+        """For each group: the blocks that the sequence still holds."""
         return [blocks[left:] for blocks, left in zip(self.block_ids, self.num_left, strict=True)]
 
     def skip_media(self, num_computed: int) -> None:
-        """Lets go of the embeddings once the KV of all media is there, or in a step under way."""
+        """Drops the media embeddings once the KV of all media is computed, or a step in flight computes it."""
         if num_computed >= self.chunked_until:
             self.embeddings = []
 
     def launch(self, count: int) -> ScheduledSequence:
-        """A step computes the next ``count`` tokens: the runner's view of that. Changed in place by the next launch."""
+        """Marks the next ``count`` tokens as in flight.
+
+        Returns the runner's view, which the next launch changes in place.
+        """
         held = self.held
         assert held is not None
         held.is_first, self.is_new_in_slot = self.is_new_in_slot, False
@@ -259,10 +276,10 @@ class Sequence:
         return held
 
     def advance(self, sampled: Sampled, end: int) -> Update | None:
-        """A step has written the KV before position ``end``. None for a prompt chunk that says nothing yet."""
+        """Applies a step that has written the KV up to position ``end``. Returns None if there is nothing to report."""
         start, self.num_written = self.num_written, end
         if sampled.prompt_logprobs is not None and not self.output_token_ids:
-            # A preempted prompt is computed again from its start: only what is new counts.
+            # A preempted prompt is recomputed from its start: keep only logprobs that are new.
             self.prompt_logprobs += sampled.prompt_logprobs[len(self.prompt_logprobs) - start :]
         if sampled.token_id is None:
             return None
@@ -274,7 +291,10 @@ class Sequence:
         return update
 
     def accept_first_gen_tokens(self) -> Update:
-        """Takes over the tokens that the prefill side sampled. Kept in ``first_gen_update`` unless they end it."""
+        """Appends the tokens that the prefill side sampled.
+
+        Keeps the update in ``first_gen_update`` unless a token ends it.
+        """
         assert self.handoff is not None
         logprobs = self.handoff.first_gen_log_probs if self.sampling.logprobs is not None else None
         whole = Update(self.sequence_id, [], logprobs=[] if logprobs else None)
@@ -292,13 +312,14 @@ class Sequence:
         return whole
 
     def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
-        """Appends one generated token, which ``num_tokens`` counts already, decides whether it ends the sequence, and
-        says what the client sees of it.
+        """Appends one generated token, which ``num_tokens`` already counts.
 
-        An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id only if
+        Returns the client's update with the finish reason.
+
+        An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id stays only with
         ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
         """
-        # False for a banned id where a prefill side with other parameters sampled it.
+        # False for a banned id that a prefill side with other parameters sampled.
         may_end = len(self.output_token_ids) >= self.min_tokens
         self.output_token_ids.append(token_id)
         update = Update(self.sequence_id, [token_id])

@@ -21,10 +21,12 @@ def iteration_stats(
     cpu_memory_bytes: int,
     device_memory_bytes: int,
 ) -> dict[str, Any]:
-    """Counts as they are after the step, where the next one may be under way; times in milliseconds, memory in bytes.
+    """Returns a row of counts as of the end of the step; the next step may be in flight.
 
-    ``began``, ``ended``: in seconds on the clock of ``Sequence.arrived_s``. A step that waited behind another began
-    when that one was committed. Blocks are counted as whole ones of all layers: one of each layer group.
+    Times in ms, memory in bytes.
+
+    ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. A step that waited for the previous one began
+    when that one was committed. Block counts are in units of one block in every KV cache group, i.e. of all layers.
     """
     decodes = step.sequences[: step.num_generating]
     prompts = step.sequences[step.num_generating :]
@@ -64,8 +66,10 @@ def iteration_stats(
 
 
 def since_the_step(row: dict[str, Any], scheduler: Scheduler) -> dict[str, Any] | None:
-    """``row``, of the last step, once more, where other blocks are in use by now: leases and reads end without a step,
-    and nobody would be told before the next one. None: as many as it says."""
+    """Returns the last step's row again with current block usage, or None if the usage is unchanged.
+
+    Leases and reads end without a step, so without this row the change would stay unreported until the next step.
+    """
     cache = _kv_cache_stats(scheduler)
     if cache["usedNumBlocks"] == row["kvCacheStats"]["usedNumBlocks"]:
         return None
@@ -73,7 +77,7 @@ def since_the_step(row: dict[str, Any], scheduler: Scheduler) -> dict[str, Any] 
         **row,
         "numActiveRequests": scheduler.num_active,
         "numQueuedRequests": len(scheduler.waiting),
-        "numCompletedRequests": 0,  # told already, as are those that were new
+        "numCompletedRequests": 0,  # already reported, as are the new requests
         "numNewActiveRequests": 0,
         "kvCacheStats": cache,
     }
@@ -96,7 +100,7 @@ def _kv_cache_stats(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _split(waiting: SequenceOf[Sequence]) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-    """Waiting sequences: with a prompt to compute, handed off by a prefill engine, preempted."""
+    """Splits waiting sequences into those with a prompt to compute, those handed off, and preempted ones."""
     new: list[Sequence] = []
     handed_off: list[Sequence] = []
     paused: list[Sequence] = []
