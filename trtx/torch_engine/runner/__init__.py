@@ -1,9 +1,10 @@
-"""Owns the tensor side of the embedded engine: weights, KV pool, forward pass, sampling, CUDA graphs.
+"""The tensor side of the embedded engine: weights, KV pool, forward, sampling, CUDA graphs.
 
-Decides nothing: which sequences run, which blocks they have and when they stop is the scheduler's.
-Enter through :func:`create_runner`; what it returns is a :class:`trtx.torch_engine.step.ModelRunner`.
-It always holds that a step writes KV only into blocks that its sequences list, and that a sequence's tokens do not
-depend on what else is in the batch beyond the rounding of its logits.
+It makes no scheduling decisions: the scheduler chooses which sequences run, which blocks they get and when they stop.
+Callers enter through :func:`create_runner`, which returns a :class:`trtx.torch_engine.step.ModelRunner`.
+
+Two invariants always hold. A step writes KV only into blocks that its sequences list. The rest of the batch affects a
+sequence's tokens only through the rounding of its logits.
 """
 
 from trtx.torch_engine.runner.args import RunnerArgs

@@ -1,4 +1,4 @@
-"""What a caller asks of the runner, and the device that it comes to."""
+"""The runner's arguments, and how they resolve to forwards, batch merging and CUDA graph buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
 from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 
 _GRAPHS = "cuda_graph_config.batch_sizes"
-# The arguments of the engine that are the runner's under the same name.
+# Engine arguments that the runner takes under the same name.
 _LIMITED = (
     "max_batch_size",
     "max_num_tokens",
@@ -29,16 +29,19 @@ _LIMITED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerArgs:
-    """Asked for. ``num_blocks`` beats ``max_tokens``, which caps what ``free_gpu_memory_fraction`` would give.
+    """Requested settings.
 
-    ``dtype`` "auto" is the checkpoint's own on CUDA, and on a CPU that of :mod:`trtx.memory.processor`; ``kv_dtype``
-    "auto" is what the checkpoint's quantization says of the KV cache, else ``dtype``.
-    ``device`` "auto" is ``cuda:0`` where CUDA is, else ``cpu``. ``free_gpu_memory_fraction`` is TensorRT-LLM's:
-    the share of the memory left after weights and activations that the KV pool takes (CUDA alone).
-    ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`.
-    ``deterministic``: a sequence's tokens and log-probabilities are the same to the bit whatever else a step computes,
-    and wherever its prompt is cut into chunks. ``merges_passes`` and ``pass_sizes`` None:
-    :mod:`trtx.config.torch_passes`; a deterministic runner does neither.
+    ``num_blocks`` overrides ``max_tokens``, which caps the result of ``free_gpu_memory_fraction``.
+
+    ``dtype`` "auto" is the checkpoint's dtype on CUDA, and on a CPU the one from :mod:`trtx.memory.processor`.
+    ``kv_dtype`` "auto" is the checkpoint's quantized KV cache dtype, if it has one, else ``dtype``. ``device`` "auto"
+    is ``cuda:0`` if CUDA is available, else ``cpu``. ``free_gpu_memory_fraction`` has TensorRT-LLM's meaning: the
+    fraction of the memory left after weights and activations that the KV pool takes (CUDA only).
+
+    ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`. ``deterministic``: a
+    sequence's tokens and log-probabilities are bit-identical whatever else a step computes, and however its prompt is
+    split into chunks. ``merges_passes`` and ``pass_sizes`` None: :mod:`trtx.config.torch_passes`; a deterministic
+    runner neither merges nor pads.
     """
 
     model_dir: Path
@@ -50,17 +53,18 @@ class RunnerArgs:
     free_gpu_memory_fraction: float = 0.9
     max_batch_size: int = 256
     max_num_tokens: int = 8192
-    max_seq_len: int | None = None  # None, or more: what the model's positions allow
+    max_seq_len: int | None = None  # None or more: the limit of the model's positions
     kv_dtype: str = "auto"
     cuda_graphs: bool = True
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
-    # Nobody's choice until they are measured (docs/performance-notes.md): benchmarks set them.
+    # For benchmarks only, until measured (docs/performance-notes.md).
     attention: Attention = DEFAULT_ATTENTION  # on CUDA; ``deterministic`` has its own
-    few_rows: FewRows = DEFAULT_FEW_ROWS  # on CUDA; ``deterministic`` has its own products
-    merges_passes: bool | None = None  # a step's decodes and prompt chunks in one pass
-    # To so many tokens are passes with prompt chunks padded, ascending; each size has a CUDA graph. (): not padded.
+    few_rows: FewRows = DEFAULT_FEW_ROWS  # on CUDA; ``deterministic`` has its own matmuls
+    merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
+    # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
+    # padding.
     pass_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -84,14 +88,14 @@ class RunnerArgs:
         return self.deterministic or self.attention is Attention.FIXED
 
     def passes(self, config: ModelConfig, device: torch.device) -> Passes:
-        """``merges_passes`` and ``pass_sizes``, resolved."""
+        """Returns ``merges_passes`` and ``pass_sizes``, resolved for this model and device."""
         pads = (
             device.type == "cuda"
             and self.cuda_graphs
             and self.attention is Attention.BY_LENGTH
             and not self.deterministic
             and config.rope.mrope_section is None
-        )  # one pass without its graph was not measured as a default
+        )  # a merged forward without a CUDA graph was not measured as a default
         is_large = product_parameters(config) >= LARGE_PARAMETERS
         merges = pads and is_large if self.merges_passes is None else self.merges_passes
         sizes = self.pass_sizes
@@ -106,18 +110,18 @@ class RunnerArgs:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How a runner computes its steps."""
+    """How a runner splits its steps into forwards."""
 
     merges: bool
-    padded_sizes: list[int]  # ascending, none above ``max_num_tokens``
-    paced_steps: int | None  # what suits it: :attr:`trtx.torch_engine.core.scheduler.SchedulerLimits.paced_steps`
+    padded_sizes: list[int]  # ascending, at most ``max_num_tokens``
+    paced_steps: int | None  # the value that suits this runner for SchedulerLimits.paced_steps
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability; None for a CPU."""
+    """Compute capability of a CUDA device; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name without its "torch.": ``bfloat16``."""
+    """Name of a dtype without "torch.": ``bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""From :class:`RunnerArgs` to a runner that is ready to step."""
+"""Creates a runner that is ready to step from :class:`RunnerArgs`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import DecoderWeights, load_weights
 
-_OVERLAPS = (9, 0)  # the compute capability from which on a kernel may begin before the one ahead of it has ended
+_OVERLAPS = (9, 0)  # compute capability from which programmatic dependent launch is available
 
 
 def create_runner(args: RunnerArgs) -> TorchRunner:
-    """Loads weights, sizes and zeroes the KV pool, compiles kernels, captures CUDA graphs. Takes seconds to a minute.
+    """Loads weights, sizes and zeroes the KV pool, compiles kernels, captures CUDA graphs.
 
-    ``max_seq_len`` past the model's positions is lowered to them, as TensorRT-LLM does. Raises UsageError for a
-    checkpoint, device, dtype or size that cannot work.
+    Takes seconds to a minute.
+
+    A ``max_seq_len`` beyond the model's positions is lowered to that limit, like in TensorRT-LLM. Raises UsageError for
+    an unusable checkpoint, device, dtype or size.
     """
     if args.cpu_threads is not None:
         torch.set_num_threads(args.cpu_threads)
@@ -82,7 +84,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
         _arithmetic(device, computed) if args.deterministic else "",
     )  # fmt: skip
-    # Zeros, not garbage: a masked position must not hold a NaN.
+    # Zeros, not uninitialized memory: a masked position must not hold a NaN.
     pool = torch.zeros(
         num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
         *geometry.block_shape, dtype=getattr(torch, cached), device=device,
@@ -92,7 +94,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         tokens_per_block=args.tokens_per_block, device=device,
     )  # fmt: skip
     cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if cached == FP8_DTYPE else None)
-    positions = tables.shape[2] * args.tokens_per_block  # whole blocks: no position of a listed block lies outside
+    positions = tables.shape[2] * args.tokens_per_block  # whole blocks: all positions of a listed block are inside
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
@@ -128,7 +130,7 @@ def _digest(scales: torch.Tensor) -> str:
 
 
 def _arithmetic(device: torch.device, dtype: str) -> str:
-    """What the bits of a deterministic engine depend on, beside its checkpoint: for people to read, and to compare."""
+    """Everything besides the checkpoint that a deterministic engine's bits depend on, as text to read and compare."""
     if device.type == "cpu":
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
@@ -149,7 +151,7 @@ def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
 def _layer_products(
     weights: DecoderWeights, kernels: Kernels, norm_eps: float, *, overlaps: bool
 ) -> LayerProducts | None:
-    """None for weights that ask more of their products."""
+    """Returns the fused layer matmuls, or None for weights that they do not support."""
     from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace, can_fuse
 
     if not can_fuse(weights):
@@ -168,7 +170,7 @@ def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
 def _kernels(
     config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention, *, overlapped_tokens: int
 ) -> Kernels:
-    """Triton on CUDA, where torch brings it; it is not imported on a CPU, where torch does not."""
+    """Triton kernels on CUDA, torch kernels on a CPU. Triton is imported only on CUDA: torch for CPUs lacks it."""
     if cache.pool.device.type == "cpu":
         return (InvariantTorchKernels if attention is Attention.FIXED else TorchKernels)(config, cache, rotary)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels

@@ -1,4 +1,4 @@
-"""The forward pass of a dense decoder: its families differ by three optional parameters."""
+"""The forward of a dense decoder. Three optional parameters cover the differences between model families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtx.torch_engine.runner.weights import DecoderWeights
 
 
 class Decoder:
-    """Weights and kernels of one device. Holds no request's state: that is the KV cache's, behind the kernels."""
+    """Weights and kernels on one device. Holds no state of a request: the KV cache, behind the kernels, has it."""
 
     def __init__(
         self,
@@ -28,8 +28,11 @@ class Decoder:
         deepstack_levels: int = 0,
         few_tokens: LayerProducts | None = None,
     ) -> None:
-        """``multiplier``: of the head; ``few_tokens``: computes the layers of passes that it takes;
-        ``deepstack_levels``: how many vectors more a row of media has, for the first layers to add to their sums."""
+        """``multiplier``: GEMM backend of the LM head.
+
+        ``few_tokens``: computes the layers of small forwards. ``deepstack_levels``: number of extra vectors in a media
+        row; each of the first layers adds one to its residual stream.
+        """
         self._weights = weights
         self._kernels = kernels
         self._multiplier = multiplier
@@ -38,8 +41,11 @@ class Decoder:
         self._few_tokens = few_tokens
 
     def hidden(self, inputs: PassInputs) -> Tensor:
-        """Writes the KV of every token of the pass; returns ``[rows, hidden]`` after the final norm, of all its tokens
-        or of ``inputs.wanted``. What follows the last layer's attention is computed for these alone."""
+        """Writes the KV of every token and returns hidden states ``[rows, hidden]`` after the final norm.
+
+        The rows are all tokens, or those in ``inputs.wanted``. After the last layer's attention, only these are
+        computed.
+        """
         kernels, weights = self._kernels, self._weights
         inputs = kernels.planned(inputs, self.dtype)
         residual = F.embedding(inputs.token_ids, weights.embedding)
@@ -49,7 +55,8 @@ class Decoder:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
         if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
             return _rows(self._hidden_of_few(self._few_tokens, residual, inputs), inputs.wanted)
-        # A model of so few layers that media add to the last one's sum finds their rows by the tokens of the pass.
+        # A model whose last layer also adds media vectors needs all tokens up to its end, since media are addressed by
+        # token offset.
         is_deep = len(weights.layers) > self._deepstack_levels
         before_last, at_end = (inputs.wanted, None) if is_deep else (None, inputs.wanted)
         first, hidden = weights.layers[0], residual.shape[1]
@@ -89,16 +96,16 @@ class Decoder:
 
     @property
     def media_width(self) -> int:
-        """Columns of a row of media."""
+        """Number of columns of a media row."""
         return self.hidden_size * (1 + self._deepstack_levels)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""
+        """Returns logits: ``[n, hidden]`` to ``[n, vocab]``, in the model's dtype."""
         return self._multiplier(hidden, self._weights.head, out=out)
 
 
 def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    """``x[rows]`` of a contiguous ``[n, columns]``, all of it for None; float8 as the bytes that it is."""
+    """Returns ``x[rows]`` for a contiguous ``[n, columns]``, or x for None. Gathers float8 as bytes."""
     if rows is None:
         return x
     whole = x.view(torch.uint8) if x.dtype == FP8 else x

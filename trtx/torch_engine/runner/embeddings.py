@@ -1,4 +1,4 @@
-"""Embeddings of media on their way from a file, or from an encoder's device, to the own one."""
+"""Copies media embeddings from a shared file, or from an encoder's device, to the runner's device."""
 
 # torch leaves its streams untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -17,22 +17,27 @@ if TYPE_CHECKING:
 
 
 class EmbeddingLoader:
-    """Checks and copies, in any thread: on CUDA on a stream of its own, so that a copy waits for no step, nor a step
-    for it."""
+    """Validates and copies embeddings, in any thread.
+
+    On CUDA it uses its own stream, so that copies and steps do not wait for each other.
+    """
 
     def __init__(self, device: torch.device, width: int, dtype: torch.dtype) -> None:
         self._device = device
         self._width = width
         self._dtype = dtype
         self._stream: Any = None
-        self._reader: DeviceReader | None = None  # made when it is first needed
+        self._reader: DeviceReader | None = None  # created on first use
         if device.type == "cuda":
             self._stream, self._steps = torch.cuda.Stream(device), torch.cuda.current_stream(device)
 
     @torch.inference_mode()
     def load(self, shared: SharedTensor) -> Embedding:
-        """Raises ValueError for what is no ``[rows, width]`` of finite numbers in the model's dtype, EmbeddingGone and
-        EmbeddingUnreachable for what stayed on an encoder's device and can't be had from there."""
+        """Returns the embedding on the runner's device.
+
+        Raises ValueError unless it is ``[rows, width]`` of finite numbers in the model's dtype; EmbeddingGone or
+        EmbeddingUnreachable if it stayed on an encoder's device and can't be read from there.
+        """
         wanted = str(self._dtype).removeprefix("torch.")
         shape = shared.shape
         if len(shape) != 2 or shape[0] < 1 or shape[1] != self._width or shared.dtype != wanted:
@@ -73,11 +78,11 @@ class EmbeddingLoader:
             raise ValueError(str(error)) from error
 
     def _for_steps(self, copied: torch.Tensor) -> Embedding:
-        copied.record_stream(self._steps)  # its memory is given to another copy only once steps have read it
+        copied.record_stream(self._steps)  # reuse its memory only after steps have read it
         return Embedding(copied.shape[0], copied)
 
     def close(self) -> None:
-        """Lets go of encoders' memory. Nothing is loaded any more."""
+        """Releases the mappings of encoders' memory. No embedding can be loaded afterwards."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -1,4 +1,4 @@
-"""Products of a pass of few tokens: launches of :mod:`triton_few_rows`, alone and as a layer's."""
+"""Skinny GEMMs: launches of :mod:`triton_few_rows`, as single matmuls and fused into a decoder layer."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linea
 from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
-_PREFETCHED_BYTES = 8 << 20  # of a weight, asked for while the kernels before its product still run
-_WANTED_PROGRAMS = 256  # about two for each processor of a Hopper GPU, on other GPUs the same
-_PROGRAMS_AT_ONCE = 396  # three for each processor of an H100: what shared memory has room for
+_PREFETCHED_BYTES = 8 << 20  # of a weight, prefetched while the kernels before its matmul still run
+_WANTED_PROGRAMS = 256  # about two for each SM of a Hopper GPU; the same on other GPUs
+_PROGRAMS_AT_ONCE = 396  # three for each SM of an H100: the limit from shared memory
 _MOST_PARTS = 12
-_ALIGNMENT = 16  # columns: a thread loads eight at once
-_PARTIAL_SIZE = 1 << 18  # float32: parts are cut where tiles are fewer than the programs wanted, to less than two each
+_ALIGNMENT = 16  # columns: a thread loads eight elements at once
+_PARTIAL_SIZE = 1 << 18  # float32 elements; with split-K, tiles * parts < 2 * _WANTED_PROGRAMS
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What of a product is one program's. ``num_rows`` of x: 1, or a tensor core's tile, which several rows share."""
+    """The share of a matmul that one Triton program computes.
+
+    ``num_rows`` of x: 1, or the height of a tensor core tile, which several rows share.
+    """
 
     num_rows: int
     outputs: int  # rows of the weight
-    width: int  # columns of one step
+    width: int  # columns in one iteration
     warps: int
     stages: int
     parts: int = 1
 
 
-# docs/performance-notes.md: the fastest of those tried for nearly every product, and never by more than 5 % slower.
+# docs/performance-notes.md: the fastest configuration for nearly every matmul, and never more than 5 % slower.
 ONE_ROW = Tile(1, 8, 1024, 4, 4)
 SEVERAL_ROWS = Tile(MOST_ROWS, 16, 256, 2, 5)
 
 
 def tile_for(num_rows: int, num_outputs: int, width: int) -> Tile:
-    """By the shapes alone, so that a product gives the same bits after every start. ``num_outputs``: the weight's."""
+    """Chooses the tile from the shapes alone, so that a matmul gives the same bits after every start.
+
+    ``num_outputs``: rows of the weight.
+    """
     if num_rows == 1:
         return ONE_ROW
     programs = triton.cdiv(num_outputs, SEVERAL_ROWS.outputs)
@@ -50,10 +56,10 @@ def tile_for(num_rows: int, num_outputs: int, width: int) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Memory of products that follow each other on one stream."""
+    """Scratch memory for matmuls that run one after the other on the same stream."""
 
     partial: Tensor  # float32
-    arrived: Tensor  # int32, zeros
+    arrived: Tensor  # int32 counters, zero between launches
 
     @classmethod
     def of(cls, device: torch.device) -> Workspace:
@@ -68,12 +74,12 @@ def few_rows_product(
     tile: Tile | None = None, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None,
     gated: bool = False, overlaps: bool = False, ahead: bool = False, prefetched_bytes: int = 0, warm_up: bool = False,
 ) -> None:  # fmt: skip
-    """``out`` [n, outputs] of ``x`` [n, columns], contiguous, n at most ``MOST_ROWS``.
+    """Computes ``out`` [n, outputs] from ``x`` [n, columns], contiguous, with n at most ``MOST_ROWS``.
 
-    ``tile`` None: :func:`tile_for`'s. ``norm`` [columns]: x, a single row, is normalised with ``eps`` and scaled by it.
-    ``gated``: out is ``silu(gate) * up``, half as many columns as the weight has rows. ``prefetched_bytes``: of
-    the weight, by the programs that a GPU has at once, with ``overlaps``. ``ahead``: a single row's first weights come
-    to registers besides. ``warm_up``: compiles and launches nothing.
+    ``tile`` None: chosen by :func:`tile_for`. ``norm`` [columns]: RMSNorm weight applied to x (one row only) with
+    ``eps``. ``gated``: out is ``silu(gate) * up``, with half as many columns as the weight has rows.
+    ``prefetched_bytes``: part of the weight that the first wave of programs prefetches, with ``overlaps``. ``ahead``:
+    additionally loads a single row's first weights into registers. ``warm_up``: compiles without launching.
     """
     num_rows, num_outputs, (weight_rows, width) = x.shape[0], out.shape[1], weight.shape
     if tile is None:
@@ -102,7 +108,10 @@ def few_rows_product(
 
 
 class FewRowsMultiplier:
-    """A :class:`trtx.torch_engine.runner.linear.Multiplier`: the library's but for few rows of 16-bit numbers."""
+    """A GEMM backend (:class:`trtx.torch_engine.runner.linear.Multiplier`).
+
+    Skinny GEMMs for few rows of 16-bit weights, the library for all others.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -120,8 +129,10 @@ class FewRowsMultiplier:
 
 
 class FewRowsLayers:
-    """A :class:`trtx.torch_engine.runner.linear.LayerProducts` whose launches overlap: a product asks for its weight
-    while the kernels before it still run."""
+    """A :class:`trtx.torch_engine.runner.linear.LayerProducts` with overlapping launches.
+
+    A matmul prefetches its weight while the kernels before it still run.
+    """
 
     def __init__(
         self,
@@ -134,7 +145,7 @@ class FewRowsLayers:
         ahead: bool = False,
         prefetched_bytes: int = _PREFETCHED_BYTES,
     ) -> None:
-        """``weights``: such as :func:`can_fuse` says yes to; ``overlaps``: what a GPU before Hopper can't."""
+        """``weights`` must satisfy :func:`can_fuse`. ``overlaps`` needs Hopper or later."""
         self._layers = weights.layers
         self._linears = [_plain(layer) for layer in weights.layers]
         self._kernels = kernels
@@ -184,7 +195,7 @@ class FewRowsLayers:
 
 
 def can_fuse(weights: DecoderWeights) -> bool:
-    """Whether :class:`FewRowsLayers` may take them."""
+    """Whether :class:`FewRowsLayers` supports these weights."""
     return all(
         isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
         for layer in weights.layers

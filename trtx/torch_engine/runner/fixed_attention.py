@@ -1,8 +1,8 @@
-"""Attention in torch of which no bit depends on what else is computed: :attr:`Attention.FIXED` on a CPU.
+"""Bitwise batch-invariant attention in torch: :attr:`Attention.FIXED` on a CPU.
 
-A product's library chooses its order of additions by shapes and by addresses, a vectorised exponential rounds the end
-of an array otherwise than its middle. So here is nothing but element-wise arithmetic that IEEE 754 rounds in one way,
-in an order that the positions of a row give alone.
+A matmul library chooses its summation order by shapes and addresses, and a vectorised exponential rounds the end of an
+array differently from its middle. So this module uses only element-wise operations that IEEE 754 rounds in a unique
+way, in an order that depends only on a row's position.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK
 
-_AT_ONCE = 1 << 24  # float32 of products at a time: 64 MiB
-# Taylor's series of 2**f, for f between -0.5 and 0.5: what is left out is below 2e-7 of it.
+_AT_ONCE = 1 << 24  # float32 products held at once: 64 MiB
+# Taylor series of 2**f for f in [-0.5, 0.5]; relative truncation error below 2e-7.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
 
 
 def attend_fixed(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    """``q`` [n, heads, dim] of one sequence's rows at ``positions`` [n] over its KV ``[kv_heads, tokens, dim]``, which
-    may go on behind a row's position, with whatever numbers. Returns ``[n, heads, dim]`` in q's dtype."""
+    """Attention of one sequence's rows over its KV: returns ``[n, heads, dim]`` in q's dtype.
+
+    ``q`` [n, heads, dim], at ``positions`` [n]; ``keys`` and ``values`` ``[kv_heads, tokens, dim]``. The KV may extend
+    beyond a row's position and hold arbitrary numbers there.
+    """
     heads, dim = q.shape[1:]
     kv_heads = keys.shape[0]
     at_once = max(1, _AT_ONCE // (heads * FIXED_CHUNK * dim))
@@ -36,13 +39,16 @@ def attend_fixed(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> 
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    """``q`` [n, kv_heads, group, dim] float32, scaled. Chunks are folded left to right, as the Triton kernel does."""
+    """``q`` [n, kv_heads, group, dim] float32, already scaled.
+
+    Chunks are folded left to right like in the Triton kernel.
+    """
     best = q.new_full(q.shape[:3], -math.inf)
     weight, sums = torch.zeros_like(best), torch.zeros_like(q)
     for start in range(0, int(positions.max()) + 1, FIXED_CHUNK):
         tokens = torch.arange(start, start + FIXED_CHUNK, device=q.device)
         seen = (tokens <= positions[:, None])[:, None, None]  # [n, 1, 1, tokens]
-        # What lies behind a row's position may be NaN: zeros in its place, before any product.
+        # KV beyond a row's position may be NaN: replace it by zeros before any multiplication.
         chunk = slice(start, int(positions.max()) + 1)
         part_keys, part_values = (
             F.pad(part[:, chunk][:, :FIXED_CHUNK].float(), (0, 0, 0, max(0, start + FIXED_CHUNK - chunk.stop)))
@@ -62,7 +68,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tenso
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Over the first dimension, one half on the other: no addition depends on what lies beside it. Destroys x."""
+    """Sums over the first dimension by adding its halves pairwise, an order that depends only on its size.
+
+    Overwrites x.
+    """
     size = x.shape[0]
     while size > 1:
         half = (size + 1) // 2
@@ -72,7 +81,7 @@ def tree_sum(x: Tensor) -> Tensor:
 
 
 def exp2(x: Tensor) -> Tensor:
-    """``2**x`` of float32 that are at most 0, by multiplications and additions alone; 0 below ``2**-126``."""
+    """``2**x`` for float32 x <= 0, with multiplications and additions only; 0 below ``2**-126``."""
     whole = torch.round(x).clamp(min=-126)
     part = x - whole
     result = torch.full_like(x, _EXP2[-1])

@@ -1,4 +1,4 @@
-"""Memory of which CUDA graphs read their inputs: at the same place in every replay, filled by one copy."""
+"""Static input buffers for CUDA graphs: at the same address in every replay, filled by one copy."""
 
 # torch leaves its events untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -15,24 +15,27 @@ Int32 = npt.NDArray[np.int32]
 
 
 class _Staging:
-    """Pinned memory that a step's inputs are copied from."""
+    """Pinned host memory, the source of a step's input copy."""
 
     def __init__(self, size: int) -> None:
         self.host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self.values: Int32 = self.host.numpy()  # the same memory
+        self.values: Int32 = self.host.numpy()  # shares memory with host
         self.copied: Any = torch.cuda.Event()
 
 
 class FixedInputs:
-    """``tensor`` [size] int32 on the device. On a CPU the host writes into it itself."""
+    """``tensor`` [size] int32 on the device. On a CPU the host writes directly into it."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int32, device=device)
-        # Two, as the step before may not have begun.
+        # Two staging buffers: the copy of the previous step may not have started yet.
         self._staging = [_Staging(size) for _ in range(2)] if device.type == "cuda" else []
 
     def values(self) -> Int32:
-        """[size], to be written as far as the next :meth:`send` says. Waits for the step before the last one."""
+        """Returns the host buffer [size]; write as many values as the next :meth:`send` copies.
+
+        Waits for the copy of the step before the last one.
+        """
         if not self._staging:
             return self.tensor.numpy()
         self._staging.reverse()
@@ -40,7 +43,10 @@ class FixedInputs:
         return self._staging[0].values
 
     def send(self, count: int) -> None:
-        """Enqueues a copy of the first ``count``: adjacent memory alone takes pinned memory without a detour."""
+        """Enqueues a copy of the first ``count`` values.
+
+        Only contiguous memory is copied from pinned memory directly.
+        """
         if self._staging:
             staging = self._staging[0]
             self.tensor[:count].copy_(staging.host[:count], non_blocking=True)
@@ -48,5 +54,5 @@ class FixedInputs:
 
 
 def stride(count: int) -> int:
-    """Elements from one kind of input to the next: whole 16 bytes, as kernels are compiled once for such addresses."""
+    """Elements reserved for one input: multiples of 16 bytes, because kernels are specialised for aligned addresses."""
     return -(-count // 4) * 4

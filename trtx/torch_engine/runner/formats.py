@@ -1,9 +1,9 @@
-"""The arithmetic of the quantized formats that are loaded: back to numbers, and what they do to activations.
+"""Arithmetic of the supported quantized formats: dequantization of weights, and rounding of activations.
 
-How each is stored, and every other fact of it, is its row in ``trtx.checkpoint.formats``. Everything here is plain
-torch and works on any device. Layouts and roundings are those of ModelOpt 0.47's
-``export/quant_utils.py``, ``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``;
-``tests/unit/torch_engine/runner/test_formats.py`` holds them against what ModelOpt computed.
+``trtx.checkpoint.formats`` has a row for each format, with its storage layout and all other facts. The code here is
+plain torch and runs on any device. Layouts and roundings follow ModelOpt 0.47's ``export/quant_utils.py``,
+``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``;
+``tests/unit/torch_engine/runner/test_formats.py`` compares them with ModelOpt's results.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _INT8_MIN, _INT8_MAX = -128.0, 127.0
 Part = Mapping[str, Tensor]
 """The stored tensors of one linear module by suffix: ``weight``, ``weight_scale``, …"""
 Prepare = Callable[[Tensor], Tensor]
-"""What a format does to a product's input: x in, x as the format represents it out, in x's dtype."""
+"""Rounds the input of a matmul as the format represents it: takes x and returns the rounded x in x's dtype."""
 
 
 class Format(ABC):
     """One quantized format of linear weights ``[rows, columns]``."""
 
     def __init__(self, group_size: int = AWQ_GROUP) -> None:
-        """``group_size``: columns that share a scale, where the format leaves it to the export."""
+        """``group_size``: columns that share a scale, for formats that leave it to the export."""
         self._group_size = group_size
 
     @abstractmethod
     def dequantize(self, part: Part) -> Tensor:
-        """float32 ``[rows, columns]``"""
+        """Returns the weight in float32, ``[rows, columns]``."""
 
     @abstractmethod
     def prepare(self, parts: Sequence[Part]) -> Prepare | None:
-        """For modules that are computed as one product of the same input; None: activations stay as they are."""
+        """Returns the input rounding for modules that share one matmul; None: activations stay unchanged."""
 
 
 class Fp8(Format):
-    """Weights and activations in float8_e4m3fn, a static scale for each tensor."""
+    """Weights and activations in float8_e4m3fn, with one static scale for each tensor."""
 
     def dequantize(self, part: Part) -> Tensor:
         return part["weight"].float() * part["weight_scale"]
@@ -55,9 +55,9 @@ class Fp8(Format):
 
 
 class Int4Awq(Format):
-    """Weights in signed 4 bits, two rows a byte (the even one low), a scale for each group of a row's columns.
+    """Weights in signed 4 bits, two rows in a byte (the even row in the low bits), one scale for each group of columns.
 
-    ``pre_quant_scale`` multiplies the input, which is not quantized: here it multiplies the weight's columns instead.
+    The format multiplies the unquantized input by ``pre_quant_scale``; here it multiplies the weight's columns instead.
     """
 
     def dequantize(self, part: Part) -> Tensor:
@@ -74,10 +74,10 @@ class Int4Awq(Format):
 
 
 class Nvfp4(Format):
-    """Weights and activations in e2m1, two columns a byte (the even one low), scaled twice.
+    """Weights and activations in e2m1, two columns in a byte (the even column in the low bits).
 
-    A block of 16 columns has a float8_e4m3fn scale (stored for weights, computed for activations), the tensor a
-    float32 one: ``weight_scale_2`` and ``input_scale``.
+    There are two levels of scales. A block of 16 columns has a float8_e4m3fn scale (stored for weights, computed for
+    activations); the tensor has a float32 scale: ``weight_scale_2`` or ``input_scale``.
     """
 
     def dequantize(self, part: Part) -> Tensor:
@@ -94,9 +94,9 @@ class Nvfp4(Format):
 
 
 class Int8SmoothQuant(Format):
-    """Weights and activations in 8-bit integers: a scale for each row of the weight, one for the whole input.
+    """Weights and activations in int8: one scale for each row of the weight, one for the whole input.
 
-    ``pre_quant_scale`` moves the outliers of single input columns into the weight, before the input is quantized.
+    ``pre_quant_scale`` moves outliers of single input columns into the weight, before the input is quantized.
     """
 
     def dequantize(self, part: Part) -> Tensor:
@@ -120,25 +120,28 @@ FORMATS: Mapping[str, type[Format]] = {
     "NVFP4": Nvfp4,
     "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant,
 }
-"""By algorithm: one for each that ``trtx.checkpoint.formats`` says is loaded."""
+"""Formats by algorithm: one for each algorithm that ``trtx.checkpoint.formats`` marks as loadable."""
 
 
 def format_of(quantization: Quantization) -> Format:
-    """Of a quantization whose ``algorithm`` is not None."""
+    """Returns the format of a quantization whose ``algorithm`` is not None."""
     return FORMATS[str(quantization.algorithm)](quantization.group_size)
 
 
 def shared_input_scale(parts: Sequence[Part]) -> Tensor:
-    """The largest ``input_scale``, float32 scalar: ModelOpt exports equal ones, TensorRT-LLM takes the maximum too."""
+    """The largest ``input_scale``, a float32 scalar.
+
+    ModelOpt exports equal ones; TensorRT-LLM takes the maximum too.
+    """
     return torch.stack([part["input_scale"] for part in parts]).amax()
 
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
-    """To the nearest e2m1 value, ties to even codes, under each block's scale, itself rounded to float8_e4m3fn."""
+    """Rounds to the nearest e2m1 value, ties to even codes, with a float8_e4m3fn scale for each block."""
     blocks = x.float().view(*x.shape[:-1], -1, NVFP4_BLOCK)
     block_scale = to_fp8(blocks.abs().amax(-1, keepdim=True) / _E2M1_MAX, scale).float() * scale
     magnitudes = blocks.abs() / torch.where(block_scale > 0, block_scale, 1.0)
-    # Steps of 0.5 up to 2, of 1 up to 4, of 2 up to 6; round() takes ties to even multiples, which are even codes.
+    # Step widths: 0.5 up to 2, 1 up to 4, 2 up to 6. round() sends ties to even multiples, which are even codes.
     step = torch.where(magnitudes < 2, 0.5, torch.where(magnitudes < 4, 1.0, 2.0))
     rounded = ((magnitudes / step).round() * step).clamp(max=_E2M1_MAX)
     return (rounded.copysign(blocks) * block_scale).flatten(-2).to(x.dtype)

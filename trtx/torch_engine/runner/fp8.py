@@ -1,4 +1,4 @@
-"""float8_e4m3fn: the one 8-bit floating point format of weights, activations and KV cache."""
+"""float8_e4m3fn, the only 8-bit floating point format for weights, activations and KV cache."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FP8_MAX = 448.0
 
 
 def to_fp8(x: Tensor, scale: Tensor) -> Tensor:
-    """``x / scale`` in float8_e4m3fn, computed in float32, saturating: torch may convert an overflow to NaN."""
+    """``x / scale`` in float8_e4m3fn, computed in float32 and saturated, since torch may convert an overflow to NaN."""
     return (x.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)

@@ -1,4 +1,4 @@
-"""CUDA graphs of the decode pass, one per padded batch size."""
+"""CUDA graphs of the decode forward, one for each padded batch size."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _WARM_UP_PASSES = 2  # Triton compiles and cuBLAS picks its workspace outside th
 
 
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 32, then every 32 up to 512, then every 128: little of a large batch is padding."""
+    """1, 2, 4, 8, 16, 32, then every 32 up to 512, then every 128: little padding in large batches."""
     sizes = [1, 2, 4, 8, 16, *range(32, 513, 32), *range(640, max_batch_size + 128, 128)]
     return (*(size for size in sizes if size < max_batch_size), max_batch_size)
 
 
 class DecodeGraphs:
-    """Captured at start, replayed for ever. A graph ends with the sampled tokens, so a step launches one thing.
+    """CUDA graphs of decodes, captured at start. A graph ends with the sampled tokens, so a step needs one launch.
 
-    Inputs and outputs are the same memory for every size: what :meth:`replay` returns holds until the next one.
+    All sizes share the same input and output memory: the result of :meth:`replay` is valid until the next call.
     """
 
     def __init__(
         self, decoder: Decoder, sampler: Sampler, cache: KvCache, batch_sizes: list[int], vocab_size: int
     ) -> None:
-        """Captures every size of the ascending ``batch_sizes``, the largest first: the others share its memory."""
+        """Captures all sizes of the ascending ``batch_sizes``, largest first, so that the others reuse its memory."""
         self._sizes = batch_sizes
         self._padding_slot = cache.padding_slot
         device, largest = cache.pool.device, self._sizes[-1]
-        # Tokens, positions and slots of a size, one behind the other.
+        # Tokens, positions and slots of one size, one after the other.
         self._inputs = FixedInputs(3 * stride(largest), device)
         inputs = self._inputs.tensor
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
@@ -61,11 +61,14 @@ class DecodeGraphs:
                 self._graphs[size] = (graph, logits[:size], sampled[:size])
 
     def fits(self, num_sequences: int) -> bool:
-        """False for a batch beyond the largest size, which then runs without a graph."""
+        """False for a batch larger than the largest graph; it runs without a graph."""
         return num_sequences <= self._sizes[-1]
 
     def replay(self, tokens: list[int], positions: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their sampled tokens [rows] int64) of one decode pass, which is not waited for."""
+        """Launches one decode forward.
+
+        Returns (logits [rows, vocab], sampled tokens [rows] int64), without waiting for it.
+        """
         rows = len(tokens)
         size = next(size for size in self._sizes if size >= rows)
         length = 3 * stride(size)

@@ -1,9 +1,9 @@
-"""The CPU's kernels in which a row's bits depend on its own sequence alone. Products: :mod:`invariant_multiplier`.
+"""Batch-invariant CPU kernels: a row's bits depend only on its own sequence. Matmuls: :mod:`invariant_multiplier`.
 
-Two things make torch's operations depend on what else is in a call: a matrix product's kernel is chosen by shape, and
-the elements that fill no whole vector, at the end of a thread's part, go through another exponential than the rest.
-So products here have one shape each, which is tried when the kernels are made, and exponentials run over parts that are
-whole vectors and too small for a second thread.
+Two things make the result of a torch operation depend on the rest of a call. A matmul's kernel is chosen by shape. And
+elements at the end of a thread's share that fill no whole vector go through a different exponential than the rest. So
+each matmul here has one fixed shape, which is tested when the kernels are created, and exponentials run over parts that
+consist of whole vectors and are too small for a second thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 
-_VECTOR = 64  # elements of the longest step of a vector loop: two registers of 512 bits of bfloat16
+_VECTOR = 64  # elements in the longest vector loop step: two 512-bit registers of bfloat16
 _ONE_THREAD = 32768  # elements: torch gives no thread fewer
-_CHUNK = 128  # KV tokens that a sum over them is cut into, from position 0 on
+_CHUNK = 128  # KV tokens in a chunk, counted from position 0
 _SMALL_TILE, _LARGE_TILE = 4, 64  # query rows of one sequence that are computed together
 _ROWS_AT_ONCE = 256
 
@@ -29,10 +29,11 @@ _ROWS_AT_ONCE = 256
 class InvariantTorchKernels(TorchKernels):
     """See :class:`trtx.torch_engine.runner.kernels.Kernels`.
 
-    A query row's attention is summed over chunks of KV at fixed positions, folded in their order; a chunk that lies
-    behind the row adds nothing, to the bit. So it is the same as a decode or in a prompt chunk, wherever that is cut.
-    Where the library's products of these shapes round by how many there are in a call, attention is
-    :mod:`fixed_attention`'s, without any product and much slower. Norms need no help: each sums over its own row.
+    A query row's attention is summed over chunks of KV at fixed positions and folded in their order; a chunk after the
+    row's position adds exactly nothing. So a row gets the same bits as a decode and in a prompt chunk, however the
+    prompt is split. If the library's matmuls of these shapes round differently with the number of matmuls in a call,
+    :mod:`fixed_attention` computes attention without matmuls, and much slower. Norms need no change: each sums over its
+    own row.
     """
 
     def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
@@ -74,9 +75,12 @@ class InvariantTorchKernels(TorchKernels):
         return attended if scale is None else to_fp8(attended, scale)
 
     def _attend_tiles(self, queries: Tensor, positions: Tensor, slots: Tensor, layer: int) -> Tensor:
-        """``[tiles, kv heads, rows, dim]`` float32; ``positions`` [tiles, size] of the queries, ``slots`` [tiles]."""
+        """Attention of tiles of query rows.
+
+        ``queries`` [tiles, kv heads, rows, dim] float32; ``positions`` [tiles, size] of the queries; ``slots`` [tiles].
+        """
         last = positions.amax(dim=1)
-        # [tiles, 1, rows]: the rows of a tile are its queries, each with the heads of a group
+        # [tiles, 1, rows]: a tile has one row for each query and each head of its KV head's group
         seen_to = positions.repeat_interleave(self._group, dim=1).unsqueeze(1)
         best = torch.full(queries.shape[:3], -torch.inf)
         weight, sums = torch.zeros(queries.shape[:3]), torch.zeros_like(queries)
@@ -84,7 +88,7 @@ class InvariantTorchKernels(TorchKernels):
             active = (last >= start).nonzero().squeeze(1)
             tokens = torch.arange(start, start + _CHUNK)
             keys, values = self._chunk(layer, slots[active], tokens)
-            # What lies behind a sequence's end is another's, and a mask makes of its NaN 0 * NaN.
+            # Beyond a sequence's end are other sequences' values, and a mask turns their NaN into 0 * NaN.
             values = values.masked_fill((tokens > last[active, None])[:, None, :, None], 0.0)
             scores = _batched(queries[active], keys.transpose(-1, -2))
             scores = scores.masked_fill(tokens > seen_to[active].unsqueeze(-1), -torch.inf)
@@ -98,7 +102,7 @@ class InvariantTorchKernels(TorchKernels):
         return sums / weight.unsqueeze(-1)
 
     def _tiles(self, inputs: PassInputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each size of tile: (rows of the pass [tiles, size], -1 where there is none; each tile's slot [tiles])"""
+        """Yields for each tile size: (rows of the forward [tiles, size], -1 for padding; each tile's slot [tiles])."""
         if inputs.spans is None:
             rows = torch.full((inputs.slots.shape[0], _SMALL_TILE), -1)
             rows[:, 0] = torch.arange(inputs.slots.shape[0])
@@ -119,7 +123,7 @@ class InvariantTorchKernels(TorchKernels):
                 yield torch.cat(tiles), torch.tensor(owners)
 
     def _chunk(self, layer: int, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of ``tokens`` of each of ``slots``, float32 ``[slots, kv heads, tokens, dim]``."""
+        """K and V at positions ``tokens`` for each of ``slots``: float32 ``[slots, kv heads, tokens, dim]``."""
         cache = self._cache
         places = (tokens // cache.tokens_per_block).clamp_max(cache.block_table.shape[1] - 1)
         blocks = cache.block_table[slots].long()[:, places]
@@ -137,13 +141,13 @@ class InvariantTorchKernels(TorchKernels):
 
 
 def _batched(left: Tensor, right: Tensor) -> Tensor:
-    """``[a, b, n, k] @ [a, b, k, m]``, each a product of its own."""
+    """``[a, b, n, k] @ [a, b, k, m]``, each [n, k] @ [k, m] a separate matmul."""
     product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
     return product.view(*left.shape[:2], *product.shape[1:])
 
 
 def _by_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``function`` of each element, through the same code whatever x's shape and wherever in x it is."""
+    """Applies ``function`` element-wise through the same code path for every element and every shape of x."""
     flat = x.reshape(-1)
     flat = F.pad(flat, (0, -flat.numel() % _VECTOR))
     done = torch.cat([function(part) for part in torch.split(flat, _ONE_THREAD)])
@@ -151,8 +155,10 @@ def _by_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _is_free(rows: int, part: int, inner: int, columns: int) -> bool:
-    """Whether a row of a product of ``rows`` has its bits wherever it stands, among however many products, and those of
-    a product of ``part`` of the rows."""
+    """Tests whether a row of a batched matmul has the same bits at any place, in any batch size and row count.
+
+    The row counts are ``rows`` and ``part``.
+    """
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(_ROWS_AT_ONCE // _SMALL_TILE, 1, rows, inner, generator=generator)
     right = torch.randn(left.shape[0], 1, columns, inner, generator=generator).transpose(-1, -2)

@@ -1,10 +1,10 @@
-"""Products in which a row's bits depend on that row alone: not on how many others there are, nor on where it stands.
+"""Batch-invariant matmuls: a row's bits depend only on that row, not on the number of rows or its place among them.
 
-A library chooses its kernel, and with it the order of a sum, by the number of rows. Here there are few *tilings*, each
-a computation of one fixed shape, and a product takes the cheapest for its rows among those that give the same bits.
-That they do is not assumed: when a weight is admitted, all are tried on rows of random numbers, at several places among
-others, and one that differs in a bit from the reference is not used for weights of that shape. What decides the order
-of a sum inside a library is shapes, dtype, alignment and threads, and all four are the same in every later call.
+A library chooses its kernel, and with it the summation order, by the number of rows. Here there are a few *tilings*,
+each a computation of one fixed shape, and a matmul uses the cheapest tiling for its row count among those that give the
+same bits. This is tested, not assumed: when a weight is admitted, every tiling runs on random rows, at several places
+among other rows, and a tiling that differs in one bit from the reference is not used for weights of that shape. Inside
+a library, shapes, dtype, alignment and threads decide the summation order, and all four are the same in later calls.
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from torch import Tensor
 
 from trtx.errors import UsageError
 
-_ALIGNMENT = 64  # bytes: of the memory that torch allocates, and what vector code looks at
-_SHIFTS = (1, 7, 13)  # places that the probe's rows move by
+_ALIGNMENT = 64  # bytes: torch's allocations have it, and vectorised code depends on it
+_SHIFTS = (1, 7, 13)  # offsets by which the probe's rows are rolled
 _CPU_ROWS = (2, 4, 8, 16, 32, 64)
 
 
 class Tiling(Protocol):
-    """One way to compute a product."""
+    """One way to compute a matmul."""
 
     @property
     def rows(self) -> int:
-        """How many rows of x it takes at once: it is the cheapest for as many, or a little fewer."""
+        """Rows of x in one pass: the tiling is the cheapest for this number, or slightly fewer."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """``x`` [n, columns] for any n, ``weight`` [rows, columns], ``out`` [n, rows]."""
 
 
 class InvariantMultiplier:
-    """A :class:`trtx.torch_engine.runner.linear.Multiplier` whose rows do not see each other."""
+    """A :class:`trtx.torch_engine.runner.linear.Multiplier` with batch-invariant rows."""
 
     def __init__(self, tilings: Sequence[Tiling], *, out_dtype: torch.dtype | None = None) -> None:
-        """``tilings`` in ascending order of their rows. ``out_dtype`` None: x's."""
+        """``tilings`` in ascending order of their rows. ``out_dtype`` None: x's dtype."""
         self._tilings = tuple(tilings)
         self._out_dtype = out_dtype
         self._admitted: dict[tuple[object, ...], tuple[Tiling, ...]] = {}
 
     def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Raises UsageError where no tiling is free of a row's place, which no CPU or GPU so far has come to."""
+        """Tests the tilings for a weight.
+
+        Raises UsageError if no tiling is invariant to a row's place, which has not happened on any CPU or GPU so far.
+        """
         key = _key(weight, bias)
         if key in self._admitted:
             return
@@ -65,7 +68,7 @@ class InvariantMultiplier:
         )
 
     def tilings(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tiling, ...]:
-        """Those in use for an admitted weight."""
+        """The tilings in use for an admitted weight."""
         return self._admitted[_key(weight, bias)]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -81,7 +84,7 @@ class InvariantMultiplier:
         return out
 
     def _is_free(self, tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, reference: Tensor) -> bool:
-        """Whether it gives ``reference`` for x, for a row of it alone, and for x in another order."""
+        """Whether the tiling gives ``reference`` for x, for its first row alone, and for x with its rows rolled."""
         if not torch.equal(self._run(tiling, x[:1].clone(), weight, bias), reference[:1]):
             return False
         return all(
@@ -92,7 +95,7 @@ class InvariantMultiplier:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """On a CPU: torch's library, always over exactly ``rows`` rows of aligned memory. What is missing is zeros."""
+    """On a CPU: torch's library, always over exactly ``rows`` rows of aligned memory, padded with zeros."""
 
     rows: int
 
@@ -116,5 +119,5 @@ def _key(weight: Tensor, bias: Tensor | None) -> tuple[object, ...]:
 
 
 def _rolled(x: Tensor, shift: int) -> Tensor:
-    """Its rows moved by ``shift``; as bytes, since torch moves no float8 on a GPU."""
+    """Rolls x's rows by ``shift``; as bytes, since torch can't roll float8 on a GPU."""
     return x.view(torch.uint8).roll(shift, 0).view(x.dtype)

@@ -1,4 +1,4 @@
-"""What the decoder asks of a device: the operations around its matrix products, and the paged KV cache."""
+"""The device interface of the decoder: the operations between its matmuls, and the paged KV cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trtx.torch_engine.runner.weights import LayerWeights
 
 
 class Attention(Enum):
-    """How attention's work is cut up on a GPU."""
+    """How attention is split into work items on a GPU."""
 
-    BY_ROWS = "by rows"  # decodes in as many parts as their number wants, prompts in none
-    BY_LENGTH = "by length"  # every sequence in as many parts as its share of the pass's KV wants
-    # In chunks of KV that begin and end at the same positions whatever else is in a pass, and are folded in order: no
-    # bit of a row's result depends on the rows beside it, nor on how its sequence was cut into passes. On a CPU too.
+    BY_ROWS = "by rows"  # split-KV for decodes, by batch size; prompts are not split
+    BY_LENGTH = "by length"  # split-KV for every sequence, by its share of the forward's KV
+    # Fixed-split: chunks of KV begin and end at the same positions whatever else is in a forward, and are folded in
+    # order. So a row's bits depend neither on other rows nor on how its sequence was split into forwards. On a CPU too.
     FIXED = "fixed"
 
 
 DEFAULT_ATTENTION = Attention.BY_LENGTH
-"""Of a runner: docs/performance-notes.md."""
+"""The runner's default: docs/performance-notes.md."""
 
 FIXED_CHUNK = 512
-"""KV tokens of a chunk of :attr:`Attention.FIXED`; another number is other bits."""
+"""KV tokens in a chunk of :attr:`Attention.FIXED`. Changing it changes the bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """What of some sequences' attention is one program's work; one for all layers of a pass.
+    """Work items of attention for some sequences; one list serves all layers of a forward.
 
     See :mod:`trtx.torch_engine.runner.triton_ragged_attention`.
     """
@@ -48,78 +48,78 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Sequences of a pass that computes several tokens of each: ``[starts[i], starts[i + 1])`` are sequence i's.
+    """Variable-length sequences of a forward: tokens ``[starts[i], starts[i + 1])`` belong to sequence i.
 
-    In a merged pass they come behind its decodes: ``starts[0]`` is the number of those.
+    In a mixed batch they follow the decodes: ``starts[0]`` is the number of decodes.
     """
 
     slots: Tensor  # [num_sequences] int32: rows of the block table
     starts: Tensor  # [num_sequences + 1] int32
-    contexts: Tensor  # [num_sequences] int32: tokens of the sequence before this pass, their KV is in the pool
-    max_length: int  # most new tokens of one sequence
-    max_context: int | None = None  # most of ``contexts``, or more; None: the host does not know
+    contexts: Tensor  # tokens before this forward, whose KV is in the pool
+    max_length: int  # upper bound of one sequence's new tokens
+    max_context: int | None = None  # upper bound of ``contexts``; None: unknown to the host
 
 
 @dataclass(frozen=True, slots=True)
 class PassInputs:
-    """The tokens of one forward pass.
+    """Input of one forward.
 
-    ``spans`` None: a decode pass, every token is its sequence's only one. There a slot may be the padding slot,
-    the block table's last row: its token writes no KV and its result means nothing. With spans, the first
-    ``num_decodes`` tokens are the only ones of sequences that no span has.
+    ``spans`` None: a decode forward, with one token for each sequence. A slot may then be the padding slot, the block
+    table's last row: its token writes no KV, and its result is undefined. With spans, the first ``num_decodes`` tokens
+    are decodes, one for each sequence that has no span.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32
-    slots: Tensor  # [num_tokens] int32: row of the block table that each token's sequence has
+    slots: Tensor  # row of the block table, for each token
     spans: Spans | None = None
     num_decodes: int = 0
-    # In place of ``num_decodes`` where a pass has room for more decodes than there are: spans of one token, or none.
+    # Replaces ``num_decodes`` in a CUDA graph bucket with room for more decodes: spans of one token, or empty ones.
     decodes: Spans | None = None
-    # Of adjacent tokens from the first number on: rows [n, hidden] that the pass takes in place of their embeddings,
-    # with those that the first layers add behind them where the model has any: [n, hidden * (1 + levels)].
+    # (offset, rows): rows [n, hidden] replace the token embeddings from ``offset`` on. Models whose first layers add
+    # extra media vectors have them in the same rows: [n, hidden * (1 + levels)].
     media: tuple[tuple[int, Tensor], ...] = ()
-    # [num_tokens, head_dim] float32, cosines and sines, of a model with several positions a token; else ``positions``
-    # say which rows of the kernels' own table.
+    # [num_tokens, head_dim] float32 cosines and sines, for models with several positions a token. None: ``positions``
+    # index the kernels' own table.
     rotary: Tensor | None = None
-    # [rows] int32: the tokens whose hidden states are asked for, those of each span's last one as a rule; None: all.
+    # [rows] int32: tokens whose hidden states are requested, usually the last one of each sequence; None: all.
     wanted: Tensor | None = None
-    work: tuple[WorkList, ...] = ()  # what ``Kernels.planned`` adds: of the decodes, of the spans
+    work: tuple[WorkList, ...] = ()  # added by ``Kernels.planned``: for decodes, for spans
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV pool and who has which block of it. A float8 pool holds values divided by their layer's scale.
+    """The KV pool and its block tables. A float8 pool holds values divided by their layer's scale.
 
-    Kernels know the pool by its strides alone: in what order its dimensions lie in memory is ``KvGeometry``'s matter.
-    A head of a token is ``head_dim`` adjacent elements.
+    Kernels address the pool by its strides; ``KvGeometry`` defines the memory layout. A head of a token is ``head_dim``
+    adjacent elements.
     """
 
     pool: Tensor  # [num_blocks, block_layers, 2, tokens_per_block, num_kv_heads, head_dim]: a view; see ``of``
-    block_table: Tensor  # [max_batch_size + 1, max_blocks] int32, of the first group; the last row is the padding slot
-    scales: Tensor | None = None  # [num_layers, 2] float32, of k and v; None unless the pool is float8_e4m3fn
-    # Of several layer groups: [num_groups, max_batch_size + 1, max_blocks] int32, the first is ``block_table``; and of
-    # each layer its group, and its index in a block of that.
+    block_table: Tensor  # of the first group, int32
+    scales: Tensor | None = None  # [num_layers, 2] float32, for k and v; None unless the pool is float8_e4m3fn
+    # For several KV cache groups: their block tables, [num_groups, max_batch_size + 1, max_blocks] int32, of which
+    # ``block_table`` is the first; and for each layer its group and its index within a block.
     group_tables: Tensor | None = None
     places: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, pool: Tensor, block_table: Tensor, scales: Tensor | None = None) -> KvCache:
-        """Of one layer group. ``pool``: as it lies in memory, ``[num_blocks, *KvGeometry.block_shape]``."""
+        """A cache with one KV cache group. ``pool`` in its memory layout: ``[num_blocks, *KvGeometry.block_shape]``."""
         return cls(pool.permute(0, 2, 3, 4, 1, 5), block_table, scales)
 
     @classmethod
     def of_groups(cls, pool: Tensor, tables: Tensor, geometry: KvGeometry, scales: Tensor | None = None) -> KvCache:
-        """``tables``: of each group one."""
+        """A cache with the groups of ``geometry``; ``tables`` has a block table for each."""
         return cls(pool.permute(0, 2, 3, 4, 1, 5), tables[0], scales, tables, geometry.places)
 
     @property
     def tables(self) -> Tensor:
-        """``[num_groups, max_batch_size + 1, max_blocks]`` int32"""
+        """Block tables of all groups: ``[num_groups, max_batch_size + 1, max_blocks]`` int32."""
         return self.block_table.unsqueeze(0) if self.group_tables is None else self.group_tables
 
     def place(self, layer: int) -> tuple[Tensor, int]:
-        """(the block table of a layer's group, the layer's index in a block)"""
+        """Returns (block table of the layer's group, the layer's index within a block)."""
         if self.group_tables is None:
             return self.block_table, layer
         group, index = self.places[layer]
@@ -135,38 +135,41 @@ class KvCache:
 
 
 class Kernels(Protocol):
-    """One device's operations. Every one returns new tensors; only ``rope_and_write`` changes the pool.
+    """Operations on one device. All return new tensors; only ``rope_and_write`` changes the pool.
 
-    ``scale`` is the ``input_scale`` of the :class:`trtx.torch_engine.runner.linear.Linear` that takes the result: with
-    it the result is float8_e4m3fn, divided by it and saturated; None leaves it in x's dtype.
+    ``scale`` is the ``input_scale`` of the :class:`trtx.torch_engine.runner.linear.Linear` that consumes the result. If
+    given, the result is divided by it and saturated to float8_e4m3fn; None keeps x's dtype.
     """
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        """``inputs`` with what ``attend`` wants to know of the pass in every layer; ``dtype`` is q's there.
+        """Returns ``inputs`` with the work lists that ``attend`` uses in every layer; ``dtype`` is q's.
 
-        To be called once a pass, before its first ``attend``. Waits for nothing.
+        Call it once for each forward, before the first ``attend``. Does not wait for the device.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-        """``[n, hidden]`` normalised in float32, scaled in x's dtype."""
+        """RMSNorm of ``[n, hidden]``: normalised in float32, multiplied by the weight in x's dtype."""
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(normalised sum, sum) of ``x + residual``, both ``[n, hidden]``."""
+        """Returns (normalised sum, sum) of ``x + residual``, both ``[n, hidden]``."""
 
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
-        """Head norms where the model has them, rotation, K and V into the pool; returns q ``[n, heads, head_dim]``."""
+        """Applies head norms, if the model has them, and RoPE; writes K and V into the pool.
+
+        Returns q ``[n, heads, head_dim]``.
+        """
 
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
-        """Causal attention over the pool, ``[n, heads * head_dim]``; the pass's own KV is already written."""
+        """Causal attention over the pool, ``[n, heads * head_dim]``. The forward's own KV must already be written."""
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
 
 
 def int32(values: list[int], device: torch.device) -> Tensor:
-    """A small host list on ``device``; on CUDA through pinned memory, without waiting for the device."""
+    """Copies a small host list to ``device``; on CUDA through pinned memory, without waiting for the device."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=torch.int32)
     return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""How many KV blocks the pool gets."""
+"""Computes the number of blocks of the KV pool."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from trtx.torch_engine.runner.args import RunnerArgs, capability_of, dtype_name
 def num_kv_blocks(
     args: RunnerArgs, config: ModelConfig, geometry: KvGeometry, *, device: torch.device, dtype: torch.dtype
 ) -> int:
-    """Called once the weights are on the device; ``dtype`` is the activations'. Raises UsageError if no block fits."""
-    groups = len(geometry.groups)  # a token has a block in each
+    """Returns the number of KV blocks. Call it once the weights are on the device; ``dtype`` is the activations'.
+
+    Raises UsageError if not even one block fits.
+    """
+    groups = len(geometry.groups)  # a token has one block in each
     if args.num_blocks is not None:
         blocks, limit = args.num_blocks, f"num_blocks is {args.num_blocks}"
     else:

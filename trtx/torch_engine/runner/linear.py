@@ -1,4 +1,4 @@
-"""A product with a weight, as the decoder sees it: which format the weight is in is the product's own business."""
+"""Linear layers as the decoder sees them, whatever format their weights have."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from trtx.torch_engine.runner.formats import Prepare
 
 
 class FewRows(Enum):
-    """Who computes products of at most ``MOST_ROWS`` rows of 16-bit weights on a GPU."""
+    """Backend of skinny GEMMs: at most ``MOST_ROWS`` rows, 16-bit weights, on a GPU."""
 
     LIBRARY = "library"
-    FUSED = "fused"  # kernels of ours, with what lies between them where they can: :class:`LayerProducts`
+    FUSED = "fused"  # our kernels, fused with the operations between matmuls where possible: :class:`LayerProducts`
 
 
 DEFAULT_FEW_ROWS = FewRows.FUSED
-"""Of a runner: on an H100 a step of Qwen3-8B's shape takes 5.8 ms for one row, 6.7 with the library's."""
+"""The runner's default.
+
+On an H100, one decode step of Qwen3-8B's shape with one row takes 5.8 ms; with the library, 6.7.
+"""
 
 MOST_ROWS = 16
-"""A tensor core's tile is no shorter."""
+"""The height of a tensor core tile."""
 
 
 class Multiplier(Protocol):
-    """``x @ weight.T + bias`` of tensors in one dtype: how that is computed, and so in what order it is summed."""
+    """A GEMM backend: computes ``x @ weight.T + bias`` in one dtype, and so defines the summation order."""
 
     def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Told once of each weight ``[rows, columns]`` that it gets. Raises UsageError for one that it can't take."""
+        """Announces a weight ``[rows, columns]``, once before its use.
+
+        Raises UsageError if the backend can't multiply by it.
+        """
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """``[n, columns]`` to ``[n, rows]``, in ``out`` where that is given."""
+        """Returns ``[n, rows]`` for x ``[n, columns]``, in ``out`` if given."""
 
 
 class LibraryMultiplier:
-    """What torch's libraries find fastest for the shapes at hand: a row's rounding depends on how many there are."""
+    """torch's libraries, which pick the fastest kernel for the shapes: the row count affects a row's rounding."""
 
     def admit(self, weight: Tensor, bias: Tensor | None = None) -> None:
         return None
@@ -57,16 +63,19 @@ class Linear(Protocol):
 
     @property
     def input_scale(self) -> Tensor | None:
-        """None: x is in the engine's dtype. Else x is float8_e4m3fn, and times this float32 scalar what it means."""
+        """None: x is in the engine's dtype.
+
+        Otherwise x is float8_e4m3fn, and this float32 scalar is its dequantization scale.
+        """
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """A weight in the engine's dtype, stored so or dequantized when it was loaded.
+    """A weight in the engine's dtype, stored like that or dequantized at load.
 
-    ``prepare`` rounds x as the checkpoint's format does, so that a dequantized weight gives what the format promises.
+    ``prepare`` rounds x as the checkpoint's format does, so that a dequantized weight gives the format's results.
     """
 
     weight: Tensor  # [rows, columns]
@@ -83,22 +92,22 @@ class PlainLinear:
 
 
 class LayerProducts(Protocol):
-    """The four products of each layer with what else lies between rotation and attention: for passes of few tokens.
+    """The four matmuls of each layer with the operations between them, except RoPE and attention: for small forwards.
 
-    Results are rounded wherever operations of their own would round theirs, but that a norm is not rounded by itself.
+    Results are rounded where separate operations would round, except that a fused norm is not rounded on its own.
     """
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether it is for a pass of so many."""
+        """Whether it handles a forward with this number of tokens."""
 
     def qkv(self, residual: Tensor, layer: int) -> Tensor:
-        """Of ``residual`` [n, hidden] normalised."""
+        """QKV projection of the normalised ``residual`` [n, hidden]."""
 
     def output(self, attended: Tensor, layer: int, residual: Tensor) -> Tensor:
-        """``residual`` [n, hidden] and the product of ``attended`` [n, q_size]."""
+        """Returns ``residual`` [n, hidden] plus the output projection of ``attended`` [n, q_size]."""
 
     def gate_up(self, residual: Tensor, layer: int) -> Tensor:
-        """``silu(gate) * up`` of ``residual`` normalised: ``[n, intermediate]``."""
+        """Returns ``silu(gate) * up`` of the normalised ``residual``: ``[n, intermediate]``."""
 
     def down(self, gated: Tensor, layer: int, residual: Tensor) -> Tensor:
-        """``residual`` [n, hidden] and the product of ``gated``."""
+        """Returns ``residual`` [n, hidden] plus the down projection of ``gated``."""

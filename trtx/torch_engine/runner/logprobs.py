@@ -1,4 +1,4 @@
-"""Log-probabilities of rows: ranked on the device behind what computes the logits, dicts on the host later."""
+"""Log-probabilities: ranked on the device right after the logits, converted to dicts on the host later."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from trtx.torch_engine.messages import Logprob
 
-_VECTOR = 16  # float32 numbers: 64 bytes
+_VECTOR = 16  # float32 elements: 64 bytes
 
 
 def to_host(values: Tensor) -> Tensor:
-    """A copy that is complete once the device has come so far; on a CPU the tensor itself."""
+    """Starts a copy to the host; it is complete once the device has reached it. On a CPU, returns the tensor itself."""
     return values.to("cpu", non_blocking=True)  # into pinned memory
 
 
 class RankedLogprobs:
-    """Per row of ``logits`` [rows, vocab]: the token of ``chosen`` [rows] and its ``counts`` likeliest.
+    """For each row of ``logits`` [rows, vocab]: logprobs of token ``chosen`` [rows] and of the top ``counts``.
 
-    Made without waiting for the device. A row without a token (negative) has an entry that means nothing.
+    Creating it does not wait for the device. A row without a token (negative) gets a meaningless entry.
     """
 
     def __init__(self, logits: Tensor, chosen: Tensor, counts: list[int]) -> None:
@@ -34,7 +34,7 @@ class RankedLogprobs:
         self._columns = [to_host(column) for column in columns]
 
     def entries(self) -> list[dict[int, Logprob]]:
-        """The chosen token first, then the likeliest. Once the step is done."""
+        """Returns each row's logprobs: the chosen token first, then the top tokens. Call it once the step is done."""
         results = []
         rows = zip(*(column.tolist() for column in self._columns), self._counts, strict=True)
         for token, logprob, rank, ids, logprobs, count in rows:
@@ -46,23 +46,25 @@ class RankedLogprobs:
 
 
 def _aligned(logits: Tensor) -> Tensor:
-    """With tokens of no probability up to whole vectors: each row begins as the first one does, and is summed alike.
+    """Pads rows with zero-probability tokens to whole vectors, so that all rows are aligned and summed alike.
 
-    CUDA's softmax sums from the first address that a vector may have, which else is another one in each row.
+    CUDA's softmax starts its sum at the first address aligned to a vector, which otherwise differs between rows.
     """
     return F.pad(logits, (0, -logits.shape[1] % _VECTOR), value=-math.inf)
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """int64 in the order of float32 ``values``, of equal ones in the order of their ids: no two are equal, and which
-    are the first few does not go by how many are asked for."""
+    """int64 keys in the order of float32 ``values``; equal values are ordered by token id.
+
+    No two keys are equal, so the top tokens do not depend on how many are requested.
+    """
     bits = values.contiguous().view(torch.int32)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     return (rising << 32) - torch.arange(values.shape[1], device=values.device)
 
 
 def prompt_problem(logprobs: list[dict[int, Logprob]]) -> str | None:
-    """Why a prompt's logprobs are none. One NaN or infinite logit makes every logprob of its row NaN."""
+    """Returns why a prompt's logprobs are unusable, or None. One NaN or infinite logit makes its whole row NaN."""
     for entry in logprobs:
         if any(math.isnan(logprob.logprob) for logprob in entry.values()):
             return "the model's logits for tokens of this prompt are not numbers: prompt_logprobs can't be computed"

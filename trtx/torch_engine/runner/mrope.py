@@ -1,6 +1,7 @@
-"""Three positions a token (time, height, width), of models that turn a head's pairs by them: text has all three alike.
+"""M-RoPE: three positions a token (time, height, width), each of which rotates some of a head's pairs.
 
-A token's place in its sequence, by which KV lies in blocks and attention is causal, stays one number.
+All three positions of a text token are equal. The KV cache's place of a token and the causal mask use its index in the
+sequence, a single number.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from trtx.torch_engine.step import ScheduledSequence
 
 
 def positions_between(spans: Sequence[MediaSpan], start: int, end: int) -> npt.NDArray[np.int32]:
-    """``[3, end - start]``: positions of the tokens ``[start, end)``, prompt and answer alike.
+    """Positions of tokens ``[start, end)`` of prompt and output: ``[3, end - start]``.
 
-    An image or video begins where the text before it ends, and counts time, rows and columns from there. Text continues
-    behind its largest position, as Qwen trains the models (``get_rope_index_25`` of their ``rope2d.py``) and as
-    transformers up to 5.2, vLLM and TensorRT-LLM have it. transformers 5.3 to 5.23 leave a video's time out there.
+    An image or video starts where the text before it ends, and counts time, rows and columns from there. Text continues
+    after its largest position, like in Qwen's training (``get_rope_index_25`` in their ``rope2d.py``), in transformers
+    up to 5.2, in vLLM and in TensorRT-LLM. transformers 5.3 to 5.23 omit a video's time there.
     """
     index = np.arange(start, end)
     found = np.broadcast_to(index, (3, end - start)).copy()
@@ -46,17 +47,20 @@ def positions_between(spans: Sequence[MediaSpan], start: int, end: int) -> npt.N
 
 
 class Mrope:
-    """Angles by three positions, and what is added to the places of each slot's generated tokens."""
+    """Rotary angles from three positions, and each slot's position offset for generated tokens."""
 
     def __init__(self, rope: RopeConfig, rotary: Tensor, max_batch_size: int) -> None:
-        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; one row of slots more is the padding's."""
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`.
+
+        The last row of the offsets is the padding slot's.
+        """
         self._rotary = rotary
         self._deltas = torch.zeros(max_batch_size + 1, dtype=torch.int32, device=rotary.device)
         axes = axis_of_pairs(rope, rotary.shape[1] // 2)
         self._axes = torch.tensor([*axes, *axes], device=rotary.device).unsqueeze(0).unsqueeze(0)  # cosines, then sines
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
-        """Enqueues one small copy for those that take a slot. To be called before the pass."""
+        """Enqueues one small copy of offsets for sequences that are new in their slot. Call it before the forward."""
         new = [sequence for sequence in sequences if sequence.is_first]
         if new:
             slots = [sequence.slot for sequence in new]
@@ -65,11 +69,11 @@ class Mrope:
             self._deltas[both[: len(new)].long()] = both[len(new) :]
 
     def of_decodes(self, positions: Tensor, slots: Tensor) -> Tensor:
-        """Rows ``[n, head_dim]`` of a decode pass: cosines, then sines. Of fixed shapes, for a graph."""
+        """Angles ``[n, head_dim]`` of a decode forward: cosines, then sines. Shapes are static, for a CUDA graph."""
         return self._rotary[(positions + self._deltas[slots.long()]).long()]
 
     def of_chunks(self, sequences: list[ScheduledSequence]) -> Tensor:
-        """The same for the tokens of all chunks, one behind the other."""
+        """Angles of all chunks' tokens, concatenated, in the same form."""
         parts = [
             positions_between(sequence.media, sequence.start, sequence.start + len(sequence.new_token_ids))
             for sequence in sequences
@@ -81,7 +85,7 @@ class Mrope:
 
 
 def axis_of_pairs(rope: RopeConfig, pairs: int) -> list[int]:
-    """Which position turns each of a head's pairs: 0 time, 1 height, 2 width."""
+    """For each of a head's pairs, the position that rotates it: 0 time, 1 height, 2 width."""
     assert rope.mrope_section is not None
     if not rope.mrope_interleaved:
         return [axis for axis, count in enumerate(rope.mrope_section) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A pass over prompts' chunks, and decodes before them, as the host lays it out: sequences one behind the other."""
+"""The host's layout of a mixed batch: optional decodes, then prompt chunks, packed one after the other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trtx.torch_engine.step import ScheduledSequence
 
 @dataclass(slots=True, eq=False)
 class PackedPass:
-    """The first ``num_decodes`` of ``sequences`` are decodes: a token each."""
+    """The first ``num_decodes`` of ``sequences`` are decodes, with one token each."""
 
     sequences: list[ScheduledSequence]
     num_decodes: int
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # of each sequence: where in the pass it does
+    ends: list[int] = field(default_factory=list)  # for each sequence: its end in the packed batch
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # see PassInputs.media
 
     def __post_init__(self) -> None:
@@ -36,12 +36,12 @@ class PackedPass:
 
     @property
     def lasts(self) -> list[int]:
-        """Of each sequence: where in the pass its last token is."""
+        """For each sequence: index of its last token in the packed batch."""
         return [end - 1 for end in self.ends]
 
     @property
     def needs_all(self) -> bool:
-        """Whether hidden states of more than the last token of each sequence are asked for."""
+        """Whether hidden states of more than each sequence's last token are requested."""
         return any(sequence.sampling.prompt_logprobs is not None for sequence in self.chunks)
 
     @property
@@ -50,11 +50,11 @@ class PackedPass:
 
     @property
     def chunk_starts(self) -> list[int]:
-        """Where in the pass chunks begin, and where the last one ends."""
+        """Start of each chunk in the packed batch, and the end of the last one."""
         return [0, *self.ends][self.num_decodes :]
 
     def spans(self, device: torch.device) -> Spans:
-        """Of the chunks."""
+        """Returns the chunks as variable-length sequences on ``device``."""
         chunks = self.chunks
         return Spans(
             slots=int32([sequence.slot for sequence in chunks], device),

@@ -1,4 +1,4 @@
-"""Passes over prompts' chunks, with decodes before them or none, padded to a few sizes: on CUDA a graph of each."""
+"""Forwards with prompt chunks, padded to a few sizes: CUDA graph buckets on CUDA."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.sampler import Sampler
 
 _Memory = TypeVar("_Memory", Tensor, Int32)
-_TOKENS_OF_SPAN = 16  # so many of a size's tokens make room for one more chunk
+_TOKENS_OF_SPAN = 16  # tokens of a bucket for each chunk that it has room for
 
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """What a padded pass has room for. Its inputs lie one behind the other, each at a multiple of 16 bytes."""
+    """Capacity of one CUDA graph bucket. Its inputs lie one after the other, each aligned to 16 bytes."""
 
     tokens: int
     decodes: int
@@ -37,19 +37,18 @@ class PassSize:
 
     @property
     def num_wanted(self) -> int:
-        """Rows of hidden states that come back: of each decode and of each chunk's last token, or of all tokens where
-        those are no more."""
+        """Number of hidden-state rows returned: one for each decode slot and chunk slot, at most one for each token."""
         return min(self.tokens, self.decodes + self.spans)
 
     def lasts(self, packed: PackedPass) -> list[int]:
-        """Of each sequence of a pass that it :meth:`holds`: which of those rows its last token has."""
+        """For each sequence of a batch that fits: the row of its last token among the returned hidden states."""
         if self.num_wanted == self.tokens:
             return packed.lasts
         return [*range(packed.num_decodes), *(self.decodes + chunk for chunk in range(len(packed.chunks)))]
 
     @property
     def _parts(self) -> tuple[int, ...]:
-        """Tokens, positions, slots; where decodes begin and the last ends; slots, starts and contexts of chunks."""
+        """Lengths of the inputs: tokens, positions, slots; decode starts; chunk slots, starts and contexts."""
         return (self.tokens,) * 3 + (self.decodes + 1, self.spans, self.spans + 1, self.spans)
 
     @property
@@ -63,9 +62,10 @@ class PassSize:
         return [memory[begin : begin + part] for begin, part in zip(begins, parts, strict=False)]
 
     def inputs(self, memory: Tensor) -> PassInputs:
-        """Views of ``memory`` [num_inputs] int32. What :meth:`fill` has not written means nothing."""
+        """Views into ``memory`` [num_inputs] int32. Content that :meth:`fill` has not written is undefined."""
         tokens, positions, slots, ones, chunk_slots, starts, contexts = self._split(memory)
-        # A decode is a span of one token, one that is not there a span of none: decodes and chunks share the rows.
+        # A decode is a span of one token; an unused decode slot is an empty span. So decodes and chunks share the token
+        # rows.
         decodes = Spans(slots[: self.decodes], ones, positions[: self.decodes], 1)
         spans = Spans(chunk_slots, starts, contexts, self.tokens)
         wanted = None
@@ -75,7 +75,7 @@ class PassSize:
         return PassInputs(tokens, positions, slots, spans, decodes=decodes, wanted=wanted)
 
     def fill(self, memory: Int32, packed: PackedPass, padding_slot: int) -> None:
-        """Writes a pass that it :meth:`holds`: behind it lie tokens of the padding slot, and spans of none."""
+        """Writes a batch that fits. The rest is filled with tokens of the padding slot and with empty spans."""
         tokens, positions, slots, ones, chunk_slots, starts, contexts = self._split(memory)
         count, chunks = len(packed.tokens), packed.chunks
         tokens[:count], positions[:count], slots[:count] = packed.tokens, packed.positions, packed.slots
@@ -91,7 +91,10 @@ class PassSize:
 
 
 class PaddedPasses:
-    """From token ids to hidden states. With graphs they are captured at start, and a pass launches one thing."""
+    """From token ids to hidden states in padded buckets.
+
+    With CUDA graphs, captured at start, a forward is one launch.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,10 @@ class PaddedPasses:
         *,
         memory: Any,
     ) -> None:
-        """``sizes``: tokens, ascending. ``memory``: the pool handle of other graphs, which these share; None: none."""
+        """``sizes``: token counts, ascending.
+
+        ``memory``: pool handle of other graphs, which these share; None: no CUDA graphs.
+        """
         self._decoder = decoder
         self._sampler = sampler
         self._padding_slot = cache.padding_slot
@@ -116,14 +122,14 @@ class PaddedPasses:
                 self._capture(memory, device)
 
     def _capture(self, memory: Any, device: torch.device) -> None:
-        """The largest first: the others share its memory."""
+        """Captures the largest size first, so that the others reuse its memory."""
         most = max(size.num_wanted for size in self._sizes)
         self._hidden = torch.empty(most, self._decoder.hidden_size, dtype=self._decoder.dtype, device=device)
         empty = PackedPass([], 0)
         for size in reversed(self._sizes):
             size.fill(self._inputs.values(), empty, self._padding_slot)
             self._inputs.send(size.num_inputs)
-            self._run(size)  # Triton compiles and cuBLAS picks its kernels outside the capture
+            self._run(size)  # outside the capture: Triton compiles, cuBLAS picks its kernels
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory):
                 self._hidden[: size.num_wanted] = self._run(size)
@@ -134,13 +140,15 @@ class PaddedPasses:
         return self._decoder.hidden(replace(inputs, token_ids=self._sampler.fill(inputs.token_ids, inputs.slots)))
 
     def fits(self, packed: PackedPass) -> bool:
-        """False for a pass with media, beyond the largest size, or of which all hidden states are asked for: it then
-        runs as it is."""
+        """False for a batch with media, beyond the largest size, or that needs all hidden states; it runs unpadded."""
         return not packed.media and not packed.needs_all and self._sizes[-1].holds(packed)
 
     def hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
-        """(hidden states ``[rows, hidden]``, of each sequence the row of its last token) of a pass that fits, which is
-        not waited for; they hold until the next one."""
+        """Launches a batch that fits, without waiting for it.
+
+        Returns (hidden states ``[rows, hidden]``, for each sequence the row of its last token), valid until the next
+        call.
+        """
         size = next(size for size in self._sizes if size.holds(packed))
         size.fill(self._inputs.values(), packed, self._padding_slot)
         self._inputs.send(size.num_inputs)

@@ -1,4 +1,4 @@
-"""Launches of :mod:`triton_ragged_attention`: attention of sequences that differ in length and in new tokens."""
+"""Launches of :mod:`triton_ragged_attention`: split-KV attention over sequences of different lengths."""
 
 # torch leaves its streams untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -17,23 +17,21 @@ from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, S
 from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
 
 _LEAST_CHUNK, _LONG_CHUNK = 64, 2048
-_SHORT = (
-    2048  # tokens of a sequence: beyond, a chunk of it is computed in the widest tiles, which read its KV less often
-)
+_SHORT = 2048  # tokens of a sequence; the chunks of longer ones use the widest tiles, which read the KV less often
 _ANY = 2**31 - 1
-_FIXED_PROGRAMS = 4  # a processor's, in a launch that walks the list
-_FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile for which no room is left is not cut
+_FIXED_PROGRAMS = 4  # for each SM, in a launch whose programs loop over the list
+_FIXED_PART_ROWS = 2048  # 32 MiB at 32 heads of 128. A tile without room left is not split
 _BLOCK_ITEMS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A compiled kernel's sizes.
+    """Sizes of one compiled kernel.
 
-    ``items``: how many of it a processor shall have, all together, ``fewer_items`` as long as their chunks are then
-    below :data:`_LONG_CHUNK`; ``whole_first``: what every row sees is taken
-    without masks, where tiles have many steps of it; ``fold_chunks``: how many parts of a token are folded at once;
-    ``max_registers``: a thread's, over a pool that is not float8, so that enough programs fit beside each other.
+    ``items``: target number of work items for each SM over the whole forward; ``fewer_items``: a smaller target, used
+    while it keeps chunks below :data:`_LONG_CHUNK`. ``whole_first``: process the KV that every row attends to without
+    masks, in tiles with many steps of it. ``fold_chunks``: number of a token's partial results that are folded at once.
+    ``max_registers``: limit for each thread, with a pool that is not float8, so that enough programs fit on an SM.
     """
 
     rows: int
@@ -49,18 +47,18 @@ class _Tile:
 
 _TILES = (
     _Tile(16, 64, 4, 3, 4, 2, fold_chunks=16, max_registers=128),
-    # Two programs fit beside each other, and a short prompt's tiles are enough for all processors.
+    # Two programs fit on an SM, and a short prompt has enough tiles for all SMs.
     _Tile(64, 64, 4, 3, 1, 1, whole_first=True),
-    # The block table's load stands before those of K and V: of 5 stages, these have two under way.
+    # The block table's load precedes those of K and V: with 5 stages, two of these are in flight.
     _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
 )
-_FIXED_TILE = _Tile(64, 64, 8, 3, 2, 2)  # 8 warps: 4 had too few registers for two accumulators
-# Of float32, or heads above 128: what fits into shared memory.
+_FIXED_TILE = _Tile(64, 64, 8, 3, 2, 2)  # 8 warps: with 4, two accumulators exceed the registers
+# For float32, or heads above 128: limited by shared memory.
 _NARROW_TILES = (_Tile(16, 32, 4, 2, 4, 2, fold_chunks=16), _Tile(32, 32, 4, 2, 4, 4, whole_first=True))
 
 
 class RaggedAttention:
-    """Sequences of one pass, with any number of new tokens each, over one KV cache."""
+    """Attention of one forward's sequences, with any number of new tokens each, over one KV cache."""
 
     def __init__(
         self,
@@ -71,7 +69,10 @@ class RaggedAttention:
         fixed: bool,
         fixed_part_rows: int = _FIXED_PART_ROWS,
     ) -> None:
-        """``fixed``: :attr:`trtx.torch_engine.runner.kernels.Attention.FIXED`; ``fixed_part_rows``: its memory."""
+        """``fixed``: :attr:`trtx.torch_engine.runner.kernels.Attention.FIXED`.
+
+        ``fixed_part_rows``: rows of its partial results.
+        """
         self._config = config
         self._cache = cache
         self._num_processors = num_processors
@@ -85,18 +86,19 @@ class RaggedAttention:
         self._strides = (block_stride, kv_stride, token_stride, head_stride)
         self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
         self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
-        # Of a whole batch, so that it compiles once; a pass has no more sequences than slots, and padding.
+        # Sized for a full batch, so that it compiles once: a forward has at most as many sequences as slots, plus
+        # padding.
         self._block_sequences = max(16, triton.next_power_of_2(cache.block_table.shape[0]))
         self._lanes = triton.next_power_of_2(config.num_heads // config.num_kv_heads)
-        self._beside: torch.cuda.Stream | None = None  # what of a pass runs beside its first list
+        self._beside: torch.cuda.Stream | None = None  # runs a forward's other lists concurrently with the first
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        """``inputs`` with their work lists. ``dtype``: q's.
+        """Returns ``inputs`` with their work lists. ``dtype``: q's.
 
-        Launches, grids and allocations depend on shapes and host numbers alone: how many tokens, decodes and spans
-        there are, and ``max_length``. So a CUDA graph of a pass serves any of its shape: ``max_length`` may be more
-        than the longest span, ``starts`` may end before the last token, a span may be empty. No answer is written for
-        tokens of no span; those of the padding slot get zeros.
+        Launches, grids and allocations depend only on shapes and host numbers: the numbers of tokens, decodes and
+        spans, and ``max_length``. So a CUDA graph of a forward serves every forward of its shape: ``max_length`` may
+        exceed the longest span, ``starts`` may end before the last token, and a span may be empty. Tokens outside all
+        spans get no output; tokens of the padding slot get zeros.
         """
         spans, work = inputs.spans, []
         count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
@@ -131,8 +133,10 @@ class RaggedAttention:
         above: int = -1,
         up_to: int = _ANY,
     ) -> WorkList:
-        """Of the first ``count`` of ``slots``, in at most so many ``tiles``; see :func:`plan_kernel` for the rest. One
-        launch."""
+        """Builds the work list of the first ``count`` of ``slots``, with at most ``tiles`` tiles, in one launch.
+
+        See :func:`plan_kernel` for the other arguments.
+        """
         config, device, tile_rows = self._config, slots.device, tile.rows // self._lanes
         wanted, fewer = (
             max(1, items * self._num_processors // config.num_kv_heads) for items in (tile.items, tile.fewer_items)
@@ -141,7 +145,7 @@ class RaggedAttention:
             part_rows = self._fixed_part_rows
             most_items = tiles + part_rows
         else:
-            # Tiles of a sequence have as many chunks as the last one wants: up to twice what all of them want.
+            # All tiles of a sequence have as many chunks as its last tile needs: up to twice the total that they need.
             most_items = tiles + wanted * (1 if starts is None else 2)
             part_rows = 2 * wanted * min(tile_rows, longest)
         work = WorkList(
@@ -166,11 +170,12 @@ class RaggedAttention:
     def attend(
         self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None, *, overlaps: bool
     ) -> None:
-        """``q`` and ``out``: [tokens, heads, dim] of the pass that ``work`` is for; ``scale``: what ``out`` is for;
-        ``overlaps``: see :mod:`triton_few_rows`.
+        """Computes ``out`` from ``q``, both [tokens, heads, dim] of the forward that ``work`` belongs to.
 
-        In a graph, lists are worked off beside each other: decodes wait for memory and chunks for arithmetic. Launched
-        one by one they are not, as the host would need longer to say so than is gained.
+        ``scale``: the input scale of the float8 matmul that consumes ``out``. ``overlaps``: see :mod:`triton_few_rows`.
+
+        In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
+        they run in sequence, because the additional launches would cost the host more time than they save.
         """
         first, *others = work
         if others and q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -206,7 +211,10 @@ class RaggedAttention:
         )  # fmt: skip
 
     def _tiles(self, dtype: torch.dtype) -> tuple[_Tile, ...]:
-        """Ascending; fixed, there is one: products of another shape round otherwise."""
+        """Tiles in ascending order of rows.
+
+        FIXED has a single one, since matmuls of another shape round differently.
+        """
         is_narrow = dtype == torch.float32 or self._block_dim > 128
         tiles: tuple[_Tile, ...] = _NARROW_TILES if is_narrow else _TILES
         if self._fixed:
@@ -214,7 +222,7 @@ class RaggedAttention:
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
 
     def _tiles_of(self, spans: Spans, dtype: torch.dtype) -> list[tuple[_Tile, int, int]]:
-        """(tile, above how many tokens, up to how many) of each list that ``spans`` need."""
+        """Returns (tile, exclusive minimum, inclusive maximum of tokens) for each work list that ``spans`` need."""
         widest = self._tile(dtype, spans.max_length)
         narrower = [tile for tile in self._tiles(dtype)[1:] if tile.rows < widest.rows]
         if not narrower:
@@ -225,6 +233,6 @@ class RaggedAttention:
         return [short, (widest, _SHORT, _ANY)]
 
     def _tile(self, dtype: torch.dtype, longest: int) -> _Tile:
-        """The smallest that holds all of a sequence's new tokens, or the largest."""
+        """The smallest tile that holds all new tokens of a sequence, or the largest tile."""
         tiles = self._tiles(dtype)
         return next((tile for tile in tiles if tile.rows >= longest * self._lanes), tiles[-1])

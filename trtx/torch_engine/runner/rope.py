@@ -1,4 +1,4 @@
-"""Rotary angles, in float32 and in the order of operations of transformers, so that both round alike."""
+"""Rotary angles in float32, with transformers' order of operations, so that both round alike."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trtx.checkpoint.rope import RopeConfig, Yarn
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each of the ``head_dim // 2`` pairs, float32.
+    """Angle per position for each of the ``head_dim // 2`` pairs, float32.
 
-    The bands of ``llama3`` are those of Llama 3.1's published configuration: wavelengths beyond the original
-    context are stretched by ``factor``, short ones kept, those between interpolated. Those of ``yarn`` are the YaRN
-    paper's (https://huggingface.co/papers/2309.00071).
+    ``llama3`` uses the bands of Llama 3.1's published configuration: wavelengths beyond the original context are
+    stretched by ``factor``, short ones are kept, those between are interpolated. ``yarn`` uses the bands of the YaRN
+    paper (https://huggingface.co/papers/2309.00071).
     """
-    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)  # over 2 pi
+    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)  # divided by 2 pi
     frequencies = 1.0 / wavelengths
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -42,7 +42,7 @@ def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
 
 
 def _ramp(rope: RopeConfig, yarn: Yarn, head_dim: int) -> Tensor:
-    """The share by which each pair is stretched: from 0 where it turns fast to 1 where it turns slowly."""
+    """Fraction by which each pair is stretched: from 0 for pairs that rotate fast to 1 for pairs that rotate slowly."""
 
     def pair_that_turns(rotations: float) -> float:
         turns = math.log(rope.original_max_position / (rotations * 2 * math.pi))
@@ -58,7 +58,7 @@ def _ramp(rope: RopeConfig, yarn: Yarn, head_dim: int) -> Tensor:
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> Tensor:
-    """``[max_seq_len, head_dim]`` float32: the cosines of a position, then its sines, both scaled where YaRN does."""
+    """``[max_seq_len, head_dim]`` float32: a position's cosines, then its sines, with YaRN's attention factor."""
     angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequencies(rope, head_dim))
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return (table if rope.yarn is None else table * rope.yarn.attention_factor).to(device)

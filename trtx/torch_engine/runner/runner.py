@@ -1,4 +1,4 @@
-"""The model runner: a scheduled batch in, sampled tokens out."""
+"""The model runner: computes a scheduled batch and returns sampled tokens."""
 
 # torch leaves its events untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -26,17 +26,17 @@ from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
 from trtx.torch_engine.step import Batch, Embedding, Sampled, ScheduledSequence
 
-_PROMPT_LOGPROB_ROWS = 256  # of the vocabulary in float32: 256 rows of 151,936 are 156 MB
+_PROMPT_LOGPROB_ROWS = 256  # rows of float32 logits at once: 256 rows of 151,936 are 156 MB
 
 
 @dataclass(slots=True, eq=False)
 class TorchStep:
-    """A :class:`trtx.torch_engine.step.LaunchedStep`: its parts' results as they come from the device."""
+    """A :class:`trtx.torch_engine.step.LaunchedStep`: collects the results of its forwards from the device."""
 
     size: int
-    parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # and where in the step their rows are
-    prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # of the sequence there
-    done: Any = None  # a CUDA event behind all of it; None on a CPU, which is done
+    parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
+    prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
+    done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
 
     def results(self) -> list[Sampled]:
         """See :meth:`trtx.torch_engine.step.LaunchedStep.results`."""
@@ -56,11 +56,13 @@ class TorchStep:
 class TorchRunner:
     """A :class:`trtx.torch_engine.step.ModelRunner`. Not thread-safe: one step at a time.
 
-    A step's decodes and its prompt chunks are two passes over the weights: decodes replay a CUDA graph whatever
-    else the step holds, and chunks are long enough that reading the weights once more costs little. With
-    ``merges_passes`` a step that has both is one pass. One with chunks replays a graph too where ``pads_passes`` and it
-    fits. Everything is enqueued on one stream and nothing waited for: while a graph runs, the host launches the kernels
-    of the chunks, and then the next step.
+    By default, a step's decodes and its prompt chunks are two forwards. Decodes replay a CUDA graph whatever else the
+    step holds, and chunks are long enough that reading the weights a second time costs little. With ``merges_passes``,
+    a step that has both is one forward. With ``pads_passes``, a forward with chunks replays a CUDA graph too, if it
+    fits a bucket.
+
+    Everything is enqueued on one stream, and nothing waits: while a graph runs, the host launches the kernels of the
+    chunks, and then the next step.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class TorchRunner:
         return step
 
     def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
-        """(logits [rows, vocab], their sampled tokens [rows])"""
+        """Runs the decodes. Returns (logits [rows, vocab], sampled tokens [rows])."""
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
@@ -131,7 +133,10 @@ class TorchRunner:
         return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
 
     def _sample_chunks(self, hidden: Tensor, lasts: list[int], packed: PackedPass, first: int, step: TorchStep) -> None:
-        """``hidden`` and ``lasts``: see :meth:`_hidden`; ``first``: the place in the step of its first sequence."""
+        """Samples from the chunks and collects their prompt logprobs in ``step``.
+
+        ``hidden`` and ``lasts``: see :meth:`_hidden`. ``first``: place of the batch's first sequence in the step.
+        """
         sequences = packed.sequences
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
@@ -150,8 +155,12 @@ class TorchRunner:
                 step.prompts.append((first + index, ranked))
 
     def _hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
-        """(hidden states ``[rows, hidden]``, of each sequence the row of its last token); of all tokens where the pass
-        needs them."""
+        """Runs the forward of a mixed batch.
+
+        Returns (hidden states ``[rows, hidden]``, each sequence's row of its last token).
+
+        The rows are all tokens if the batch needs them.
+        """
         if self._padded is not None and self.pads_passes and self._padded.fits(packed):
             return self._padded.hidden(packed)
         count = packed.num_decodes
@@ -168,7 +177,7 @@ class TorchRunner:
         return self._decoder.hidden(inputs), lasts if packed.needs_all else list(range(len(lasts)))
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
-        """Of the prompt tokens that follow this chunk's: ``hidden`` of position p says how likely token p + 1 was."""
+        """Logprobs of the prompt tokens that follow this chunk's tokens: row p of ``hidden`` predicts token p + 1."""
         following = sequence.prompt_token_ids[sequence.start + 1 : sequence.start + 1 + hidden.shape[0]]
         results: list[RankedLogprobs] = []
         for begin in range(0, len(following), _PROMPT_LOGPROB_ROWS):
@@ -189,7 +198,7 @@ class TorchRunner:
         return device_memory_bytes(self._device)
 
     def close(self) -> None:
-        """Frees graphs, weights and pool. The runner must not be used after."""
+        """Frees CUDA graphs, weights and pool. The runner must not be used afterwards."""
         self.synchronize()
         self._embeddings.close()
         del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
@@ -204,6 +213,6 @@ def _is_decode(sequence: ScheduledSequence) -> bool:
 def _upload(
     tokens: list[int], positions: list[int], slots: list[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Three lists of equal length in one copy."""
+    """Uploads three lists of equal length in one copy."""
     first, second, third = int32(tokens + positions + slots, device).view(3, -1).unbind(0)
     return first, second, third

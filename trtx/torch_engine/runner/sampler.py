@@ -1,4 +1,4 @@
-"""From logits to tokens: what a step's rows get, and what is said of those that get none."""
+"""Samples tokens from logits, and reports rows that have none."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _NO_NUMBERS = (
     "the model's logits for this request are not numbers (NaN or infinite), or exclude every token, after {tokens} "
     "tokens: none can be sampled; if other prompts fail too, look at the checkpoint, its dtype and its quantization"
 )
-_ROWS_AT_ONCE = 64  # of the vocabulary in float32: 64 rows of 151,936 are 39 MB
+_ROWS_AT_ONCE = 64  # rows of float32 logits at once: 64 rows of 151,936 are 39 MB
 
 
 class SampledRows:
-    """A pass's rows on their way to the host."""
+    """Sampled rows of a forward on their way to the host."""
 
     def __init__(self, tokens: Tensor, known: list[int]) -> None:
-        """``tokens`` [rows] on the device; ``known``: how many tokens there were before each."""
+        """``tokens`` [rows] on the device; ``known``: number of tokens before each of them."""
         self._tokens = to_host(tokens)
         self._known = known
         self.problems: dict[int, str] = {}
-        """Why a row gets no token, beside its logits."""
+        """Row to the reason why it has no token, for reasons other than its logits."""
         self.ranked: list[tuple[tuple[int, ...], RankedLogprobs]] = []
-        """Logprobs of those rows."""
+        """(rows, their logprobs)"""
 
     def results(self) -> list[Sampled]:
-        """Once the step is done."""
+        """Returns one result for each row. Call it once the step is done."""
         results = [
             Sampled(token) if token != NO_TOKEN else Sampled(None, error=_NO_NUMBERS.format(tokens=known))
             for token, known in zip(self._tokens.tolist(), self._known, strict=True)
@@ -59,13 +59,13 @@ class SampledRows:
 class Sampler:
     """Temperature, top-k, top-p, min-p, penalties, banned ids and logprobs.
 
-    A sampled token is a function of its row's logits, its request's parameters and seed, and how many tokens were
-    generated before it: it depends neither on the batch nor on preemption or handoff, and on the device only through
-    the logits. :mod:`trtx.torch_engine.runner.sampling.definition` says which; on CUDA, Triton kernels that equal it
-    follow the logits in the same graph. What is wrong with one row is said in its ``Sampled``, and in no other.
+    A sampled token is a function of its row's logits, its request's parameters and seed, and the number of tokens
+    generated before it. It does not depend on the batch, on preemption or on handoff; it depends on the device only
+    through the logits. :mod:`trtx.torch_engine.runner.sampling.definition` defines the function. On CUDA, equivalent
+    Triton kernels follow the logits in the same CUDA graph. An error in one row appears in that row's ``Sampled`` only.
 
-    A step is :meth:`update`, then :meth:`fill` for its decodes, and :meth:`sample` and :meth:`collect` for each of its
-    passes. None of them waits for the device; the results are there once it has done the step.
+    For each step, call :meth:`update`, then :meth:`fill` for its decodes, then :meth:`sample` and :meth:`collect` for
+    each of its forwards. None of them waits for the device; results are available once the device has done the step.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._kernels: TritonSampling | None = None
-        if device.type == "cuda":  # Triton is not imported on a CPU, where torch does not bring it
+        if device.type == "cuda":  # Triton is imported only on CUDA: torch for CPUs lacks it
             from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
 
             self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size)
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
-        """Takes in what changed of the slots' sequences since the last step; waits for nothing."""
+        """Copies changes of the slots' sequences since the last step to the device; does not wait for it."""
         self._slots.update(sequences)
 
     def fill(self, token_ids: Tensor, slots: Tensor) -> Tensor:
-        """``token_ids`` [rows] int32, with what was sampled last of ``slots`` [rows] int32 in place of FROM_SLOT.
+        """Returns ``token_ids`` [rows] int32 with each FROM_SLOT replaced by the last token sampled in its slot.
 
-        A CUDA graph may hold it.
+        ``slots``: [rows] int32. Works inside a CUDA graph.
         """
         if self._kernels is not None:
             return self._kernels.fill(token_ids, slots)
         return torch.where(token_ids == FROM_SLOT, self._slots.last_tokens[slots.long()], token_ids)
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """``[rows]`` int64 tokens, ``NO_TOKEN`` where there is none, of the model's ``logits`` [rows, vocab].
+        """Samples from ``logits`` [rows, vocab]: returns ``[rows]`` int64 tokens, ``NO_TOKEN`` for rows that have none.
 
-        ``slots`` and ``positions`` [rows] int32: of the tokens that the logits follow. A sampled token is its slot's
-        last from then on. On CUDA a graph may hold it; the padding slot's tokens mean nothing.
+        ``slots`` and ``positions`` [rows] int32 belong to the tokens that the logits follow. A sampled token becomes
+        its slot's last token. Works inside a CUDA graph; the padding slot's tokens are undefined.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
@@ -126,9 +126,9 @@ class Sampler:
         return definition.sample(copy, known, edits, indices)
 
     def collect(self, logits: Tensor, tokens: Tensor, sequences: list[ScheduledSequence]) -> SampledRows:
-        """Sends the rows of a pass to the host: row i is ``sequences[i]``'s.
+        """Starts the copy of a forward's rows to the host: row i belongs to ``sequences[i]``.
 
-        Logprobs are those of the model's own distribution, before any of the above.
+        Logprobs are those of the model's own distribution, before any sampling parameter applies.
         """
         rows = SampledRows(tokens, [sequence.start + len(sequence.new_token_ids) for sequence in sequences])
         if self._slots.problems:
@@ -153,7 +153,7 @@ class Sampler:
         return rows
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """On CUDA, compiles and loads all that a request may ask for later, over logits of ``dtype``."""
+        """On CUDA, compiles and loads all kernels that a request may need later, for logits of ``dtype``."""
         plan = SamplingPlan(is_greedy=False, top_k=2, repetition_penalty=1.1, logprobs=1)
         sequence = ScheduledSequence(0, True, [0], 0, [], True, plan, [0], [], 0, banned_ids=(0,))
         self.update([sequence])
@@ -165,8 +165,11 @@ class Sampler:
 
 
 def _in_parts(count: int, run: Callable[[range], None], fail: Callable[[int, Exception], None]) -> None:
-    """``run`` over rows ``[0, count)``, many at once; those of a part that raises one by one, ``fail`` for each that
-    does again. An error of the device is raised."""
+    """Runs ``run`` over rows ``[0, count)`` in large parts.
+
+    If a part raises, its rows are retried one by one, and ``fail`` is called for each that raises again. Device errors
+    are raised.
+    """
     for begin in range(0, count, _ROWS_AT_ONCE):
         part = range(begin, min(begin + _ROWS_AT_ONCE, count))
         try:

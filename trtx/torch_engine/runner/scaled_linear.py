@@ -1,4 +1,4 @@
-"""Products of float8 operands on Ada, Hopper and later: the weight stays in float8, half of bfloat16's bytes."""
+"""Matmuls of float8 operands on Ada, Hopper and later: the weight stays in float8, half the bytes of bfloat16."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from torch import Tensor
 
 
 class ScaledLinear:
-    """See :class:`trtx.torch_engine.runner.linear.Linear`. x is float8_e4m3fn, the result ``dtype``.
+    """A float8 linear layer (:class:`trtx.torch_engine.runner.linear.Linear`).
 
-    cuBLAS through ``torch._scaled_mm``. One scale for the whole weight is the faster way, at Qwen3-8B's shapes by up to
-    a third at 64 rows of x (``benchmarks/fp8_decode.py``); a scale a row is there for weights whose merged parts have
-    scales of their own. A Triton kernel of our own, split over the columns, gained 4 % on one shape at 8 rows and lost
-    10 to 50 % at 64: it is not worth its lines.
+    x is float8_e4m3fn, the result ``dtype``. It runs cuBLAS through ``torch._scaled_mm``. A single scale for the whole
+    weight is faster, at Qwen3-8B's shapes by up to a third with 64 rows of x (``benchmarks/fp8_decode.py``); scales for
+    each row serve weights whose merged parts have different scales. A custom split-K Triton kernel gained 4 % on one
+    shape with 8 rows and lost 10 to 50 % with 64 rows, which does not justify its code.
 
     Fast accumulation: the tensor cores' own sums, which keep fewer bits than float32, are not moved to float32
-    registers in between. So does TensorRT-LLM (``cpp/tensorrt_llm/thop/cublasScaledMM.cpp``); what it costs is small
-    beside what rounding to four bits has cost already.
+    registers in between. TensorRT-LLM does the same (``cpp/tensorrt_llm/thop/cublasScaledMM.cpp``). The loss is small
+    compared with the rounding of the operands to four significant bits.
     """
 
     def __init__(
         self, *, weight: Tensor, row_scales: Tensor, input_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> None:
-        """``weight`` float8_e4m3fn [rows, columns], multiples of 16; ``row_scales`` float32 [rows], since the merged
-        parts of a weight may have scales of their own; ``input_scale`` float32 scalar."""
+        """``weight`` float8_e4m3fn [rows, columns], multiples of 16.
+
+        ``row_scales`` float32 [rows], since the merged parts of a weight may have different scales. ``input_scale``
+        float32 scalar.
+        """
         self.input_scale = input_scale
         self._columns = weight.t()
         self._bias = bias
         self._dtype = dtype
         self._has_one_scale = bool((row_scales == row_scales[0]).all())
-        # Where rows of x want scales too, theirs are ones and x's own scale is in the weight's.
+        # With a scale for each row of the weight, x needs scales too: they are ones, and x's scale is in the weight's.
         self._scales = row_scales[0].clone() if self._has_one_scale else (row_scales * input_scale)[None]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ class ScaledLinear:
 
 
 def _ones(device: torch.device, count: int) -> Tensor:
-    """float32 [count, 1], a part of a few tensors that are kept: a CUDA graph goes on reading it."""
+    """Returns ones, float32 [count, 1], as a view of a cached tensor, because a CUDA graph keeps reading its memory."""
     return _kept_ones(device, 1 << (count - 1).bit_length())[:count]
 
 

@@ -1,4 +1,4 @@
-"""The block tables on the device, kept up to date by what changed since the last step."""
+"""The device's block tables, updated with the changes since the last step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from trtx.torch_engine.step import ScheduledSequence
 
 
 class BlockTable:
-    """Copies a sequence's new block ids into its slot's row of each group's table; what was copied before is not
-    looked at again.
+    """Copies a sequence's new block ids into its slot's row of each table; copied entries are not revisited.
 
-    Tokens and positions are not kept here: a step uploads them (three int32 a sequence), which costs less than
-    comparing what the device has with what the scheduler says.
+    Tokens and positions are not cached here: a step uploads them (three int32 for each sequence), which costs less than
+    comparing the device's state with the scheduler's.
     """
 
     def __init__(self, cache: KvCache) -> None:
@@ -44,7 +43,9 @@ class BlockTable:
 def new_block_tables(
     num_groups: int, *, max_batch_size: int, max_seq_len: int, tokens_per_block: int, device: torch.device
 ) -> torch.Tensor:
-    """``[num_groups, max_batch_size + 1, blocks of max_seq_len]`` int32 of zeros; the last row of a table is the
-    padding slot."""
+    """Zeroed int32 block tables, ``[num_groups, max_batch_size + 1, blocks of max_seq_len]``.
+
+    A table's last row is the padding slot.
+    """
     width = -(-max_seq_len // tokens_per_block)
     return torch.zeros(num_groups, max_batch_size + 1, width, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors come from: safetensors files, checked one by one, or a seeded draw on the device."""
+"""A checkpoint's tensors: read from safetensors files and validated one by one, or drawn from a seed on the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 def tensors_of(
     model_dir: Path, config: ModelConfig, expected: Mapping[str, Stored], *, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """The expected tensors, one at a time, on ``device``, in the dtype that each is wanted in or else in ``dtype``.
+    """Yields the expected tensors one at a time on ``device``, in the format's dtype if it has one, else in ``dtype``.
 
     Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
     """
@@ -63,13 +63,13 @@ def _stored(
     seen: set[str] = set()
     for stored_as, read in _read(model_dir, files):
         name = decoder_name(config.architecture, stored_as)
-        if name is None:  # the vision tower's, which its own process loads
+        if name is None:  # belongs to the vision tower, which its own process loads
             continue
         seen.add(name)
         if config.tied_head and name in (EMBEDDING, HEAD):
             tied.append(read())
         if name not in expected:
-            # A tied checkpoint may repeat its head; old ones carry rotary buffers, which are computed here.
+            # A tied checkpoint may repeat its head; old ones have rotary buffers, which are computed here.
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
@@ -86,7 +86,7 @@ def _stored(
             kind = "a float of 16 or 32 bits" if target in _WIDE else _name(target)
             raise UsageError(f"{model_dir}: tensor {name} is {_name(value.dtype)}, {described} says {kind}")
         missing.discard(name)
-        # A copy: the file's own memory changes with the file.
+        # Copy: the file's mapped memory changes with the file.
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
     if len(tied) == 2 and not torch.equal(*tied):
         raise UsageError(
@@ -101,14 +101,17 @@ def _stored(
 
 
 def _alternative(name: str) -> str:
-    """What would have a place for a tensor that has none."""
+    """What to change if a checkpoint has a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
     return "a dense checkpoint, unquantized or as ModelOpt exports it"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:
-    """A download that was cut lacks all tensors of some layers, a wrong description one kind of all layers."""
+    """What to do about missing tensors.
+
+    An incomplete download lacks all tensors of some layers; a wrong config lacks one kind of tensor in all layers.
+    """
     kinds = {_kind(name) for name in missing}
     of_layers = {kind for kind in map(_kind, seen) if _LAYERS in kind}
     if not of_layers or kinds & of_layers or not all(_LAYERS in kind for kind in kinds):
@@ -123,7 +126,7 @@ def _kind(name: str) -> str:
 
 
 def _saying(name: str) -> str:
-    """The fields of config.json that say whether a model has such a tensor; "" where none does alone."""
+    """Fields of config.json that decide whether a model has such a tensor; "" if no single field does."""
     if name.endswith(".bias"):
         return "attention_bias or architectures"
     return "architectures" if name.endswith(("q_norm.weight", "k_norm.weight")) else ""
@@ -136,7 +139,7 @@ def _name(dtype: torch.dtype) -> str:
 def _drawn(
     expected: Mapping[str, Stored], config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same seed gives the same weights on the same kind of device (torch's CPU and CUDA generators differ)."""
+    """Draws weights. A seed gives the same weights on the same device type; torch's CPU and CUDA generators differ."""
     assert config.synthetic_seed is not None
     generator = torch.Generator(device).manual_seed(config.synthetic_seed)
     for name, wanted in expected.items():

@@ -1,4 +1,4 @@
-"""Reference kernels in plain torch: the CPU's path, and the oracle of the Triton ones."""
+"""Reference kernels in plain torch: used on a CPU, and the oracle for the Triton kernels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.weights import LayerWeights
 
-_GATHERED_TOKENS = 32768  # of one layer's K and V at a time: 64 MiB in float32 with 2 heads of 128
+_GATHERED_TOKENS = 32768  # KV tokens of one layer gathered at once: 64 MiB in float32 with 2 heads of 128
 
 
 class TorchKernels:
-    """Gathers a sequence's blocks and attends with torch's scaled-dot-product attention."""
+    """Gathers a sequence's blocks and uses torch's scaled-dot-product attention."""
 
     def __init__(
         self, config: ModelConfig, cache: KvCache, rotary: Tensor, attention: Attention = DEFAULT_ATTENTION
     ) -> None:
-        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`; of ``attention`` all but ``FIXED`` is one
-        here."""
+        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`.
+
+        All ``attention`` modes except ``FIXED`` are the same here.
+        """
         self._is_fixed = attention is Attention.FIXED
         self._config = config
         self._cache = cache
@@ -71,7 +73,7 @@ class TorchKernels:
 
     @staticmethod
     def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
-        """``[n, heads, head_dim]``; pairs are (i, i + head_dim / 2), as Hugging Face checkpoints store them."""
+        """Applies RoPE to ``[n, heads, head_dim]``; pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints."""
         cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
@@ -91,23 +93,23 @@ class TorchKernels:
         return _scaled(out.flatten(1), scale)
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """K and V of whole blocks: ``[..., num_blocks]`` to ``[..., num_kv_heads, tokens, head_dim]``."""
+        """K and V of whole blocks: ``[..., num_blocks]`` ids to ``[..., num_kv_heads, tokens, head_dim]``."""
         cache, chosen = self._cache, blocks.long()
         index = cache.place(layer)[1]
         # [..., num_blocks, 2, tokens_per_block, heads, dim]
         if cache.scales is None:
             kv = cache.pool[chosen, index].to(dtype)
-        else:  # as bytes: torch indexes float8 on a CPU, and not in every version on CUDA
+        else:  # as bytes: torch indexes float8 on a CPU, but not in every version on CUDA
             stored = cache.pool.view(torch.uint8)[chosen, index].view(FP8)
             kv = stored.to(dtype) * cache.scales[layer].to(dtype).view(2, 1, 1, 1)
         keys, values = kv.unbind(-4)
         return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
 
     def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
-        """Many sequences at once, padded to the longest, as far as the gathered copy stays small."""
+        """Attention of decodes: batches of sequences padded to the longest, as far as the gathered copy stays small."""
         size, table = self._cache.tokens_per_block, self._cache.place(layer)[0]
         window = self._windows[layer]
-        first = torch.zeros_like(inputs.positions)  # block, of each row
+        first = torch.zeros_like(inputs.positions)  # first block that each row attends to
         if window is not None:
             first = (inputs.positions - window + 1).clamp_min(0) // size
         num_blocks = int((inputs.positions // size - first).max()) + 1
@@ -125,14 +127,14 @@ class TorchKernels:
                 seen &= positions > inputs.positions[part].unsqueeze(-1) - window
             attended = _attend_seen(q[part], keys, values, seen)
             if not attended.isfinite().all():
-                # Behind a sequence's end lies what others left there, and a mask makes of their NaN 0 * NaN.
+                # Beyond a sequence's end are stale values, and a mask turns their NaN into 0 * NaN.
                 beyond = ~seen[:, None, :, None]
                 attended = _attend_seen(q[part], keys.masked_fill(beyond, 0.0), values.masked_fill(beyond, 0.0), seen)
             out[part] = attended
         return out.flatten(1)
 
     def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
-        """One sequence after the other: lengths differ too much to pad."""
+        """Attention of prompt chunks, one sequence at a time: lengths differ too much for padding."""
         starts, window, size = spans.starts.tolist(), self._windows[layer], self._cache.tokens_per_block
         table = self._cache.place(layer)[0]
         for index, (slot, context) in enumerate(zip(spans.slots.tolist(), spans.contexts.tolist(), strict=True)):
@@ -154,7 +156,7 @@ class TorchKernels:
             )[0].transpose(0, 1)  # fmt: skip
 
     def _fixed(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
-        """One sequence after the other, in a decode pass too; a padding row is zeros."""
+        """FIXED attention, one sequence at a time, for decodes too. Padding rows are zeros."""
         starts = range(q.shape[0] + 1) if inputs.spans is None else inputs.spans.starts.tolist()
         out = torch.zeros_like(q)
         for begin, end in pairwise(starts):
@@ -172,7 +174,7 @@ class TorchKernels:
 
 
 def _attend_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """One query a row: ``[rows, heads, head_dim]`` over the keys of which ``seen`` [rows, tokens] says True."""
+    """Attention with one query a row, ``[rows, heads, head_dim]``, over keys where ``seen`` [rows, tokens] is True."""
     return F.scaled_dot_product_attention(
         q.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
     ).squeeze(2)

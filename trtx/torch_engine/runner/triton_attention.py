@@ -1,13 +1,13 @@
 """Triton kernels for attention over the paged KV pool: split-KV decode, and causal prefill of many sequences.
 
-Both read the pool through the block table and by its strides: no copy, no layout of their own. Triton because it
-comes with torch, compiles in seconds, and takes any block size and strides; FlashInfer builds its kernels at first
-use with a CUDA compiler that a serving machine need not have.
+Both read the pool through the block table and its strides, without a copy or a layout of their own. Triton comes with
+torch, compiles in seconds and supports any block size and strides; FlashInfer builds its kernels at first use with a
+CUDA compiler, which a serving machine need not have.
 
-Of a float8 pool, ``kv_scales`` are the layer's two float32 scales: k's goes into the scores' scale, v's into the sums,
-so that no element is multiplied on its own. bfloat16 queries become float16 there: float8 turns into that in one
-instruction, into bfloat16 in two, and on Ada in none. ``out_scale`` is that of a float8 product which takes the answer;
-the answer is rounded to q's dtype first, as it is without.
+For a float8 pool, ``kv_scales`` are the layer's two float32 scales. The kernels multiply k's into the score scale and
+v's into the output sums, so that no element is scaled individually. bfloat16 queries become float16 there: one
+instruction converts float8 to float16, while bfloat16 takes two, and Ada has none for it. ``out_scale`` is the input
+scale of a float8 matmul that consumes the output. With or without it, the output is first rounded to q's dtype.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -29,10 +29,10 @@ def paged_decode_kernel(
     NUM_SPLITS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """One sequence, KV head and part of its tokens a program, for all query heads that share the KV head.
+    """Split-KV decode. A program computes one split of one sequence, for all query heads of one KV head.
 
-    With one split the answer goes to ``out`` [rows, heads, dim]; with more, normalised parts go to ``partial``
-    [rows, heads, splits, dim] and their log-sum-exp (base 2) to ``partial_lse`` [rows, heads, splits].
+    With one split, the result goes to ``out`` [rows, heads, dim]. With more, normalised partial results go to
+    ``partial`` [rows, heads, splits, dim] and their log-sum-exp (base 2) to ``partial_lse`` [rows, heads, splits].
     """
     follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -97,7 +97,10 @@ def merge_splits_kernel(
     HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_DIM: tl.constexpr, DTYPE: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """One query head of one row a program: its splits' answers, weighted by their log-sum-exp. ``DTYPE``: q's."""
+    """Merges the splits of one query head of one row, weighted by their log-sum-exp, for each program.
+
+    ``DTYPE``: q's.
+    """
     follow(OVERLAPS)
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, NUM_SPLITS)
@@ -121,12 +124,15 @@ def paged_prefill_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """``BLOCK_QUERIES`` new tokens of one sequence and one query head a program; q and out are [tokens, heads, dim]."""
+    """Causal prefill: ``BLOCK_QUERIES`` new tokens of one sequence and one query head for each program.
+
+    q and out are [tokens, heads, dim].
+    """
     sequence = tl.program_id(2)
     head = tl.program_id(1)
     first = tl.load(starts + sequence)
     length = tl.load(starts + sequence + 1) - first
-    # The last blocks of a sequence have the most to read: they start first.
+    # The last blocks of a sequence have the most KV to read, so they start first.
     queries = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
     lowest = tl.min(queries, axis=0)
     if lowest < length:

@@ -1,17 +1,17 @@
-"""Triton kernels for products of few rows, which are as fast as their weight is read: a decode step of a small batch.
+"""Triton kernels for skinny GEMMs, whose speed is that of reading the weight: decode steps of small batches.
 
-A program has some rows of a weight, its *outputs*. One row of x is multiplied element by element, several by tensor
-cores. There the columns may be cut into *parts*, each a program's: whoever of a tile's parts is done last adds them up
-in their order, so that no order of arrival is in the result. What lies between a layer's products may be part of one:
-the norm of a single row (a sum of squares beside the sum, and one factor behind it), ``silu(gate) * up`` of the
-outputs, the residual added to them.
+A program computes some rows of the weight, its *outputs*. A single row of x is multiplied element-wise; several rows
+use tensor cores. In the latter case the columns may be split into *parts* (split-K), one for each program; the program
+that finishes a tile last adds the parts in their order, so that the result does not depend on the order of arrival. A
+matmul may be fused with the operations between a layer's matmuls: the RMSNorm of a single row (a sum of squares next to
+the dot product, and one factor after it), ``silu(gate) * up`` of the outputs, and the residual addition.
 
-With ``OVERLAPS`` a launch does not wait for the one before it (programmatic dependent launch): its programs ask for
-their weights, which nobody writes, and wait only then.
+With ``OVERLAPS``, a launch does not wait for the previous one (programmatic dependent launch): its programs prefetch
+their weights, which no kernel writes, and only then wait.
 
-Ideas of others, none of their code: a norm's factor behind the product (FlashNorm, arXiv 2407.09577), the last one to
-arrive folds (stream-K), weights asked for before the input is there (TensorRT-LLM's use of dependent launches; Hazy
-Research's kernel of a whole decoder, which never leaves memory idle).
+The ideas come from others, the code does not: a norm's factor after the matmul (FlashNorm, arXiv 2407.09577), the last
+program to arrive folds (stream-K), weights prefetched before the input is ready (TensorRT-LLM's dependent launches;
+Hazy Research's whole-decoder kernel, which never leaves memory idle).
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -28,12 +28,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def prefetch_weights(
     weight, weight_row, begin, end, width, most_columns, BLOCK_OUTPUTS: tl.constexpr, THREADS: tl.constexpr
 ):  # fmt: skip
-    """Into the L2 cache: the first columns of a program's part, at most ``most_columns``, a piece of a row a thread.
+    """Prefetches a program's first columns, at most ``most_columns``, into the L2 cache, one piece for each thread.
 
-    ``weight_row`` [THREADS]: each thread's row; threads of a row are adjacent.
+    ``weight_row`` [THREADS]: each thread's row; the threads of one row are adjacent.
     """
     PIECES: tl.constexpr = THREADS // BLOCK_OUTPUTS
-    piece = tl.minimum(end - begin, most_columns) // PIECES // 8 * 8  # what is asked for is whole 16 bytes
+    piece = tl.minimum(end - begin, most_columns) // PIECES // 8 * 8  # prefetches are multiples of 16 bytes
     if piece > 0:
         pointers = weight + weight_row.to(tl.int64) * width + begin + (tl.arange(0, THREADS) % PIECES) * piece
         tl.inline_asm_elementwise(
@@ -45,9 +45,10 @@ def prefetch_weights(
 
 @triton.jit
 def weight_rows_of(index, tile, num_outputs, GATED: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr):
-    """(row of the weight, whether there is one) for each of ``index``, numbers in ``[0, BLOCK_OUTPUTS)``.
+    """Returns (row of the weight, whether it exists) for each of ``index``, numbers in ``[0, BLOCK_OUTPUTS)``.
 
-    ``GATED``: the weight has ``num_outputs`` gates, then as many ups, and a program half of its rows from either.
+    ``GATED``: the weight has ``num_outputs`` gate rows, then as many up rows, and a program takes half of its rows from
+    each.
     """
     if GATED:
         HALF: tl.constexpr = BLOCK_OUTPUTS // 2
@@ -64,7 +65,10 @@ def begin_early(
     weight, tile, begin, end, num_outputs, width, prefetched,
     GATED: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """What need not wait for the launches before this one; ``gdc_wait`` is to follow."""
+    """Does what need not wait for earlier launches: prefetches weights.
+
+    The caller must call ``gdc_wait`` afterwards.
+    """
     gdc_launch_dependents()
     index = tl.arange(0, THREADS) // (THREADS // BLOCK_OUTPUTS)
     weight_row, known = weight_rows_of(index, tile, num_outputs, GATED, BLOCK_OUTPUTS)
@@ -78,7 +82,10 @@ def finish(
     sums, bias, residual, out, tile, num_rows, num_outputs,
     GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """What follows ``sums`` [BLOCK_OUTPUTS, ROWS], rounded where operations of their own would round."""
+    """Adds bias, gate and residual to ``sums`` [BLOCK_OUTPUTS, ROWS] and stores them.
+
+    Rounds wherever separate operations would round.
+    """
     rows = tl.arange(0, ROWS)[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
     index = tl.arange(0, BLOCK_OUTPUTS)
@@ -108,9 +115,12 @@ def one_row_kernel(
     GATED: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr, THREADS: tl.constexpr, AHEAD: tl.constexpr = False,
 ):  # fmt: skip
-    """``out`` [num_outputs] of ``x`` [width], normalised where there is a ``norm`` [width]: BLOCK_OUTPUTS rows of
-    ``weight`` a program. ``AHEAD``: the first step's weights are loaded before x is waited for. x and weight have the
-    same layout where BLOCK_WIDTH is at least eight columns a thread."""
+    """Single-row matmul: ``out`` [num_outputs] from ``x`` [width].
+
+    A program computes BLOCK_OUTPUTS rows of ``weight``. With ``norm`` [width], x is RMS-normalised. ``AHEAD``: the
+    first step's weights are loaded before waiting for x. x and weight have the same layout if BLOCK_WIDTH is at least
+    eight columns for each thread.
+    """
     tile = tl.program_id(0)
     weight_row, known = weight_rows_of(tl.arange(0, BLOCK_OUTPUTS), tile, num_outputs, GATED, BLOCK_OUTPUTS)
     rows = weight + weight_row.to(tl.int64)[:, None] * width
@@ -137,7 +147,7 @@ def one_row_kernel(
             squares += values * values
             values *= tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
         products += weights.to(tl.float32) * values
-    if AHEAD:  # last, so that nothing waits for it before the other steps are under way
+    if AHEAD:  # last, so that the other steps' loads are in flight before anything waits for it
         values = first_values.to(tl.float32)
         if norm is not None:
             squares += values * values
@@ -156,10 +166,10 @@ def few_rows_kernel(
     GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     STAGES: tl.constexpr, OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [num_rows, num_outputs] of ``x`` [num_rows, width]: a part of BLOCK_OUTPUTS rows of ``weight`` a program.
+    """Few-row matmul: ``out`` [num_rows, num_outputs] from ``x`` [num_rows, width].
 
-    ``partial`` [tiles, parts, BLOCK_OUTPUTS, ROWS] float32 and ``arrived`` [tiles] int32 (zeros before and after) are
-    used where ``parts`` is more than 1.
+    Each program computes one part of BLOCK_OUTPUTS rows of ``weight``. If ``parts`` is more than 1, it uses ``partial``
+    [tiles, parts, BLOCK_OUTPUTS, ROWS] float32 and ``arrived`` [tiles] int32 (zeros before and after).
     """
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -187,14 +197,14 @@ def few_rows_kernel(
         SIZE: tl.constexpr = BLOCK_OUTPUTS * ROWS
         places = partial + tile * parts * SIZE + index[:, None] * ROWS + rows[None, :]
         tl.store(places + part * SIZE, sums)
-        # All stores of this program come before its arrival, and the loads below after everybody's.
+        # All stores of this program come before its arrival; the loads below come after every program's arrival.
         tl.debug_barrier()
         before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
         tl.debug_barrier()
         if before == parts - 1:
-            tl.store(arrived + tile, 0)  # for the next product
+            tl.store(arrived + tile, 0)  # for the next matmul
             sums = tl.zeros((BLOCK_OUTPUTS, ROWS), tl.float32)
             for other in tl.range(0, parts, loop_unroll_factor=4):
-                # Other processors wrote them: not from what this one's own cache has kept.
+                # Other SMs wrote them: bypass this SM's L1 cache.
                 sums += tl.load(places + other * SIZE, cache_modifier=".cg")
             finish(sums, bias, residual, out, tile, num_rows, num_outputs, GATED, ROWS, BLOCK_OUTPUTS)

@@ -1,9 +1,9 @@
-"""The CUDA path's kernels: launches of :mod:`triton_pointwise` and :mod:`triton_attention`.
+"""CUDA kernels: launches of :mod:`triton_pointwise` and :mod:`triton_attention`.
 
-Written by hand instead of ``torch.compile``: nearly all compile once for all batch sizes, so that a runner of
-Qwen3-8B's shape with 13 CUDA graphs is ready in 6 s on an H100 (weights drawn on the device), where a compiled layer
-is compiled again for each captured size; and a KV write that knows the pool's strides never copies a block-major
-pool, which ``torch.compile`` does when it functionalises the write.
+They are hand-written instead of using ``torch.compile`` for two reasons. Nearly all of them compile once for all batch
+sizes: a runner of Qwen3-8B's shape with 13 CUDA graphs is ready in 6 s on an H100 (weights drawn on the device), while
+a compiled layer is compiled again for each captured size. And a KV write that uses the pool's strides never copies a
+block-major pool, which ``torch.compile`` does when it functionalises the write.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trtx.torch_engine.triton_pointwise import rms_norm_kernel, rope_and_write_k
 _MAX_SPLITS = 32
 _SILU_BLOCK = 1024
 _MANY_ROWS = 512
-_DECODE_TOKENS = 64  # KV tokens of one iteration
+_DECODE_TOKENS = 64  # KV tokens in one iteration
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 class TritonKernels:
-    """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors are contiguous where their shapes say so."""
+    """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors must be contiguous."""
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class TritonKernels:
         attention: Attention = DEFAULT_ATTENTION,
         overlapped_tokens: int = 0,
     ) -> None:
-        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``num_processors``: the GPU's SMs;
-        ``overlapped_tokens``: in a pass of so many or fewer, launches overlap those beside them."""
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`. ``num_processors``: the GPU's SMs.
+
+        ``overlapped_tokens``: in forwards with at most this many tokens, launches overlap their neighbours.
+        """
         self._config = config
         self._ragged = None
         if attention is not Attention.BY_ROWS:
@@ -95,8 +97,8 @@ class TritonKernels:
     def rope_and_write(self, qkv: Tensor, layer: int, weights: LayerWeights, inputs: PassInputs) -> Tensor:
         config, rows = self._config, qkv.shape[0]
         q = torch.empty(rows, config.num_heads, config.head_dim, dtype=qkv.dtype, device=qkv.device)
-        # Few tokens: many small programs to fill the GPU. Many: as few as keep each one's loads wide. A head's norm is
-        # summed by the threads of its program, in another order where these are others.
+        # Few tokens: many small programs to fill the GPU. Many tokens: few programs, each with wide loads. The threads
+        # of a program sum a head's norm, so the summation order changes with the program's size.
         is_small = rows < _MANY_ROWS or self._attention is Attention.FIXED
         heads = 2 if is_small else 16
         overlaps = rows <= self._overlapped_tokens
@@ -128,7 +130,7 @@ class TritonKernels:
         return out.view(q.shape[0], -1)
 
     def _num_splits(self, rows: int) -> int:
-        """A power of two that gives every processor about two programs, at most 32."""
+        """A power of two, at most 32, that gives every SM about two programs."""
         wanted = 2 * self._num_processors // (rows * self._config.num_kv_heads)
         return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1))
 
@@ -156,7 +158,7 @@ class TritonKernels:
 
     def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor, scale: Tensor | None) -> None:
         config = self._config
-        narrow = q.dtype == torch.float32 or self._block_dim > 128  # what fits into shared memory
+        narrow = q.dtype == torch.float32 or self._block_dim > 128  # limited by shared memory
         queries, tokens = (32, 32) if narrow else (128, 64)
         grid = (triton.cdiv(spans.max_length, queries), config.num_heads, spans.slots.shape[0])
         paged_prefill_kernel[grid](

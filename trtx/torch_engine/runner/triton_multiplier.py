@@ -1,10 +1,11 @@
-"""Products on a GPU in which a row's bits depend on that row alone: Triton kernels whose sums have one order.
+"""Batch-invariant matmuls on a GPU: Triton kernels with a fixed summation order.
 
-The columns of a weight are cut into *parts*, as many as its shape alone says. Each part is summed in steps of one
-width, and the parts are added one after the other. The two tilings do the same additions of the same numbers: for few
-rows each part is a program of its own, so that a small product fills the GPU, and a second kernel adds them; for many
-rows one program goes through all of them. What was measured for vLLM on Ada and Hopper says that the size of a tile
-changes no bit as long as the width of a step stays (vllm-project/vllm #27433); :class:`InvariantMultiplier` looks.
+The columns of a weight are split into *parts*; their number depends only on the weight's shape. Each part is summed in
+steps of one width, and the parts are added one after the other. The two tilings do the same additions of the same
+numbers. For few rows, each part is a separate program, so that a small matmul fills the GPU, and a second kernel adds
+the parts; for many rows, one program computes all parts. Measurements for vLLM on Ada and Hopper show that the tile
+size changes no bit as long as the step width stays the same (vllm-project/vllm #27433); :class:`InvariantMultiplier`
+tests it.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -23,9 +24,9 @@ from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 
 _FEW_ROWS = 64
 _MANY_ROWS = 256
-_TILE_BYTES = 128  # of a row of x in one step, as wide as shared memory is swizzled
-_WANTED_PROGRAMS = 256  # for few rows: about two for each processor of a Hopper GPU, on other GPUs the same
-_LEAST_PART = 512  # columns: shorter ones cost more in partial sums than they gain
+_TILE_BYTES = 128  # of a row of x in one step, the width of shared memory's swizzle
+_WANTED_PROGRAMS = 256  # for few rows: about two for each SM of a Hopper GPU; the same on other GPUs
+_LEAST_PART = 512  # columns: shorter parts cost more in partial sums than they gain
 _REDUCE_BLOCK = 1024
 
 
@@ -50,7 +51,7 @@ def _sum_part(
 
 @triton.jit
 def _finish(total, outputs, num_outputs, bias, scales):
-    """What follows the sum: a scale and a bias for each column of ``total``, where there are any."""
+    """Applies the scale and the bias of each column of ``total``, if given."""
     inside = outputs < num_outputs
     if scales is not None:
         total = total * tl.load(scales + outputs, mask=inside, other=0.0)[None, :]
@@ -65,7 +66,10 @@ def whole_product_kernel(
     PARTS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ``out`` [rows, outputs] a program, part by part. ``GROUP`` tiles of rows share weights in the cache."""
+    """Computes one tile of ``out`` [rows, outputs] for each program, part by part.
+
+    ``GROUP`` row tiles share cached weights.
+    """
     row_tiles = tl.cdiv(num_rows, BLOCK_ROWS)
     output_tiles = tl.cdiv(num_outputs, BLOCK_OUTPUTS)
     group = tl.program_id(0) // (GROUP * output_tiles)
@@ -89,7 +93,7 @@ def part_product_kernel(
     x, weight, partial, num_rows, num_outputs, width, part_width,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One part of a tile a program, into ``partial`` [parts, rows, outputs] float32."""
+    """Computes one part of a tile for each program, into ``partial`` [parts, rows, outputs] float32."""
     outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     part = tl.program_id(1)
     rows = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -106,7 +110,7 @@ def part_product_kernel(
 def add_parts_kernel(
     partial, bias, scales, out, num_rows, num_outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``BLOCK`` columns of one row a program: its parts added in their order, from zero as the other kernel does."""
+    """Adds the parts of ``BLOCK`` columns of one row for each program, in order, from zero like the other kernel."""
     row = tl.program_id(0).to(tl.int64)
     outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = outputs < num_outputs
@@ -119,7 +123,10 @@ def add_parts_kernel(
 
 
 def num_parts(num_outputs: int, width: int) -> int:
-    """A power of two: what brings few rows to about ``_WANTED_PROGRAMS``, by the weight's shape alone."""
+    """Number of parts, a power of two: brings few rows to about ``_WANTED_PROGRAMS`` programs.
+
+    Depends only on the shape.
+    """
     wanted = _WANTED_PROGRAMS // triton.cdiv(num_outputs, 64)
     most = max(1, width // _LEAST_PART)
     return int(1 << (max(1, min(wanted, most)).bit_length() - 1))
@@ -127,7 +134,10 @@ def num_parts(num_outputs: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TritonTiling:
-    """A :class:`trtx.torch_engine.runner.invariant_multiplier.Tiling`. ``scales`` [outputs] float32 multiply sums."""
+    """A :class:`trtx.torch_engine.runner.invariant_multiplier.Tiling`.
+
+    ``scales`` [outputs] float32 multiply the sums.
+    """
 
     rows: int
     scales: Tensor | None = None
@@ -137,7 +147,7 @@ class TritonTiling:
         step = _TILE_BYTES // x.element_size()
         parts = num_parts(num_outputs, width)
         part_width = triton.cdiv(triton.cdiv(width, step), parts) * step
-        # Nothing may be fused that the other tiling does not fuse: a product and the sum behind it round twice.
+        # Fusion is off, so that both tilings round alike: a multiplication and the addition after it round separately.
         if self.rows > _FEW_ROWS:
             block_rows, block_outputs = (128, 128) if x.element_size() <= 2 else (64, 64)
             tiles = triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, block_outputs)
@@ -163,7 +173,7 @@ def triton_multiplier() -> InvariantMultiplier:
 
 
 class InvariantScaledLinear:
-    """:class:`trtx.torch_engine.runner.scaled_linear.ScaledLinear` with a row's bits its own."""
+    """:class:`trtx.torch_engine.runner.scaled_linear.ScaledLinear` with batch-invariant rows."""
 
     def __init__(
         self, *, weight: Tensor, row_scales: Tensor, input_scale: Tensor, bias: Tensor | None, dtype: torch.dtype

@@ -1,13 +1,14 @@
-"""Triton kernels for attention whose work goes by length: a work list made once a pass, and programs that walk it.
+"""Triton kernels for split-KV attention balanced by length: a work list for each forward, and programs that run it.
 
-A *tile* is some adjacent new tokens of one sequence, a *chunk* some of its KV. An item of the list is one chunk of one
-tile, or all of a tile's KV; every KV head of it is one program's work. Whoever of a tile's chunks is done last folds
-them all, in the order of their tokens, so there is no second launch, and no order of arrival is in the result.
+A *tile* is some adjacent new tokens of one sequence, a *chunk* a range of its KV. An item of the list is one chunk of
+one tile, or the whole KV of a tile; each of its KV heads is one program's work. The program that finishes a tile's last
+chunk folds all its chunks in the order of their tokens. So there is no second launch, and the result does not depend on
+the order of arrival.
 
-Ideas of others, none of their code: splits of a batch balanced on the device for all layers of a pass
-(FlashAttention-3's scheduler metadata), a chunk's length from the whole batch's tokens (FlashInfer's planner), one
-kernel for decodes and chunks of prompts with a group's heads packed beside query rows (vLLM's unified attention), the
-last one to arrive folds (stream-K; LeanAttention, arXiv 2405.10480).
+The ideas come from others, the code does not: splits of a batch balanced on the device for all layers of a forward
+(FlashAttention-3's scheduler metadata), a chunk length from the whole batch's tokens (FlashInfer's planner), one kernel
+for decodes and prompt chunks with a group's heads packed next to query rows (vLLM's unified attention), the last
+program to arrive folds (stream-K; LeanAttention, arXiv 2405.10480).
 
 Pool, block table, ``kv_scales`` and ``out_scale`` are as in :mod:`triton_attention`.
 """
@@ -23,8 +24,11 @@ import triton.language as tl
 from trtx.torch_engine.triton_pointwise import follow, store_result
 
 ITEM = tl.constexpr(8)
-"""int32 of one item: the tile's first query row, its rows, slot, position of its first row, the chunk's number, how
-many chunks the tile has in the list (1: all its KV is this item's), tokens of a chunk, where its parts begin."""
+"""Number of int32 fields in a work item.
+
+They are the tile's first query row, its number of rows, slot, position of its first row, the chunk's index, the number
+of chunks of the tile (1: this item has all its KV), tokens in a chunk, and the first row of its partial results.
+"""
 
 
 @triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows", "above", "up_to"])
@@ -34,13 +38,15 @@ def plan_kernel(
     TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One sequence's items a program. Every program counts those of all sequences: none waits for another.
+    """Writes the items of one sequence for each program.
 
-    ``starts`` None: one new token a sequence. ``FIXED``: chunks have ``chunk_tokens``, whatever else is in the pass;
-    else that is the least they have. A tile is cut where its KV is long for one item of ``wanted_items``, and
-    ``part_rows`` have room for it; of ``fewer_items``, as long as their chunks are below ``long_chunk``. A
-    padding slot has no KV: its item writes zeros. Sequences of no more than ``above`` tokens or of more than ``up_to``,
-    those of the pass among them, are another list's.
+    Every program counts all sequences' items, so none waits for another.
+
+    ``starts`` None: one new token for each sequence. ``FIXED``: chunks have ``chunk_tokens`` tokens, whatever else is
+    in the forward; otherwise this is their minimum. A tile is split if its KV is longer than one of ``wanted_items``
+    equal shares and ``part_rows`` has room for its partial results. The plan aims at ``fewer_items`` instead while
+    their chunks stay below ``long_chunk``. A padding slot has no KV; its item writes zeros. Sequences whose length,
+    including this forward's tokens, is at most ``above`` or more than ``up_to`` belong to another list.
     """
     mine = tl.program_id(0)
     sequence = tl.arange(0, BLOCK_SEQUENCES)
@@ -58,7 +64,7 @@ def plan_kernel(
     rows = tl.where((length > above) & (length <= up_to), rows, 0)
     length = tl.where(rows > 0, length, 0)
     tiles = tl.cdiv(rows, TILE_ROWS)
-    tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # that all tiles see
+    tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # summed over all tiles
     all_tokens = tl.sum(tl.where(known, tokens, 0), axis=0)
     share = tl.cdiv(all_tokens, wanted_items).to(tl.int32)
     if FIXED:
@@ -94,7 +100,7 @@ def plan_kernel(
     for done in range(0, count, BLOCK_ITEMS):
         number = done + tl.arange(0, BLOCK_ITEMS)
         real = number < count
-        # The last tile of a sequence has the most to read: it starts first.
+        # The last tile of a sequence has the most KV to read, so it starts first.
         row = (tiles - 1 - number // chunks) * TILE_ROWS
         item = items + (first + number) * ITEM
         tl.store(item, begin + row, mask=real)
@@ -112,9 +118,10 @@ def plan_kernel(
 
 @triton.jit
 def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
-    """What rows have of earlier tokens, and of these. ``best``: a product, before ``scale``, which is positive.
+    """Online softmax step: folds these tokens into each row's running state.
 
-    ``tokens`` None: every row sees all of them.
+    ``best`` is the raw maximum of the dot products, before ``scale``, which is positive. ``tokens`` None: every row
+    attends to all of them.
     """
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     if tokens is not None:
@@ -122,7 +129,7 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
     top = tl.maximum(best, tl.max(scores, axis=1))
     base = top
     if tokens is not None:
-        base = tl.where(top > -float("inf"), top, 0.0)  # a row that has seen nothing yet
+        base = tl.where(top > -float("inf"), top, 0.0)  # a row that has attended to no token yet
     shares = tl.exp2(scores * scale - (base * scale)[:, None])
     shrink = tl.exp2((best - base) * scale)
     weight = weight * shrink + tl.sum(shares, axis=1)
@@ -136,11 +143,11 @@ def attend_chunk(
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """(best score, weight, weighted sum of values) of each row over positions ``[begin, end)``, as far as its limit.
+    """Attention of each row over positions ``[begin, end)``, up to the row's limit.
 
-    What is masked adds zeros, so that a row's numbers do not depend on where the others of its tile end. With
-    ``WHOLE_FIRST``, tokens before ``all_see``, which every row sees, are taken without a mask as far as they fill
-    ``BLOCK_TOKENS``.
+    Returns (best score, weight, weighted sum of values). Masked tokens add zeros, so a row's numbers do not depend on
+    where the other rows of its tile end. With ``WHOLE_FIRST``, tokens before ``all_see``, which every row attends to,
+    are processed without a mask, in whole ``BLOCK_TOKENS``.
     """
     offsets = tl.arange(0, BLOCK_TOKENS)
     dims = tl.arange(0, BLOCK_DIM)
@@ -177,9 +184,9 @@ def attend_chunk(
 
 @triton.jit
 def fold(best, weight, sums, part_best, part_weight, part_sums):
-    """What a row has of earlier chunks, and of the next one. An empty one changes nothing, bit for bit.
+    """Merges a row's state over earlier chunks with that of the next chunk. An empty chunk changes no bit.
 
-    Each fused multiply-add is written as such: left to the compiler, two places that fold might round differently.
+    Each fused multiply-add is explicit: left to the compiler, two places that fold might round differently.
     """
     top = tl.maximum(best, part_best)
     base = tl.where(top > -float("inf"), top, 0.0)
@@ -192,7 +199,10 @@ def fold(best, weight, sums, part_best, part_weight, part_sums):
 
 @triton.jit
 def store_answer(pointers, weight, sums, inside, kv_scales, out_scale, DTYPE: tl.constexpr):
-    """``DTYPE``: q's, to which the answer is rounded whatever takes it. A row that saw nothing is zeros."""
+    """Normalises and stores the output.
+
+    Rounds to ``DTYPE`` (q's) whatever consumes it. Rows without any KV are zeros.
+    """
     result = sums / tl.where(weight > 0, weight, 1.0)[:, None]
     if kv_scales is not None:
         result *= tl.load(kv_scales + 1)
@@ -205,7 +215,10 @@ def fold_tokens(
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, CHUNKS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The same for each of a tile's few tokens, ``CHUNKS`` at once: few loads wait for another. Rounds otherwise."""
+    """Folds the chunks of each of a tile's few tokens, ``CHUNKS`` at once, so that few loads wait for another.
+
+    Rounds differently from :func:`fold`.
+    """
     lane = tl.arange(0, LANES)
     dims = tl.arange(0, BLOCK_DIM)
     heads = kv_head * GROUP + lane
@@ -217,7 +230,7 @@ def fold_tokens(
             chunk = begin + tl.arange(0, CHUNKS)
             place = (first_part + chunk * num_rows + token)[:, None] * NUM_HEADS + heads[None, :]
             there = (chunk < chunks)[:, None] & (lane < GROUP)[None, :]
-            # Other processors wrote them: not from what this one's own cache has kept.
+            # Other SMs wrote them: bypass this SM's L1 cache.
             parts = tl.load(
                 part_sums + place[:, :, None] * HEAD_DIM + dims[None, None, :],
                 mask=there[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
@@ -238,7 +251,7 @@ def fold_tokens(
 
 @triton.jit
 def load_item(item):
-    """See :data:`ITEM`."""
+    """Loads the fields of one item; see :data:`ITEM`."""
     first_row, num_rows, slot = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2).to(tl.int64)
     position, index, chunks = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     chunk, first_part = tl.load(item + 6), tl.load(item + 7).to(tl.int64)
@@ -253,9 +266,12 @@ def attend_item(
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one item. The arguments are :func:`ragged_attention_kernel`'s; ``scale`` with that of the keys."""
+    """Computes one KV head of one item.
+
+    Arguments as in :func:`ragged_attention_kernel`; ``scale`` includes the keys' scale.
+    """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    lanes: tl.constexpr = BLOCK_ROWS // TILE_ROWS  # for the heads of a group: a power of two
+    lanes: tl.constexpr = BLOCK_ROWS // TILE_ROWS  # rows for each token: the group's heads, padded to a power of two
     rows = tl.arange(0, BLOCK_ROWS)
     token = rows // lanes
     dims = tl.arange(0, BLOCK_DIM)
@@ -301,7 +317,7 @@ def attend_item(
         tl.store(part_sums + own[:, None] * HEAD_DIM + dims[None, :], sums, mask=inside)
         tl.store(part_weights + own * 2, best, mask=in_tile)
         tl.store(part_weights + own * 2 + 1, weight, mask=in_tile)
-        # All stores of this program come before its arrival, and the loads below after everybody's.
+        # All stores of this program come before its arrival; the loads below come after every program's arrival.
         tl.debug_barrier()
         counter = arrived + (number - index) * NUM_KV_HEADS + kv_head
         before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
@@ -319,7 +335,7 @@ def attend_item(
                 sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
                 for other in range(chunks):
                     place = (first_part + other * num_rows + token) * NUM_HEADS + heads
-                    # Other processors wrote them: not from what this one's own cache has kept.
+                    # Other SMs wrote them: bypass this SM's L1 cache.
                     parts = part_sums + place[:, None] * HEAD_DIM + dims[None, :]
                     part = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
                     weights = part_weights + place * 2
@@ -337,13 +353,15 @@ def ragged_attention_kernel(
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """q and out are [tokens, heads, dim]; ``BLOCK_ROWS`` rows of a product are ``TILE_ROWS`` tokens times a KV head's
-    heads. ``part_sums`` [rows, heads, dim] and ``part_weights`` [rows, heads, 2] float32 hold the parts of tiles with
-    several chunks, ``arrived`` [items, kv_heads] how many of them are there: zeros before and after.
+    """Attention over a work list. q and out are [tokens, heads, dim].
 
-    ``FIXED``: a tile that is one item is computed in the same chunks, so that the list changes no bit of an answer. A
-    program then takes several items, as there may be many more than the grid has room for; walking costs registers,
-    so that without it a program takes one.
+    ``BLOCK_ROWS`` rows of a matmul are ``TILE_ROWS`` tokens times the query heads of a KV head. ``part_sums`` [rows,
+    heads, dim] and ``part_weights`` [rows, heads, 2] float32 hold the partial results of tiles with several chunks;
+    ``arrived`` [items, kv_heads] counts the finished ones and is zero before and after.
+
+    ``FIXED``: a tile that is a single item is computed in the same chunks, so that the list changes no bit of a result.
+    A program then loops over several items, as there may be many more than the grid has room for. The loop costs
+    registers, so without ``FIXED`` a program processes one item.
     """
     follow(OVERLAPS)
     if kv_scales is not None:
@@ -359,7 +377,7 @@ def ragged_attention_kernel(
             )  # fmt: skip
     else:
         work = tl.program_id(0)
-        item = load_item(items + work // NUM_KV_HEADS * ITEM)  # before it is known to be one: both loads at a time
+        item = load_item(items + work // NUM_KV_HEADS * ITEM)  # loaded before the bounds check: both loads overlap
         if work < total:
             attend_item(
                 item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,

@@ -1,4 +1,4 @@
-"""Weights of a dense decoder, merged for serving: read from safetensors, quantized or not, or drawn on the device."""
+"""A dense decoder's weights, merged for serving: read from safetensors, quantized or not, or drawn on the device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Head norms are None where the model has none."""
+    """One decoder layer. Head norms are None for models without them."""
 
     input_norm: Tensor  # [hidden]
     qkv: Linear  # hidden to q_size + 2 * kv_size: rows of q, k, v
@@ -48,15 +48,16 @@ class DecoderWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself when tied
-    kv_scales: Tensor  # [num_layers, 2] float32: a KV value in float8 times its layer's (k, v) is what it means
+    head: Tensor  # [vocab, hidden]; the embedding itself if tied
+    kv_scales: Tensor  # [num_layers, 2] float32: dequantization scales of a layer's (k, v) in a float8 pool
 
 
 def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its Hugging Face name, one at a time, on ``device`` in ``dtype``; a tied head has none.
+    """Yields all parameters with their Hugging Face names, one at a time, on ``device`` in ``dtype``; no tied head.
 
-    A synthetic checkpoint without stored weights is drawn: the same values wherever this is called for the same kind of
-    device and dtype. Raises UsageError for a quantized checkpoint, and a missing, misshapen or unreadable tensor.
+    For a synthetic checkpoint without stored weights, the values are drawn; they are the same in every call for the
+    same device type and dtype. Raises UsageError for a quantized checkpoint, and for a missing, misshapen or unreadable
+    tensor.
     """
     config = read_model_config(model_dir)
     if config.quantization is not None and config.quantization.algorithm is not None:
@@ -70,11 +71,10 @@ def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
     multiplier: Multiplier = LIBRARY_MULTIPLIER,
 ) -> DecoderWeights:  # fmt: skip
-    """Every parameter on ``device``: FP8 weights as they are with ``scaled_products``, all others in ``dtype``, to be
-    multiplied by ``multiplier``.
+    """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
-    A quantized weight is dequantized on its own, so no more than one is there twice. Raises UsageError for a missing,
-    misshapen or unreadable tensor.
+    ``multiplier``: GEMM backend of the weights in ``dtype``. Quantized weights are dequantized one by one, so that at
+    most one is in memory twice. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
     tensors = dict(tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype))
     loader = _Loader(config, tensors, dtype, scaled_products, multiplier)
@@ -82,7 +82,7 @@ def load_weights(
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # parts are too small for the next layer's merged weights: they would pile up
+            torch.cuda.empty_cache()  # freed parts do not fit the next merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
     head = embedding if config.tied_head else tensors.pop(HEAD)
     multiplier.admit(head)
@@ -96,7 +96,7 @@ def load_weights(
 
 
 class _Loader:
-    """Takes tensors out of ``tensors`` as it merges them, so that they are freed one layer after the other."""
+    """Removes tensors from ``tensors`` as it merges them, so that memory is freed layer by layer."""
 
     def __init__(
         self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool, multiplier: Multiplier

@@ -1,17 +1,19 @@
-"""Sampling in plain torch: what a CPU runs, and what the Triton kernels equal token for token.
+"""Sampling in plain torch: runs on a CPU, and defines what the Triton kernels must compute token for token.
 
-The definition, a row at a time. A logit that is NaN or plus infinity, or no token left, and the row has no token;
-a greedy row's is that of its largest logit. Else a token's *weight* is ``2**40 * 2**((logit - best) * log2(e) /
-temperature)`` rounded down to an integer, by additions and multiplications in float32 that round alike everywhere
-(:func:`weights`). From there on everything is an integer, so no order of summation can matter. Tokens are ordered by
-their logit, equal ones by their id.
+The definition, for each row. A row has no token if one of its logits is NaN or plus infinity, or if no token is left. A
+greedy row's token is that of its largest logit. Otherwise each token has a *weight*: ``2**40 * 2**((logit - best) *
+log2(e) / temperature)`` rounded down to an integer, computed with float32 additions and multiplications that round
+alike on every device (:func:`weights`). All later steps use integers, so the order of summation does not matter. Tokens
+are ordered by logit, equal ones by id.
 
-*Candidates* are the first ``top_k`` of that order, less those that weigh less than ``min_p * 2**40``. One is drawn: the
-first, in vocabulary order, at which the sum of the candidates' weights exceeds 64 random bits of (seed, index, attempt)
-times their total, over 2**64. Top-p keeps a token before which, in the order, there is less than ``top_p`` of the
-weight of what top-k kept, and always the first. If it keeps the one drawn, that is the token; else it keeps none behind
-it either, and the next attempt draws among the candidates before it. So each token that is kept comes out as often as
-among the kept alone, and nobody looks for where top-p ends: rejection sampling with a pivot that rises.
+*Candidates* are the first ``top_k`` tokens in that order, without those that weigh less than ``min_p * 2**40``. The
+drawn token is the first one, in vocabulary order, at which the cumulative weight of the candidates exceeds 64 random
+bits of (seed, index, attempt) times their total, over 2**64.
+
+Top-p keeps a token if the tokens before it, in the order, have less than ``top_p`` of the weight of the top-k tokens;
+it always keeps the first. If it keeps the drawn token, that is the result. Otherwise it keeps no token after it either,
+and the next attempt draws among the candidates before it. So each kept token is drawn as often as among the kept tokens
+alone, without a search for the end of top-p: rejection sampling with a rising pivot.
 """
 
 from __future__ import annotations
@@ -25,25 +27,28 @@ from trtx.torch_engine.runner.sampling.rows import WEIGHT_BITS, SamplingRow, ran
 from trtx.torch_engine.sampling_plan import LARGEST_FLOAT
 
 NO_TOKEN = -1
-"""In place of a row's token where it has none. It comes to the host with the tokens, so that looking for it costs no
-transfer of its own."""
+"""Marks a row without a token. It reaches the host with the tokens, so that the check costs no extra transfer."""
 BANNED = -(2**31)
-"""In place of a count, in a row's edits: the token must not be sampled."""
+"""In place of a count in a row's penalties (its edits): the token must not be sampled."""
 EXP2 = (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
-"""A polynomial of ``2**x`` from -0.5 to 0.5, exact at 0, within 1.9e-7 of it in float32 (least maximum, by Lawson's
-iteration); not the library's, which is another one on each device."""
-ROUNDER = 12582912.0  # 1.5 * 2**23: a float32 of less than 2**22 added to it has no fraction left
+"""Coefficients of a polynomial for ``2**x`` in [-0.5, 0.5].
 
-LOWEST_EXPONENT = -63.0  # below it, and long before, a weight is 0
+It is exact at 0 and within 1.9e-7 in float32 (minimax fit by Lawson's iteration). The library's function differs
+between devices.
+"""
+ROUNDER = 12582912.0  # 1.5 * 2**23: adding it to a float32 below 2**22 removes the fraction
+
+LOWEST_EXPONENT = -63.0  # the weight is 0 at this exponent and well above it
 
 
 def sample(
     logits: Tensor, rows: Sequence[SamplingRow], edits: Sequence[Tensor | None], indices: Sequence[int]
 ) -> Tensor:
-    """``[n]`` int64 tokens of float32 ``logits`` [n, vocab], which it changes; counts them in ``edits``.
+    """Samples int64 tokens ``[n]`` from float32 ``logits`` [n, vocab].
 
-    ``edits``: of a row with penalties or banned ids, an int32 for each token of the vocabulary: how often it was there
-    in prompt and output, or ``BANNED``. ``indices``: of each row's random number.
+    It overwrites ``logits`` and counts the tokens in ``edits``. ``edits``: None, or for a row with penalties or banned
+    ids an int32 for each token of the vocabulary: its count in prompt and output, or ``BANNED``. ``indices``: the index
+    of each row's random number.
     """
     for at, (row, edit) in enumerate(zip(rows, edits, strict=True)):
         if edit is not None:
@@ -51,7 +56,7 @@ def sample(
                 _edit_logits(logits[at], edit, row)
             else:
                 logits[at].fill_(torch.nan)
-    best = logits.max(dim=-1)  # NaN, where one is among them
+    best = logits.max(dim=-1)  # NaN if any logit of the row is NaN
     tokens = best.indices.masked_fill_(~best.values.isfinite(), NO_TOKEN)
     sampled = [at for at, token in enumerate(tokens.tolist()) if rows[at].is_sampled and token != NO_TOKEN]
     if sampled:
@@ -63,7 +68,10 @@ def sample(
 
 
 def weights(logits: Tensor, scales: Tensor) -> Tensor:
-    """``[rows, vocab]`` int64 from float32 logits and ``scales`` [rows, 1]. Rows have a finite maximum."""
+    """Token weights ``[rows, vocab]`` int64 from float32 logits and ``scales`` [rows, 1].
+
+    Each row's maximum must be finite.
+    """
     rest = logits - logits.amax(dim=-1, keepdim=True)
     whole = rest.mul_(scales).clamp_min_(LOWEST_EXPONENT) + ROUNDER
     whole -= ROUNDER
@@ -80,7 +88,7 @@ def weights(logits: Tensor, scales: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> Tensor:
-    """``[n]`` tokens of sampled rows, from edited float32 logits [n, vocab] with a finite maximum each."""
+    """Draws tokens ``[n]`` for sampled rows from float32 logits [n, vocab] after penalties; row maxima are finite."""
     found = weights(logits, torch.tensor([row.scale for row in rows], dtype=torch.float32).unsqueeze(1))
     candidates = found.clone()
     if any(row.top_k for row in rows):
@@ -108,18 +116,18 @@ def draw(logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) ->
 
 
 def look_up(candidates: Tensor, numbers: Sequence[int]) -> Tensor:
-    """``[n]`` where the sum of each row's weights first exceeds its number of 64 bits times their total, over 2**64."""
+    """Index ``[n]`` where each row's cumulative weight first exceeds its 64-bit number times the total, over 2**64."""
     cumulative = candidates.cumsum(dim=-1)
     wanted = [number * total >> 64 for number, total in zip(numbers, cumulative[:, -1].tolist(), strict=True)]
     return torch.searchsorted(cumulative, torch.tensor(wanted).unsqueeze(1), right=True).squeeze(1)
 
 
 def _edit_logits(logits: Tensor, edits: Tensor, row: SamplingRow) -> None:
-    """Penalties and banned ids, in place on ``[vocab]`` float32.
+    """Applies penalties and banned ids to ``[vocab]`` float32 logits, in place.
 
-    As in TensorRT-LLM every penalty counts the prompt as well as the output, a positive logit is divided by the
-    repetition penalty and a negative one multiplied with it, and the result stays finite. Only logits of tokens that
-    were there change; those that are not finite stay as they are.
+    As in TensorRT-LLM, every penalty counts the prompt as well as the output, the repetition penalty divides positive
+    logits and multiplies negative ones, and the result stays finite. Only logits of tokens that occurred, or are
+    banned, change; logits that are not finite stay unchanged.
     """
     at = edits.nonzero().squeeze(1)
     before, counts = logits[at], edits[at]
@@ -136,5 +144,5 @@ def _exclude_beyond_top_k(candidates: Tensor, logits: Tensor, rows: Sequence[Sam
     vocab = logits.shape[1]
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     top_k = torch.tensor([row.top_k or vocab for row in rows]).unsqueeze(1)
-    is_beyond = torch.arange(vocab) >= top_k  # in their order
+    is_beyond = torch.arange(vocab) >= top_k  # positions in the order by logit
     candidates.masked_fill_(torch.empty_like(is_beyond).scatter_(1, order, is_beyond), 0)

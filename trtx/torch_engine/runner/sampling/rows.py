@@ -1,4 +1,4 @@
-"""A sequence's sampling parameters as the numbers that a device compares and multiplies with."""
+"""A sequence's sampling parameters as the numbers that the device compares and multiplies with."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from dataclasses import dataclass
 from trtx.torch_engine.sampling_plan import LARGEST_FLOAT, SMALLEST_FLOAT, SamplingPlan
 
 WEIGHT_BITS = 40
-"""The likeliest token's weight is 2**40. A vocabulary of 2**22 tokens then adds up to less than 2**63, and one less
-than 1e-12 times as likely as the best has no weight."""
+"""Bits of the likeliest token's weight, 2**40.
+
+The weights of a vocabulary of 2**22 tokens then add up to less than 2**63, and a token less than 1e-12 times as likely
+as the best has weight 0.
+"""
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 FIELDS = 9
-"""int64 values of a row on the device."""
-MODE, SEED, TOP_K, TOP_P, MIN_WEIGHT, EDITS, SCALE, PRESENCE, PROMPT_TOKENS = range(FIELDS)  # their order
+"""Number of int64 values of a row on the device."""
+MODE, SEED, TOP_K, TOP_P, MIN_WEIGHT, EDITS, SCALE, PRESENCE, PROMPT_TOKENS = range(FIELDS)  # in this order
 IS_SAMPLED, HAS_TOP_P = 1, 2  # bits of MODE
 PLAIN_FIELDS = (0,) * FIELDS
-"""Of a greedy row without edits."""
+"""Fields of a greedy row without penalties or banned ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What top-k, top-p and min-p ask of a greedy row is left out: it would change nothing."""
+    """One row's sampling parameters. A greedy row omits top-k, top-p and min-p, which would change nothing."""
 
     is_sampled: bool
-    seed: int  # mixed once: a number of its stream takes one mixing more
+    seed: int  # mixed once; each number of its stream takes one more mixing
     scale: float  # log2(e) / temperature
     top_k: int  # 0: all
-    top_p: int  # of 2**64
+    top_p: int  # in units of 2**-64
     has_top_p: bool
     min_weight: int
     repetition_penalty: float
@@ -41,7 +44,7 @@ class SamplingRow:
 
     @classmethod
     def of(cls, plan: SamplingPlan, seed: int, prompt_tokens: int, vocab_size: int) -> SamplingRow:
-        """``prompt_tokens``: how many tokens are before the one with the first index of ``seed``'s stream."""
+        """``prompt_tokens``: number of tokens before the one that uses index 0 of ``seed``'s stream."""
         is_sampled = not plan.is_greedy
         return cls(
             is_sampled=is_sampled,
@@ -58,11 +61,11 @@ class SamplingRow:
         )
 
     def index(self, position: int) -> int:
-        """Of the random number for the token after the one at ``position``: how many tokens were counted before."""
+        """Index of the random number for the token after ``position``: the number of counted tokens before it."""
         return position + 1 - self.prompt_tokens
 
     def fields(self, edits_address: int) -> tuple[int, ...]:
-        """``edits_address``: of the row's edits on the device; 0: it has none."""
+        """Device fields of the row. ``edits_address``: address of its penalties on the device; 0 if it has none."""
         if not self.is_sampled and not edits_address:
             return PLAIN_FIELDS
         numbers = struct.pack(
@@ -75,8 +78,10 @@ class SamplingRow:
 
 
 def mix(value: int) -> int:
-    """splitmix64's next number from a state: Steele, Lea and Flood, "Fast splittable pseudorandom number generators"
-    (2014)."""
+    """splitmix64's next number from a state.
+
+    See Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+    """
     value = (value + GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
@@ -84,10 +89,10 @@ def mix(value: int) -> int:
 
 
 def random_bits(mixed_seed: int, index: int, attempt: int = 0) -> int:
-    """64 bits of a seed's stream, for attempt number ``attempt`` at the ``index``-th token, which is below 2**32."""
+    """64 bits of a seed's stream for one attempt at the ``index``-th token; ``index`` is below 2**32."""
     return mix((mixed_seed + (index + (attempt << 32)) * GOLDEN) & _MASK)
 
 
 def _signed(value: int) -> int:
-    """64 bits as torch's int64 holds them."""
+    """Reinterprets 64 unsigned bits as torch's int64."""
     return value - 2**64 if value >= 2**63 else value

@@ -1,4 +1,4 @@
-"""What the sampler knows of each slot: its sequence's parameters, its edits of the logits, on the device as well."""
+"""The sampler's state of each slot, on host and device: sampling parameters, penalties and banned ids."""
 
 from __future__ import annotations
 
@@ -18,36 +18,40 @@ logger = logging.getLogger(__name__)
 
 
 class SamplingSlots:
-    """Rows by slot, uploaded when a sequence takes the slot or its banned ids change: else nothing of them travels.
+    """Sampling rows by slot.
 
-    Edits are one int32 a token of the vocabulary, for sequences with penalties or banned ids alone; see
-    :func:`trtx.torch_engine.runner.sampling.definition.sample`. What a step samples is counted where it is sampled, and
-    is its slot's last token from then on: the next step may need both before the host knows it.
+    A row is uploaded when a sequence takes the slot, or when its banned ids change; nothing else is transferred. Edits
+    (penalties and banned ids) are one int32 for each token of the vocabulary, only for sequences that need them; see
+    :func:`trtx.torch_engine.runner.sampling.definition.sample`. A sampled token is counted on the device and stored as
+    its slot's last token, because the next step may need both before the host knows the token.
     """
 
     def __init__(
         self, max_batch_size: int, vocab_size: int, device: torch.device, *, counts_prompts: bool = False
     ) -> None:
-        """``counts_prompts``: a token's number of its seed's stream is its place in the whole sequence, so that an
-        answer which goes on elsewhere, with its beginning as part of the prompt, goes on the same."""
+        """``counts_prompts``: index the seed's stream by the token's position in the whole sequence.
+
+        A request that continues an answer, with the answer's beginning as a part of its prompt, then samples the same
+        tokens.
+        """
         self._counts_prompts = counts_prompts
         self._vocab_size = vocab_size
         self._device = device
-        slots = max_batch_size + 1  # the last one is padding's
+        slots = max_batch_size + 1  # the last one is the padding slot
         self._banned: list[tuple[int, ...]] = [()] * slots
-        self._fields = [PLAIN_FIELDS] * slots  # as the device has them
+        self._fields = [PLAIN_FIELDS] * slots  # the device's current values
         self._changed: dict[int, tuple[int, ...]] = {}
         self._plain = SamplingRow.of(SamplingPlan(), 0, 0, vocab_size)
         self.rows = [self._plain] * slots
         self.edits: list[Tensor | None] = [None] * slots
         self.problems: dict[int, str] = {}
-        """Why a slot's sequence gets no token."""
+        """Slot to the reason why its sequence can't be sampled."""
         self.on_device = torch.zeros(slots, FIELDS, dtype=torch.int64, device=device)
         self.last_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
-        """[slots] what each sampled last; 0 in place of ``NO_TOKEN``: a step may compute with it before it is known."""
+        """[slots] each slot's last sampled token; 0 for ``NO_TOKEN``, as a step may use it before the host knows it."""
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
-        """Before a step of ``sequences``: enqueues one small copy for all rows that changed."""
+        """Updates the slots before a step of ``sequences``: enqueues one small copy for all changed rows."""
         banned = self._banned
         for sequence in sequences:
             if sequence.is_first:
@@ -72,7 +76,7 @@ class SamplingSlots:
             self.set_problem(slot, error)
 
     def _lift_ban(self, sequence: ScheduledSequence) -> None:
-        """Nothing is banned any more. What was, has not been sampled since: the host knows all there is of it."""
+        """Removes all bans of a slot. The banned ids were not sampled meanwhile, so the host knows their counts."""
         slot, banned = sequence.slot, self._banned[sequence.slot]
         assert not sequence.banned_ids, "a ban comes with the slot, and is lifted whole"
         self._banned[slot] = ()
@@ -96,7 +100,7 @@ class SamplingSlots:
             self._fields[slot] = self._changed[slot] = fields
 
     def set_problem(self, slot: int, error: Exception) -> None:
-        """An error of one sequence's own. Raises it if it is the device's, which is in an unknown state then."""
+        """Records an error that concerns one sequence. Raises device errors: the device is then in an unknown state."""
         if is_device_error(error):
             raise error
         logger.exception("slot %d can't be sampled", slot)
@@ -120,15 +124,15 @@ class SamplingSlots:
 
 
 def new_edits(vocab_size: int, device: torch.device) -> Tensor:
-    """``[vocab]`` int32 zeros. Behind them, from a multiple of 16 bytes on, lie the kernels' edited logits."""
+    """``[vocab]`` int32 zeros. The same allocation holds the kernels' edited logits after them, aligned to 16 bytes."""
     return torch.zeros(2, -(-vocab_size // 4) * 4, dtype=torch.int32, device=device)[0, :vocab_size]
 
 
 def is_device_error(error: Exception) -> bool:
-    """Whether the device may be in an unknown state after it: no request's fault, and nothing to go on with."""
+    """Whether the device may be in an unknown state: not caused by a request, and the engine can't go on."""
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
 def unexpected(error: Exception) -> str:
-    """What the client is told."""
+    """Error text for the client."""
     return f"no token could be sampled: {type(error).__name__}: {str(error)[:500]}"

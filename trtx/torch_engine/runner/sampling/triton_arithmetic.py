@@ -1,4 +1,4 @@
-"""What the sampling kernels share: a row's parameters, its logits with edits, their weights and their order."""
+"""Shared functions of the sampling kernels: a row's parameters, edited logits, weights and token order."""
 
 # Triton has no type stubs, and its decorator hides the signature.
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
@@ -10,9 +10,9 @@ import triton.language as tl
 
 from trtx.torch_engine.runner.sampling import definition, rows
 
-PART = tl.constexpr(4096)  # tokens of one sum of weights
+PART = tl.constexpr(4096)  # tokens in one partial sum of weights
 NO_TOKEN = tl.constexpr(definition.NO_TOKEN)
-BEYOND = tl.constexpr(2**31 - 1)  # any token id
+BEYOND = tl.constexpr(2**31 - 1)  # larger than any token id
 FIELDS = tl.constexpr(rows.FIELDS)
 MODE, SEED, TOP_K, TOP_P, MIN_WEIGHT, EDITS, SCALE, PRESENCE, PROMPT_TOKENS = (
     tl.constexpr(at) for at in range(rows.FIELDS)
@@ -22,7 +22,7 @@ GOLDEN, MIX_1, MIX_2 = tl.constexpr(rows.GOLDEN), tl.constexpr(rows.MIX_1), tl.c
 E0, E1, E2, E3, E4, E5 = (tl.constexpr(factor) for factor in definition.EXP2)
 ROUNDER = tl.constexpr(definition.ROUNDER)
 LOWEST_EXPONENT = tl.constexpr(definition.LOWEST_EXPONENT)
-ROUNDER_BITS = tl.constexpr(0x4B400000)  # of ROUNDER as float32
+ROUNDER_BITS = tl.constexpr(0x4B400000)  # ROUNDER's float32 bits
 
 
 @triton.jit
@@ -32,19 +32,19 @@ def bits_as_float(bits):
 
 @triton.jit
 def edits_at(row_params):
-    """Where a row's edits begin: 0 if it has none."""
+    """Address of a row's edits; 0 if it has none."""
     return tl.load(row_params + EDITS)
 
 
 @triton.jit
 def edited_logits(address, vocab):
-    """Behind the edits, see ``SamplingSlots``."""
+    """Pointer to a row's edited logits, which follow its edits: see ``SamplingSlots``."""
     return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + (vocab + 3) // 4 * 4
 
 
 @triton.jit
 def load_logits(row_logits, row_params, tokens, vocab):
-    """float32 logits of a row, ``edit_kernel``'s where it has edits; minus infinity outside of the vocabulary."""
+    """Loads float32 logits of a row, the edited ones if it has edits; minus infinity outside the vocabulary."""
     inside = tokens < vocab
     address = edits_at(row_params)
     if address != 0:
@@ -56,14 +56,14 @@ def load_logits(row_logits, row_params, tokens, vocab):
 
 @triton.jit
 def load_part(row_logits, row_params, part, vocab):
-    """(ids, logits) of one part."""
+    """Returns (ids, logits) of one part."""
     ids = part * PART + tl.arange(0, PART)
     return ids, load_logits(row_logits, row_params, ids, vocab)
 
 
 @triton.jit
 def load_best(part_best, row, parts, PARTS: tl.constexpr):
-    """The largest logit of each part; minus infinity beyond the last."""
+    """Largest logit of each part; minus infinity beyond the last part."""
     at = tl.arange(0, PARTS)
     return tl.load(part_best + row * parts + at, mask=at < parts, other=-float("inf"))
 
@@ -75,7 +75,7 @@ def has_token(best):
 
 @triton.jit
 def weights_of(values, best, scale):
-    """int64; see ``definition.weights``. Launched with ``enable_fp_fusion=False``: every rounding counts."""
+    """int64 weights; see ``definition.weights``. Launch with ``enable_fp_fusion=False``: every rounding counts."""
     exponents = tl.maximum((values - best) * scale, LOWEST_EXPONENT)
     rounded = exponents + ROUNDER
     rest = exponents - (rounded - ROUNDER)
@@ -91,7 +91,7 @@ def weights_of(values, best, scale):
 
 @triton.jit
 def is_before(values, ids, value, token):
-    """In the order of tokens: before ``token``, whose logit is ``value``."""
+    """Whether tokens come before ``token``, with logit ``value``, in the order by logit."""
     return (values > value) | ((values == value) & (ids < token))
 
 
@@ -114,7 +114,7 @@ def wanted_of(row_params, position, attempt, total):
 
 @triton.jit
 def top_p_limit(row_params, total):
-    """``top_p * total`` rounded up, at least 1: before a token that top-p keeps there is less."""
+    """``top_p * total`` rounded up, at least 1. Top-p keeps a token if the weight before it is below this."""
     share = tl.load(row_params + TOP_P).to(tl.uint64, bitcast=True)
     whole = total.to(tl.uint64)
     limit = tl.umulhi(whole, share) + tl.where(whole * share != 0, 1, 0).to(tl.uint64)
@@ -123,13 +123,13 @@ def top_p_limit(row_params, total):
 
 @triton.jit
 def first_beyond(weights, ids, wanted):
-    """The first of consecutive tokens at which the sum of ``weights`` exceeds ``wanted``."""
+    """The first of consecutive tokens at which the cumulative sum of ``weights`` exceeds ``wanted``."""
     return tl.min(tl.where(tl.cumsum(weights, axis=0) > wanted, ids, BEYOND), axis=0)
 
 
 @triton.jit
 def part_beyond(sums, wanted, PARTS: tl.constexpr):
-    """(the part in which the sum of ``sums`` first exceeds ``wanted``, what of ``wanted`` lies in it)"""
+    """Returns (part in which the cumulative sum of ``sums`` first exceeds ``wanted``, rest of ``wanted`` in it)."""
     at = tl.arange(0, PARTS)
     part = tl.min(tl.where(tl.cumsum(sums, axis=0) > wanted, at, PARTS - 1), axis=0)
     return part, wanted - tl.sum(tl.where(at < part, sums, 0), axis=0)
@@ -137,8 +137,8 @@ def part_beyond(sums, wanted, PARTS: tl.constexpr):
 
 @triton.jit
 def keys_of(values, shift):
-    """int32 in the order of the floats. bfloat16 without edits have 16 bits of them: ``shift`` drops the others."""
-    values = tl.where(values == 0.0, 0.0, values)  # one zero
+    """int32 keys in the order of the floats. ``shift`` drops the low bits: bfloat16 without edits needs only 16."""
+    values = tl.where(values == 0.0, 0.0, values)  # maps -0.0 to 0.0
     bits = values.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift
 

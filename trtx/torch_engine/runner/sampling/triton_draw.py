@@ -1,12 +1,16 @@
-"""Triton kernels that sample as :mod:`definition` says, token for token, in the order in which they are launched.
+"""Triton kernels that sample token for token as :mod:`definition` defines, in the order of their launch.
 
-Penalties and banned ids come first (:func:`edit_kernel`), for the rows that have some. A row's largest logit comes from
-one pass over its logits (:func:`summaries_kernel`), the sums of its weights from another (:func:`weights_kernel`), if
-top-k does not limit it. :func:`choose_kernel` draws: among all tokens by those
-sums, and within one part; or by top-k among the 128 groups of 64 tokens with the largest maxima, which hold every
-logit not below the least of these maxima, in registers. Whether top-p keeps what was drawn among all takes one pass
-more (:func:`check_kernel`); if not, there is a second attempt, checked alike (:func:`retry_kernel`). What is not
-decided then is rare, and :mod:`triton_search` does it.
+:func:`edit_kernel` applies penalties and banned ids to the rows that have them. :func:`summaries_kernel` finds each
+row's largest logit in one pass over the logits. For rows without top-k, :func:`weights_kernel` sums the weights in
+another pass.
+
+:func:`choose_kernel` draws. Without top-k, it draws among all tokens by those sums, and then within one part. With
+top-k, it draws among the 128 groups of 64 tokens with the largest maxima, held in registers; they contain every logit
+that is not below the least of these maxima.
+
+For a token drawn without top-k, :func:`check_kernel` takes another pass to decide whether top-p keeps it; if not,
+:func:`retry_kernel` makes a second attempt, which is checked alike. The remaining rows are rare; :mod:`triton_search`
+decides them.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -50,13 +54,13 @@ from trtx.torch_engine.sampling_plan import LARGEST_FLOAT
 
 BANNED = tl.constexpr(definition.BANNED)
 LARGEST = tl.constexpr(LARGEST_FLOAT)
-GROUP = tl.constexpr(64)  # tokens of one maximum
-MOST_GROUPS = tl.constexpr(128)  # that one program holds in registers
-LOWEST_KEY = tl.constexpr(-(2**31))  # below that of minus infinity
+GROUP = tl.constexpr(64)  # tokens that share one maximum
+MOST_GROUPS = tl.constexpr(128)  # groups that one program holds in registers
+LOWEST_KEY = tl.constexpr(-(2**31))  # below the key of minus infinity
 MOST_TIES = tl.constexpr(2**31 - 1)
-# A row's state between kernels.
+# State of a row between kernels.
 DECIDED, DRAWN, UNDECIDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# A row's sums by parts: all weights; the candidates'; both of what is before the token that was drawn.
+# Kinds of a row's partial sums: all weights; the candidates'; and both, over tokens before the drawn one.
 ALL, CANDIDATES, BEFORE, CANDIDATES_BEFORE = (tl.constexpr(at) for at in range(4))
 KINDS_OF_SUMS = tl.constexpr(4)
 
@@ -68,8 +72,10 @@ def sums_at(sums, row, kind, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def edit_kernel(logits, slots, rows, vocab, parts, PROGRAMS: tl.constexpr):
-    """Writes the logits of rows with edits behind these, as ``definition.sample`` edits them; infinity for what is no
-    number. ``PROGRAMS`` of a row share its parts."""
+    """Writes the edited logits of rows with edits, as in ``definition.sample``; infinity in place of NaN.
+
+    ``PROGRAMS`` programs share the parts of a row.
+    """
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     address = edits_at(row_params)
@@ -98,9 +104,9 @@ def edit_kernel(logits, slots, rows, vocab, parts, PROGRAMS: tl.constexpr):
 def summaries_kernel(
     logits, slots, rows, part_best, group_keys, vocab, groups, parts, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each part of a row; of a row with top-k also the key of the largest of each group.
+    """Finds the largest logit of each part of a row, and with top-k also the key of each group's largest logit.
 
-    What is no number counts as infinity, and the row gets no token: the kernels after this one see numbers alone.
+    NaN counts as infinity, and the row then gets no token, so later kernels see no NaN.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -117,7 +123,7 @@ def summaries_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def weights_kernel(logits, slots, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr):
-    """Sums of each part's weights, all and the candidates', of sampled rows without top-k."""
+    """Sums each part's weights, of all tokens and of candidates, for sampled rows without top-k."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
@@ -140,7 +146,7 @@ def weights_kernel(logits, slots, rows, part_best, sums, vocab, parts, PARTS: tl
 def draw_before(
     row_logits, row_params, position, attempt, best, value, token, candidates, vocab, PARTS: tl.constexpr
 ):  # fmt: skip
-    """A candidate before ``token``, whose logit is ``value``; ``candidates``: sums of those by parts."""
+    """Draws a candidate before ``token``, whose logit is ``value``; ``candidates``: partial sums of their weights."""
     wanted = wanted_of(row_params, position, attempt, tl.sum(candidates, axis=0))
     part, wanted = part_beyond(candidates, wanted, PARTS)
     ids, values = load_part(row_logits, row_params, part, vocab)
@@ -154,11 +160,11 @@ def _draw_from_top_k(
     row_logits, row_params, position, best, maxima, chosen_groups, vocab, groups,
     GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """(token, whether it is one): among the groups with the largest maxima."""
+    """Draws among the groups with the largest maxima. Returns (token, whether it is decided)."""
     top_k = tl.load(row_params + TOP_K).to(tl.int32)
     shift = shift_of(row_params, IS_BFLOAT16)
     top = keys_of(best, shift)
-    # All groups whose maximum reaches `least`, which is as low as MOST_GROUPS allow.
+    # Choose all groups whose maximum reaches `least`, which is as low as MOST_GROUPS allows.
     at_group = tl.arange(0, GROUPS)
     is_group = at_group < groups
     least = top + 1
@@ -218,7 +224,7 @@ def choose_kernel(
     logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, chosen_groups,
     vocab, groups, parts, PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """A row's token, and what is left to do for it."""
+    """Chooses a row's token, and records what is left to decide."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     row_logits = logits + row.to(tl.int64) * vocab
@@ -258,7 +264,7 @@ def choose_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def check_kernel(logits, tokens, states, slots, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr):
-    """Of rows with top-p: sums of the weights before the token that was drawn."""
+    """For drawn tokens of rows with top-p: sums the weights before the token."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     if tl.load(states + row) != DRAWN:
@@ -282,7 +288,7 @@ def check_kernel(logits, tokens, states, slots, rows, part_best, sums, vocab, pa
 def retry_kernel(
     logits, tokens, states, slots, positions, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr
 ):  # fmt: skip
-    """Of rows with top-p: whether it keeps the token that was drawn; if not, the next attempt, to be checked again."""
+    """For rows with top-p: decides whether it keeps the drawn token; if not, makes the next attempt, to be checked."""
     row = tl.program_id(0)
     if tl.load(states + row) != DRAWN:
         return

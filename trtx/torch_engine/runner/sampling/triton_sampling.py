@@ -1,4 +1,4 @@
-"""Launches of the sampling kernels."""
+"""Launches the sampling kernels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
 from trtx.torch_engine.runner.sampling.triton_last_tokens import fill_kernel
 from trtx.torch_engine.runner.sampling.triton_search import search_kernel
 
-_EDITING = 8  # programs of a row: few, as most rows need none
+_EDITING = 8  # programs for each row: few, as most rows need none
 
 
 class TritonSampling:
-    """All kernels are launched for every batch, and a program returns at once where its row needs it not: so a CUDA
-    graph of them serves any batch, and each compiles once for a dtype of logits."""
+    """Launches all kernels for every batch; a program returns at once if its row does not need it.
+
+    So a CUDA graph of the launches serves any batch, and each kernel compiles once for each dtype of logits.
+    """
 
     def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int) -> None:
-        """``rows`` [slots, FIELDS] and ``last_tokens`` [slots] int32: those of
-        :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`."""
+        """``rows`` [slots, FIELDS] and ``last_tokens`` [slots] int32 belong to
+        :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`.
+        """
         self._rows = rows
         self._last_tokens = last_tokens
         self._vocab = vocab_size
@@ -51,11 +54,10 @@ class TritonSampling:
         return filled
 
     def sample(self, tokens: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Fills ``tokens`` [n] int64 by ``logits`` [n, vocab], counts them in the edits of their rows, and keeps them
-        as their slots' last.
+        """Samples ``tokens`` [n] int64 from ``logits`` [n, vocab], and counts them in their rows' edits.
 
-        ``slots`` [n] int32: rows' places in ``rows``; ``positions`` [n] int32: of the tokens that the logits follow.
-        Nothing is waited for.
+        They also become their slots' last tokens. ``slots`` [n] int32: each row's place in ``rows``. ``positions`` [n]
+        int32: positions of the tokens that the logits follow. Does not wait for the device.
         """
         count = logits.shape[0]
         vocab, groups, parts = self._vocab, self._groups, self._parts

@@ -1,4 +1,4 @@
-"""The last kernel of sampling: rows that the others leave open, in passes over the row; then every row is counted."""
+"""The last sampling kernel: decides the remaining rows with passes over their logits, and counts every row's token."""
 
 # Triton has no type stubs, and its decorator hides the signature.
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
@@ -42,10 +42,10 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
 
 @triton.jit
 def _least_key_of_top_k(row_logits, row_params, maxima, is_group, best, top_k, vocab, groups, parts, shift):
-    """The largest key that ``top_k`` tokens are not below."""
+    """The largest key such that at least ``top_k`` tokens are not below it."""
     low = keys_of(best * 0 - float("inf"), shift)
     high = keys_of(best, shift) + 1
-    if top_k <= groups:  # so many maxima are not below the least of them
+    if top_k <= groups:  # top_k group maxima give a lower bound
         above = high
         while low + 1 < above:
             middle = (low & above) + ((low ^ above) >> 1)
@@ -76,7 +76,10 @@ def _least_key_of_top_k(row_logits, row_params, maxima, is_group, best, top_k, v
 
 @triton.jit
 def _end_of_top_k(row_logits, row_params, value, top_k, vocab, parts):
-    """The id such that the ``top_k`` first tokens are those before it; ``value``: the last one's logit."""
+    """End id of top-k: exactly ``top_k`` tokens are before it in the order.
+
+    ``value``: the logit of the last of them.
+    """
     above = tl.zeros((PART,), tl.int32)
     for part in range(parts):
         _, values = load_part(row_logits, row_params, part, vocab)
@@ -94,7 +97,7 @@ def _end_of_top_k(row_logits, row_params, value, top_k, vocab, parts):
 
 @triton.jit
 def _sums_before(row_logits, row_params, best, value, token, vocab, parts, PARTS: tl.constexpr):
-    """(the weight of all tokens before one, the candidates' among them by parts)"""
+    """Returns (total weight of the tokens before ``token``, partial sums of the candidates' weights among them)."""
     scale = bits_as_float(tl.load(row_params + SCALE))
     floor = tl.load(row_params + MIN_WEIGHT)
     before = tl.zeros((), tl.int64)
@@ -115,9 +118,9 @@ def _draw_until_kept(
     row_logits, row_params, position, attempt, best, value, token, candidates, limit, vocab, parts,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A token among the candidates before one, in as many attempts as top-p takes."""
+    """Draws among the candidates before ``token``, in as many attempts as top-p needs."""
     has_top_p = (tl.load(row_params + MODE) & HAS_TOP_P) != 0
-    is_drawing = limit > 0  # always
+    is_drawing = limit > 0  # always True
     while is_drawing:
         token = draw_before(
             row_logits, row_params, position, attempt, best, value, token, candidates, vocab, PARTS
@@ -136,7 +139,7 @@ def search_kernel(
     logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, last_tokens, vocab, groups, parts,
     PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """Decides rows that are not; one more of its token in each row's edits, and the token in its slot's last."""
+    """Decides the open rows; then counts every row's token in its edits and stores it as its slot's last token."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     row_logits = logits + row.to(tl.int64) * vocab
