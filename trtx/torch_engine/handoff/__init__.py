@@ -1,10 +1,12 @@
-"""KV handoff: how the KV blocks that a prefill engine computed reach the pool of a decode engine.
+"""KV handoff: moves the KV blocks that a prefill engine computed into the pool of a decode engine.
 
-Owns the transport interface and the two routes behind it (straight from the memory of a process of the same host, and
-NIXL), the ``opaque_state`` that travels between the two engines, and the table of leases. It does not decide who reads
-what, nor free blocks, nor recompute: the engine core does, with the events that ``poll`` reports. Enter through
-:func:`create_transport`; a local block belongs to the transport from ``begin_read`` until its read is reported, and the
-layouts of both sides are equal, field by field, or nothing moves.
+It owns the transport interface with its two transports (``direct``, from the memory of a process on the same host, and
+``nixl``), the ``opaque_state`` that travels between the two engines, and the lease table. The engine core decides which
+blocks are read, frees blocks and recomputes prompts, based on the events that ``poll`` reports. Callers enter through
+:func:`create_transport`.
+
+Two invariants always hold. A local block belongs to the transport from ``begin_read`` until its read is reported. And
+data moves only if the layouts of both sides are equal, field by field.
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ def create_transport(
     group: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> KvTransport:
-    """Registers ``pool`` with the ways for blocks to travel. Slow (NIXL takes 3 s to import): once, at start.
+    """Registers ``pool`` with the transports. Slow (importing NIXL takes 3 s): call it once, at start.
 
-    ``pool``: contiguous, ``[num_blocks, *geometry.block_shape]`` of ``geometry.dtype``, on a CPU or a GPU; it must
-    outlive the transport. ``routes``: the first that leads to a prefill
-    engine is taken. ``group``: engines of this host with the same one open each other's pools before they read.
-    ``clock`` is what deadlines are read on and must be common to both engines: Unix seconds.
+    ``pool``: contiguous ``[num_blocks, *geometry.block_shape]`` of ``geometry.dtype``, on a CPU or a GPU; it must
+    outlive the transport. ``routes``: transports by preference; a read uses the first that reaches the prefill engine.
+    ``group``: engines of this host with the same group open each other's pools before the first read. ``clock``: for
+    lease deadlines, common to both engines, in Unix seconds.
     """
     expected = geometry.block_shape
     if tuple(pool.shape[1:]) != expected or str(pool.dtype) != f"torch.{geometry.dtype}" or not pool.is_contiguous():
@@ -80,7 +82,7 @@ def create_transport(
     if pool.is_cuda:
         import torch
 
-        torch.cuda.current_stream(pool.device).synchronize()  # what fills it; copies wait for no stream of the caller's
+        torch.cuda.current_stream(pool.device).synchronize()  # copies wait for no stream of the caller
     reads = Reads(geometry, pool.shape[0], clock)
     opened: list[Route] = []
     for name in routes:
@@ -96,7 +98,7 @@ def create_transport(
 
 
 def _direct(pool: torch.Tensor, geometry: KvGeometry, group: str | None, reads: Reads) -> list[Route]:
-    """None where the pool cannot be shared: then what is between GPUs of one host goes as all else does."""
+    """Returns the direct transport, or [] if the pool can't be shared; blocks between local GPUs then go over NIXL."""
     from trtx.torch_engine.handoff.direct import DirectRoute
     from trtx.torch_engine.handoff.memory import MemoryUnreachable, PoolMemory, ProcessMemory
     from trtx.torch_engine.handoff.neighbours import Neighbours

@@ -1,4 +1,4 @@
-"""``opaque_state``: what an engine says about the blocks it exports, as versioned msgpack."""
+"""``opaque_state``: an engine's description of the blocks that it exports, as versioned msgpack."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from trtx.torch_engine.kv_layout import KvGeometry
 
 FORMAT_VERSION = 3
 POOL_LAYOUT = "block,head,layer,kv,token,dim"
-"""Order of the pool's dimensions, outermost first. A block is one contiguous range that holds a group's layers."""
+"""Order of the pool's dimensions, outermost first.
+
+A block is one contiguous range with all layers of a KV cache group.
+"""
 
 
 class DirectOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process of the same host copies from the exporter's memory."""
+    """How a process on the same host copies from the exporter's memory."""
 
     host: str  # boot id of the exporter's kernel
     address: str  # abstract Unix socket of the exporter, without its leading zero byte
     memory: str  # "cuda" or "process"
-    handle: bytes  # cuda: what the driver calls an IPC handle; process: nothing, a pid and an address are enough
-    offset: int  # of block 0: cuda: in what the handle opens; process: its address
+    handle: bytes  # cuda: the driver's IPC handle; process: empty, pid and address are enough
+    offset: int  # of block 0; cuda: within the handle's allocation; process: its address
 
 
 class NixlOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """How NIXL reaches the exporter, from anywhere."""
+    """How NIXL reaches the exporter, from any host."""
 
-    agent_name: str  # unique to one life of one agent
-    agent_metadata: bytes  # how to connect to that agent; NIXL's own form
+    agent_name: str  # unique to one incarnation of one agent
+    agent_metadata: bytes  # how to connect to that agent, in NIXL's format
     memory: str  # "DRAM" or "VRAM"
-    device_id: int  # the exporter's own number for its device
+    device_id: int  # the exporter's device index
     base_address: int  # of block 0
 
 
 class ExportedKv(msgspec.Struct, frozen=True, kw_only=True):
-    """Leased blocks of one request, and how to reach them."""
+    """The leased blocks of one request, and how to reach them."""
 
     version: int = FORMAT_VERSION
-    engine: str  # unique to one life of one engine's transport
+    engine: str  # unique to one incarnation of one engine's transport
     direct: DirectOffer | None = None
     nixl: NixlOffer | None = None
     num_blocks: int  # of the whole pool
     layout: str = POOL_LAYOUT
     geometry: KvGeometry
     lease_id: int
-    # int32, little-endian, group by group, each in token order up to the last token and from the first block on that a
-    # decode sees (``batch.first_block``). As an array of msgpack, 1,024 take 40 us to read.
+    # int32, little-endian: for each KV cache group in turn, its blocks in token order, from the first one that a decode
+    # reads (``kv_layout.first_block``) to the last token's. As a msgpack array, 1,024 ids would take 40 us to decode.
     block_ids: bytes
     num_tokens: int
     deadline_s: float  # Unix seconds
@@ -62,7 +65,7 @@ _decoder = msgspec.msgpack.Decoder(ExportedKv)
 
 
 def layout_of(geometry: KvGeometry) -> bytes:
-    """Of a block in a pool: equal where blocks can be copied."""
+    """Encoded block layout of a pool; blocks can be copied between pools with equal layouts."""
     return _encoder.encode((POOL_LAYOUT, geometry))
 
 
@@ -71,7 +74,10 @@ def encode(exported: ExportedKv) -> bytes:
 
 
 def decode(opaque_state: bytes) -> ExportedKv:
-    """Reads the form alone. Raises LayoutMismatch for bytes that are no ``opaque_state`` of this version."""
+    """Decodes the message without checking its content.
+
+    Raises LayoutMismatch for bytes of another format or version.
+    """
     try:
         version = _version_decoder.decode(opaque_state).version
         if version == FORMAT_VERSION:

@@ -1,6 +1,6 @@
-"""The few calls of the CUDA driver that torch has no public name for: memory handles between processes.
+"""The calls of the CUDA driver for memory handles between processes, for which torch has no public API.
 
-Through ctypes, as the driver is there wherever torch found a GPU, and its binary interface does not change.
+It uses ctypes: the driver is present wherever torch finds a GPU, and its ABI does not change.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 Addresses = npt.NDArray[np.uint64]
 
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag
 _STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
 class CudaError(Exception):
-    """What the driver called it."""
+    """A driver call failed; the text has the call and the driver's error."""
 
 
 class _Handle(ctypes.Structure):
@@ -38,11 +38,11 @@ class _CopyAttributes(ctypes.Structure):
 
 
 class CudaDriver:
-    """The driver, and the context that was current where this was made."""
+    """The CUDA driver, with the context that was current at construction."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
-        # With its types declared a call takes plain ints, and 3 us less: it is made in the middle of a read.
+        # Declared argument types accept plain ints and save 3 us for each call, which is part of a read's latency.
         self._library.cuMemcpyHtoDAsync_v2.argtypes = [
             ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
         ]  # fmt: skip
@@ -54,7 +54,7 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def export(self, address: int) -> tuple[bytes, int]:
-        """(handle of the allocation that holds ``address``, how far into it that is).
+        """Returns (handle of the allocation that contains ``address``, offset of ``address`` in it).
 
         Raises CudaError for memory that has no handle, such as torch's ``expandable_segments``.
         """
@@ -64,7 +64,7 @@ class CudaDriver:
         return bytes(handle), address - base.value
 
     def open(self, handle: bytes) -> int:
-        """Maps another process's allocation: its address here. One handle is opened once at a time."""
+        """Maps another process's allocation and returns its local address. Open a handle at most once at a time."""
         address = ctypes.c_uint64()
         self._call(
             "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle),
@@ -77,11 +77,11 @@ class CudaDriver:
 
     @property
     def copies_batches(self) -> bool:
-        """``copy_batch`` is there from the driver of CUDA 12.8 on."""
+        """Whether ``copy_batch`` is available: since the driver of CUDA 12.8."""
         return hasattr(self._library, "cuMemcpyBatchAsync")
 
     def copy_batch(self, targets: Addresses, sources: Addresses, sizes: Addresses, stream: int) -> None:
-        """Enqueues ``len(targets)`` copies between mapped addresses, in any order among each other. No kernel runs."""
+        """Enqueues ``len(targets)`` copies between mapped addresses, in no particular order. No kernel runs."""
         attributes, first, failed = _CopyAttributes(source_order=_STREAM_ORDER), ctypes.c_size_t(0), ctypes.c_size_t()
         self._call(
             "cuMemcpyBatchAsync",
@@ -91,14 +91,14 @@ class CudaDriver:
         )  # fmt: skip
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Between mapped addresses of any devices, enqueued."""
+        """Enqueues a copy between mapped addresses on any devices."""
         self._call(
             "cuMemcpyAsync", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes),
             ctypes.c_void_p(stream),
         )  # fmt: skip
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """From pinned memory, enqueued."""
+        """Enqueues a copy from pinned host memory."""
         self._call("cuMemcpyHtoDAsync_v2", target, source, num_bytes, stream)
 
     def _call(self, name: str, *arguments: Any) -> None:

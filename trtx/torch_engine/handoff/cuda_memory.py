@@ -1,4 +1,4 @@
-"""A pool in GPU memory: other processes' pools are mapped by CUDA IPC, and their blocks are copied over NVLink."""
+"""A KV pool in GPU memory: CUDA IPC maps other processes' pools, and blocks are copied over NVLink."""
 
 # torch leaves its streams and events untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -18,44 +18,49 @@ from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.handoff.reads import BlockIds
 
 BATCHED_BYTES = 400_000_000
-"""From here on copy engines are faster than the kernel, which starts sooner (docs/performance-notes.md)."""
+"""Size from which the copy engines are faster than the kernel, which starts sooner (docs/performance-notes.md)."""
 
 COPY_STREAMS = 4
-"""As many copy engines work on one read: each pauses between blocks."""
+"""Number of copy engines that work on one read: each of them pauses between blocks."""
 
-WORD_BYTES = 8  # of the kernel's elements; it loads two at a time
+WORD_BYTES = 8  # size of the kernel's elements; it loads two at once
 TILE, WARPS, PROGRAMS = 8192, 8, 32
-"""More programs are no faster, and a decode step beside them waits for the processors that they hold."""
+"""The kernel's tile, warps and programs.
 
-_IDS = 4096  # room that a ticket begins with: 2,048 blocks
+More programs are not faster, and a concurrent decode step waits for their SMs.
+"""
+
+_IDS = 4096  # initial capacity of a ticket: 2,048 blocks
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One copy's ids, on the host and on the device, and what is recorded behind it. Used again once it is done."""
+    """Buffers and event of one copy: its ids on host and device, and the event after it. Reused once it is done."""
 
     host: torch.Tensor  # pinned
-    ids: npt.NDArray[np.int32]  # the same memory
+    ids: npt.NDArray[np.int32]  # shares memory with host
     device: torch.Tensor
     done: torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    base: int  # what closes it
+    base: int  # address for CudaDriver.close
     blocks: int  # address of block 0
 
 
 class CudaMemory:
-    """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`. The pool must come from cudaMalloc (see CudaDriver).
+    """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`.
 
-    Copies run on streams of their own, one after the other, beside whatever the engine computes.
+    The pool must come from cudaMalloc (see CudaDriver).
+
+    Copies run on their own streams, one after the other, concurrently with the engine's computation.
     """
 
     kind = "cuda"
 
     def __init__(self, pool: torch.Tensor, block_bytes: int) -> None:
-        """Compiles the kernel, and copies once in each way. Raises MemoryUnreachable if the pool can't be shared."""
+        """Compiles the kernel and tries both ways to copy. Raises MemoryUnreachable if the pool can't be shared."""
         if block_bytes % (2 * WORD_BYTES):
             raise MemoryUnreachable(f"blocks of {block_bytes} bytes are no multiple of {2 * WORD_BYTES}")
         self._device = pool.device
@@ -72,7 +77,7 @@ class CudaMemory:
         self._stream, *self._others = (torch.cuda.Stream(pool.device) for _ in range(COPY_STREAMS))
         self._free: list[_Ticket] = []
         self._launch = self._compile()[(PROGRAMS, 1, 1)]
-        first = np.zeros(1, np.int32)  # block 0 onto itself
+        first = np.zeros(1, np.int32)  # copies block 0 onto itself
         ticket = self._gather(self.own, first, first)
         self._copy(self.own, first, first)
         ticket.done.record(self._stream)
@@ -139,7 +144,7 @@ class CudaMemory:
         room = max(_IDS, 1 << (size - 1).bit_length())
         host = torch.empty(room, dtype=torch.int32, pin_memory=True)
         device = torch.empty(room, dtype=torch.int32, device=self._device)
-        # Its memory may have been another tensor's, which a step under way still uses.
+        # The allocation may be reused from a tensor that a step in flight still uses.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return _Ticket(host, host.numpy(), device, torch.cuda.Event())
 

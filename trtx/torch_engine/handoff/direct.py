@@ -1,7 +1,8 @@
-"""KV blocks between processes of one host: this one copies straight from the other's memory.
+"""The direct transport between processes on one host: copies KV blocks straight from the other process's memory.
 
-Between GPUs that is one kernel over NVLink, from the exporter's pool to the own. The exporter takes no part in it, so
-a copy can't be held up by a frozen one, and nothing writes here but the own process: a read that has ended has ended.
+Between GPUs, a read is one kernel over NVLink from the exporter's pool into the local pool. The exporter takes no part
+in it, so a frozen exporter can't delay a copy; and only this process writes to the local pool, so a read that has ended
+has no writes outstanding.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from trtx.torch_engine.handoff.reads import Read, Reads
 @dataclass(slots=True, eq=False)
 class _Copy:
     read: Read
-    source: Neighbour | None  # None: the own pool
-    ticket: Any  # of PoolMemory; None when there was nothing to copy
+    source: Neighbour | None  # None: the local pool
+    ticket: Any  # from PoolMemory; None if there was nothing to copy
 
 
 class DirectRoute:
-    """See :class:`~trtx.torch_engine.handoff.reads.Route`. It leads to the same user's engines on the same host.
+    """See :class:`~trtx.torch_engine.handoff.reads.Route`. It reaches the same user's engines on the same host.
 
-    A read whose exporter is gone by the time its copy ends has failed, as far as anybody can know: whose memory it was
-    when it was read is no longer certain.
+    A read fails if its exporter is gone when the copy ends: the memory may have been reused while it was read.
     """
 
     name = "direct"
@@ -36,7 +36,7 @@ class DirectRoute:
         self._memory = memory
         self._neighbours = neighbours
         self._reads = reads
-        self._copies: list[_Copy] = []  # in the order in which they began, which is that in which they end
+        self._copies: list[_Copy] = []  # in start order, which is also completion order
 
     def offer(self) -> codec.DirectOffer:
         return self._neighbours.offer
@@ -97,7 +97,7 @@ class DirectRoute:
         return self._neighbours.tell_released(offer.address, exported.lease_id)
 
     def close(self) -> None:
-        """Copies under way end first: a few milliseconds."""
+        """Waits for copies in flight, which takes a few milliseconds."""
         self._memory.close()
         for copy in self._copies:
             if copy.source is not None:

@@ -1,4 +1,4 @@
-"""The transport with a fault in it, for tests alone: see :mod:`trtx.torch_engine.kv_fault`."""
+"""A KV transport with an injected fault, for tests only: see :mod:`trtx.torch_engine.kv_fault`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAYER = 2  # of a pool: [block, kv_head, layer, 2, token, dim]
+_LAYER = 2  # dimension of the pool: [block, kv_head, layer, 2, token, dim]
 
 
 class FaultyTransport:
-    """A :class:`~trtx.torch_engine.handoff.base.KvTransport` that corrupts what some reads brought.
+    """A :class:`~trtx.torch_engine.handoff.base.KvTransport` that corrupts the KV of some reads.
 
-    The block that is replaced is the first that was read: all of its tokens count for all that follow, as those of a
-    prompt's last block may not. Two blocks of one prompt are never swapped: attention is a sum over keys that carry
-    their positions in them, so that would change nothing.
+    It replaces the first block that was read: all later tokens attend to all of its tokens, which may not hold for the
+    last block of a prompt. It never swaps two blocks of the same prompt, which would change nothing: attention is a sum
+    over keys, and keys carry their positions.
     """
 
     def __init__(self, transport: KvTransport, pool: torch.Tensor, geometry: KvGeometry, fault: KvFault) -> None:
@@ -40,9 +40,9 @@ class FaultyTransport:
         self._transport = transport
         self._pool = pool
         self._fault = fault
-        self._under_way: dict[int, tuple[int, int]] = {}  # read -> its first block here, tokens of the prompt
+        self._under_way: dict[int, tuple[int, int]] = {}  # read id -> (its first local block, tokens of the prompt)
         self._finished = 0
-        self._last: torch.Tensor | None = None  # the layer of the block that an earlier read brought
+        self._last: torch.Tensor | None = None  # the faulty layer of the first block of an earlier read
         log.warning(
             "%s=%s: KV IS CORRUPTED ON PURPOSE in this engine; no answer of it is to be trusted", VARIABLE, fault
         )
@@ -69,8 +69,12 @@ class FaultyTransport:
         return replace(events, finished=finished)
 
     def _corrupt(self, block: int, num_tokens: int) -> bool:
-        """One read has ended. Every so often, its first block gets what an earlier one brought, where that differs:
-        whether it did now."""
+        """Handles the end of one read.
+
+        Every n-th read's first block gets an earlier read's content, unless both are equal.
+
+        Returns whether this read was corrupted.
+        """
         import torch
 
         is_corrupted = False
@@ -80,9 +84,9 @@ class FaultyTransport:
         brought = own.clone()
         if self._finished % self._fault.every == 0:
             if self._last is None or torch.equal(self._last, brought):
-                self._finished -= 1  # it would change nothing: the next one, then
+                self._finished -= 1  # the contents are equal: corrupt the next read instead
             else:
-                with torch.inference_mode():  # as the pool was made
+                with torch.inference_mode():  # the pool was created in inference mode
                     own.copy_(self._last)
                 is_corrupted = True
                 log.warning(

@@ -11,10 +11,10 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["count"])
 def gather_blocks_kernel(source, target, ids, count, BLOCK_WORDS: tl.constexpr, TILE: tl.constexpr):
-    """``target[ids[count + i]] = source[ids[i]]`` for i < ``count``, of blocks of ``BLOCK_WORDS`` int64.
+    """``target[ids[count + i]] = source[ids[i]]`` for i < ``count``, for blocks of ``BLOCK_WORDS`` int64.
 
-    Any number of programs: each takes every so many tiles. A tile's loads are all under way before its first store,
-    as its latency is NVLink's.
+    Works with any number of programs, which take the tiles in turn. All loads of a tile are in flight before its first
+    store, to hide NVLink's latency.
     """
     tiles = tl.cdiv(BLOCK_WORDS, TILE)
     for item in range(tl.program_id(0), count * tiles, tl.num_programs(0)):

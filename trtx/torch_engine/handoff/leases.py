@@ -1,4 +1,4 @@
-"""The blocks that a prefill engine keeps for a decode engine, and until when. No torch, no clock of its own."""
+"""Leases: the blocks that a prefill engine keeps for a decode engine, with their deadlines. No torch, no clock."""
 
 from __future__ import annotations
 
@@ -7,35 +7,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 READER_GRACE_S = 1.0
-"""Seconds that blocks outlive their deadline. A reader fails every read that has not ended by the deadline on its own
-clock, so nobody looks at a block once it is reused, as long as the two clocks differ by less than this."""
+"""Seconds that blocks outlive their deadline.
+
+A reader fails every read that has not ended by the deadline on its own clock. So no reader uses a block after its
+reuse, as long as the two clocks differ by less than this.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     lease_id: int
     block_ids: tuple[int, ...]
-    deadline_s: float  # on the clock of whoever calls ``expire``
+    deadline_s: float  # on the clock of the caller of ``expire``
 
 
 class LeaseTable:
-    """Every lease ends once: by ``release`` or by ``expire``, whichever comes first, which hands its blocks back."""
+    """All leases of an engine.
+
+    Each ends exactly once, by ``release`` or by ``expire``, and its blocks return to the caller.
+    """
 
     def __init__(self, grace_s: float = READER_GRACE_S) -> None:
         self._grace_s = grace_s
         self._leases: dict[int, Lease] = {}
-        self._by_deadline: list[tuple[float, int]] = []  # heap; entries of ended leases are dropped when they surface
+        self._by_deadline: list[tuple[float, int]] = []  # heap; drops entries of ended leases when they surface
 
     def __len__(self) -> int:
         return len(self._leases)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks under lease, counted once a lease."""
+        """Number of leased blocks; a block counts once for each lease."""
         return sum(len(lease.block_ids) for lease in self._leases.values())
 
     def grant(self, lease_id: int, block_ids: Sequence[int], deadline_s: float) -> Lease:
-        """Raises ValueError for an id that is still leased: two readers would end each other's lease."""
+        """Adds a lease. Raises ValueError for an id in use: two readers would end each other's lease."""
         if lease_id in self._leases:
             raise ValueError(f"lease {lease_id} is still held; expected an id that is not in use")
         lease = Lease(lease_id, tuple(block_ids), deadline_s)
@@ -44,16 +50,16 @@ class LeaseTable:
         return lease
 
     def release(self, lease_id: int) -> Lease | None:
-        """Ends the lease. None if it has ended already (a late notification, a second one) or never was."""
+        """Ends the lease. Returns None if it has ended already (late or repeated notification) or never existed."""
         return self._leases.pop(lease_id, None)
 
     def expire(self, now_s: float) -> list[Lease]:
-        """Ends the leases whose deadline passed at least the grace ago, earliest first."""
+        """Ends the leases whose deadline plus grace period has passed, earliest first."""
         expired: list[Lease] = []
         while self._by_deadline and self._by_deadline[0][0] + self._grace_s <= now_s:
             deadline_s, lease_id = heapq.heappop(self._by_deadline)
             lease = self._leases.get(lease_id)
-            # An id may have been granted again after it ended: only the entry of the present grant counts.
+            # An id may have been granted again after it ended: only the entry of the current grant counts.
             if lease is not None and lease.deadline_s == deadline_s:
                 expired.append(self._leases.pop(lease_id))
         return expired

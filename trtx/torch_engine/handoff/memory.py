@@ -1,4 +1,4 @@
-"""How a process reaches into the pool of another one on the same host, and the way that needs no GPU."""
+"""Access to the KV pool of another process on the same host, and its implementation for CPU memory."""
 
 from __future__ import annotations
 
@@ -19,46 +19,49 @@ _IOV_MAX = 1024  # <limits.h>: pieces of one process_vm_readv
 
 
 class MemoryUnreachable(Exception):
-    """The other process's memory cannot be opened from here: this is not a way to its pool."""
+    """The other process's memory can't be opened from here: use another transport."""
 
 
 class CopyFailed(Exception):
-    """The other process's memory was reachable and is not any more."""
+    """The other process's memory was reachable, but no longer is."""
 
 
 class SharedMemory(Protocol):
-    """Memory that other processes open, and the way to open theirs."""
+    """Memory that other processes can open, and the means to open theirs."""
 
     kind: str  # DirectOffer.memory
-    handle: bytes  # DirectOffer.handle and .offset of the own pool
+    handle: bytes  # DirectOffer.handle and .offset of the local pool
     offset: int
 
     def adopt_thread(self) -> None:
         """Prepares the calling thread for ``open`` and ``shut``."""
 
     def open(self, offer: DirectOffer, pid: int) -> Any:
-        """Makes process ``pid``'s pool readable; raises MemoryUnreachable. May take milliseconds."""
+        """Makes the pool of process ``pid`` readable. Raises MemoryUnreachable. May take milliseconds."""
 
     def shut(self, pool: Any) -> None:
-        """Lets go of an opened pool, with no copy from it under way: its memory may be freed only after that."""
+        """Closes an opened pool, with no copy from it in flight.
+
+        The other process's memory can be freed only after that.
+        """
 
 
 class PoolMemory(SharedMemory, Protocol):
-    """Copies blocks from other processes' pools into the own one, by reading their memory.
+    """Copies blocks from other processes' pools into the local pool, by reading their memory.
 
-    Every method but ``adopt_thread`` and ``open`` is called by the engine's thread alone.
+    Only the engine's thread calls its methods, except ``adopt_thread`` and ``open``.
     """
 
-    own: Any  # the own pool in the form that ``open`` returns
+    own: Any  # the local pool in the form that ``open`` returns
 
     def start(self, pool: Any, remote: BlockIds, local: BlockIds) -> Any:
-        """Starts to copy blocks at once: nothing that was enqueued before writes to them. Raises CopyFailed."""
+        """Starts to copy blocks at once: no work enqueued earlier writes to them. Raises CopyFailed."""
 
     def is_done(self, copy: Any) -> bool:
-        """Whether nothing reads or writes for this copy any more. To be asked until it is True, then no more."""
+        """Whether the copy has no reads or writes outstanding. Call it until it returns True, then never again."""
 
     def close(self) -> None:
-        """Returns when every copy has ended."""
+        """Waits until every copy has ended."""
 
 
 class _Piece(ctypes.Structure):
@@ -66,9 +69,9 @@ class _Piece(ctypes.Structure):
 
 
 class ProcessMemory:
-    """A pool in CPU memory, copied by the kernel (``process_vm_readv``) while ``start`` runs.
+    """A KV pool in CPU memory. The kernel copies it (``process_vm_readv``) while ``start`` runs.
 
-    The kernel asks for the rights of a debugger: the same user, and where Yama's ``ptrace_scope`` is 1 a descendant.
+    The kernel requires a debugger's rights: the same user and, with Yama's ``ptrace_scope`` 1, a descendant process.
     """
 
     kind = "process"
@@ -106,7 +109,7 @@ class ProcessMemory:
             raise CopyFailed(os.strerror(error.errno or 0)) from error
 
     def _read(self, pid: int, targets: list[int], sources: list[int], length: int) -> None:
-        """Whole pieces: the kernel stops short only at one that it cannot read, or at 2 GiB."""
+        """Reads whole pieces: the kernel stops early only at an unreadable piece, or at 2 GiB."""
         done, count = 0, len(sources)
         while done < count:
             pieces = _Piece * (count - done)

@@ -1,12 +1,15 @@
-"""The processes of this host that a direct read may go to: who they are, whether they live, and what they release.
+"""Local peers: the processes of this host that direct reads use.
+
+Tracks their addresses, their life and their releases.
 
 Engines read each other's KV pools, and the arenas in which encoders keep embeddings. Each process listens on an
-abstract Unix socket: it has no file, belongs to a network namespace, and goes with the process, however that ends. A
-reader holds a connection to each process that it reads from. Over it the exporter says how its pool is reached, the
-reader says which leases it needs no more, and its end tells both that the other has gone.
+abstract Unix socket, which has no file, belongs to a network namespace, and disappears with the process, however that
+ends. A reader holds a connection to each process that it reads from. Over it, the exporter describes how to reach its
+pool, the reader names the leases that it no longer needs, and the end of the connection tells both that the other has
+gone.
 
-One thread looks after all of it, so that a neighbour's death is acted upon while the engine sleeps: GPU memory that a
-reader still has open may not come back to the system, and the successor on that GPU would find none.
+One thread handles all connections, so that a local peer's death is handled even while the engine sleeps: GPU memory
+that a reader still has open may not return to the system, and the dead peer's successor on that GPU would find none.
 """
 
 from __future__ import annotations
@@ -44,13 +47,13 @@ class Greeting(msgspec.Struct, tag="greeting", array_like=True):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
-    """The reader's first: it can be read as well."""
+    """The reader's first message: the reader can be read as well."""
 
     address: str
 
 
 class Release(msgspec.Struct, tag="release", array_like=True):
-    """The reader needs the lease no more."""
+    """The reader no longer needs the lease."""
 
     lease_id: int
 
@@ -61,7 +64,7 @@ _decoder = msgspec.msgpack.Decoder(Greeting | Hello | Release)
 
 @dataclass(slots=True, eq=False)
 class Neighbour:
-    """An engine that this one reads from. Fields change under the lock of :class:`Neighbours`."""
+    """A local peer that this process reads from. Fields change under the lock of :class:`Neighbours`."""
 
     address: str
     connection: socket.socket
@@ -69,16 +72,19 @@ class Neighbour:
     pool: Any = None  # as PoolMemory.open returns it
     problem: str = ""  # why the pool cannot be opened
     is_gone: bool = False
-    copies: int = 0  # under way
+    copies: int = 0  # in flight
 
 
 def boot_id() -> str:
-    """What one kernel has for its life, whatever the container."""
+    """The kernel's boot id: constant until reboot, and the same in all containers."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Neighbours:
-    """``find`` and the methods on a :class:`Neighbour` are for the engine's thread; all else happens in its own."""
+    """All local peers.
+
+    ``find`` and the methods on a :class:`Neighbour` belong to the engine's thread; the rest runs in its own.
+    """
 
     def __init__(
         self,
@@ -91,16 +97,18 @@ class Neighbours:
         prefix: str = "trtx-kv-",
         is_read: bool = True,
     ) -> None:
-        """``layout``: of blocks; who has another one is not opened before it is asked for. ``group``: engines with the
-        same one find each other at start, and open each other's pools before the first read. None: a pool is opened by
-        the first read from it. ``what`` the pool is, for logs; ``prefix``: of the socket's name. ``is_read`` False:
-        this process has no pool, and reads alone."""
+        """``layout``: of blocks; a peer with another layout is opened only when a read asks for it.
+
+        ``group``: engines with the same group find each other at start and open each other's pools before the first
+        read; None: the first read from a pool opens it. ``what``: description of the pool for logs. ``prefix``: of the
+        socket's name. ``is_read`` False: this process has no pool and only reads.
+        """
         self._memory = memory
         self._released = released
         self._what = what
         self._is_read = is_read
         self._lock = threading.Lock()
-        self._known: dict[str, Neighbour] = {}  # those that have gone stay, so that nobody waits for them
+        self._known: dict[str, Neighbour] = {}  # dead peers stay here, so that no read waits for them
         family = prefix + (blake2b(group.encode(), digest_size=8).hexdigest() if group else "alone") + "-"
         self.offer = DirectOffer(
             host=boot_id(),
@@ -126,9 +134,9 @@ class Neighbours:
         self._thread.start()
 
     def find(self, offer: DirectOffer) -> Neighbour | None:
-        """The engine that made the offer, its pool open. None when it cannot be reached in this way.
+        """Returns the peer that made the offer, with its pool open, or None if it can't be reached directly.
 
-        What comes back may have gone (``is_gone``). The caller has a copy to its credit until ``leave``.
+        The peer may have gone (``is_gone``). It counts one more copy until the caller calls ``leave``.
         """
         with self._lock:
             neighbour = self._known.get(offer.address) or self._connect(offer.address)
@@ -142,39 +150,39 @@ class Neighbours:
             return neighbour
 
     def leave(self, neighbour: Neighbour) -> None:
-        """The copy that ``find`` was called for has ended, or was never started."""
+        """Ends the copy that ``find`` counted, whether it ran or was never started."""
         with self._lock:
             neighbour.copies -= 1
             if neighbour.is_gone:
                 self._shut(neighbour)
 
     def is_alive(self, neighbour: Neighbour) -> bool:
-        """Asked of the kernel: the thread may not have heard yet."""
+        """Asks the kernel whether the peer lives: the thread may not have noticed its end yet."""
         if neighbour.is_gone:
             return False
         asked = select.poll()
         try:
-            asked.register(neighbour.connection, 0)  # the other's end is told whatever is asked for
+            asked.register(neighbour.connection, 0)  # a hang-up is reported for any event mask
         except (OSError, ValueError):
             return False
         return not asked.poll(0)
 
     def tell_released(self, address: str, lease_id: int) -> bool:
-        """Whether the engine there is alive and has been told, or will be told as soon as it runs."""
+        """Returns whether the peer is alive and has the message, or will get it as soon as it runs."""
         with self._lock:
             neighbour = self._known.get(address) or self._connect(address)
         if neighbour is None or neighbour.is_gone:
             return False
         try:
             neighbour.connection.send(_encode(Release(lease_id)))
-        except BlockingIOError:  # hundreds are waiting to be read: it is frozen, and its leases end by themselves
+        except BlockingIOError:  # hundreds of unread messages: the peer is frozen, its leases expire
             return True
         except OSError:
             return False
         return True
 
     def close(self) -> None:
-        """No copy is under way. Returns when the thread has ended and every pool is let go of."""
+        """Closes all pools; no copy may be in flight. Returns once the thread has ended."""
         self._waker.close()
         self._thread.join()
         for neighbour in self._known.values():
@@ -198,7 +206,7 @@ class Neighbours:
             connection.close()
             return None
         neighbour = self._known[address] = Neighbour(address, connection, pid)
-        # epoll takes changes from any thread, and wakes for what comes on the new connection.
+        # epoll accepts changes from any thread, and wakes up for messages on the new connection.
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(neighbour))
         return neighbour
 
@@ -227,7 +235,7 @@ class Neighbours:
                     return
                 try:
                     key.data()
-                except Exception:  # nothing that one neighbour does may end the watch over the others
+                except Exception:  # an error of one peer must not end the thread
                     log.exception("a neighbour's connection ends")
                     self._drop(key.fileobj)
 
@@ -240,7 +248,7 @@ class Neighbours:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it went again, or there are no descriptors left
+        except OSError:  # the peer has gone already, or no file descriptors are left
             return
         connection.setblocking(False)
         with suppress(OSError):
@@ -251,7 +259,7 @@ class Neighbours:
         connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """A message from a reader."""
+        """Handles a message from a reader."""
         message = self._receive(connection)
         if isinstance(message, Release):
             self._released(message.lease_id)
@@ -263,7 +271,7 @@ class Neighbours:
             self._drop(connection)
 
     def _hear(self, neighbour: Neighbour) -> None:
-        """A message from an engine that this one reads from, or its end."""
+        """Handles a message from a peer that this process reads from, or the end of its connection."""
         message = self._receive(neighbour.connection)
         with self._lock:
             if isinstance(message, Greeting):
@@ -276,7 +284,7 @@ class Neighbours:
         self._drop(neighbour.connection)
 
     def _receive(self, connection: socket.socket) -> Greeting | Hello | Release | None:
-        """None: the other has closed, or is no engine of ours."""
+        """Returns the next message; None if the other end has closed or sent no valid message."""
         try:
             received = connection.recv(_MESSAGE_BYTES)
             return _decoder.decode(received) if received else None
@@ -290,14 +298,14 @@ class Neighbours:
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end, as this namespace numbers them."""
+    """Returns (pid, uid) of the process at the other end, in this namespace's numbering."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def _listening(family: str) -> list[str]:
-    """Abstract sockets of this network namespace whose names begin so."""
+    """Names of the abstract sockets in this network namespace that begin with ``family``."""
     try:
         table = Path("/proc/net/unix").read_text()
     except OSError:

@@ -1,7 +1,8 @@
-"""KV blocks over NIXL (UCX): CPU and GPU memory, one host or several.
+"""The NIXL transport (UCX) for KV blocks: CPU and GPU memory, within one host or between hosts.
 
-Decode pulls: one READ a request, one descriptor a block, from the prefill engine's pool into its own. The completion
-notification carries the lease id, so that a finished read releases the lease with no message of its own.
+The decode engine pulls: one READ for each request, with one descriptor for each block, from the prefill engine's pool
+into its own. The completion notification carries the lease id, so that a finished read releases the lease without a
+separate message.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LEASE_PREFIX = b"trtx-lease:"
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """A prefill engine as this agent knows it."""
+    """A prefill engine's NIXL agent."""
 
     agent_name: str
     metadata: bytes
@@ -39,16 +40,16 @@ class _Peer:
 class _Open:
     read: Read
     peer: _Peer
-    transfer: Any  # None when there was nothing to copy
+    transfer: Any  # None if there was nothing to copy
 
 
 class NixlRoute:
-    """See :class:`~trtx.torch_engine.handoff.reads.Route`. It leads wherever the exporter's agent can be reached.
+    """See :class:`~trtx.torch_engine.handoff.reads.Route`. It reaches every exporter whose agent is reachable.
 
-    Between processes of one host UCX copies CPU memory inside ``begin`` (7 GB/s seen), GPU memory in the
-    background. A peer with whom something failed is dropped with all its reads; its next offer connects
-    anew. A read past its deadline that does not end by itself costs this engine its agent (0.15 s): UCX cannot cancel
-    such a read, and a frozen peer that thaws would write into blocks that hold something else by then.
+    Between processes of one host, UCX copies CPU memory inside ``begin`` (7 GB/s measured) and GPU memory in the
+    background. After a failure, the peer and all its reads are dropped; its next offer connects again. A read that is
+    still running at its deadline costs this engine its agent (0.15 s to restart): UCX can't cancel the read, and a
+    frozen peer that resumes would write into blocks that have been reused by then.
     """
 
     name = "nixl"
@@ -82,7 +83,7 @@ class NixlRoute:
 
     def poll(self) -> None:
         for read_id, opened in list(self._open.items()):
-            if read_id in self._open:  # else its peer was dropped on the way
+            if read_id in self._open:  # else its peer was dropped during this loop
                 self._settle(opened)
         self._collect_released()
 
@@ -106,7 +107,7 @@ class NixlRoute:
         self._agent.close()
 
     def _settle(self, opened: _Open) -> None:
-        """Looks at one read, and ends it when it has ended."""
+        """Checks one read, and settles it if it has ended."""
         read = opened.read
         try:
             is_done = opened.transfer is None or self._agent.is_done(opened.transfer)
@@ -127,7 +128,7 @@ class NixlRoute:
                 log.warning("ignored a notification of %d bytes that names no lease", len(message))
 
     def _connect(self, exported: codec.ExportedKv, offer: codec.NixlOffer) -> _Peer:
-        """The peer that exported, connected if it is not yet. Raises PeerGone."""
+        """Returns the exporting peer, connecting to it if needed. Raises PeerGone."""
         peer = self._peers.get(offer.agent_name)
         if peer is not None and peer.metadata == offer.agent_metadata:
             return peer
@@ -148,7 +149,7 @@ class NixlRoute:
         return peer
 
     def _post(self, peer: _Peer, read: Read) -> Any:
-        """Starts the READ; None when there is nothing to copy and the lease was released instead."""
+        """Starts the READ. Returns None if there is nothing to copy; it then releases the lease instead."""
         message = _lease_message(read.exported.lease_id)
         try:
             if not len(read.local):
@@ -159,7 +160,7 @@ class NixlRoute:
             raise _gone(read.exported, error) from error
 
     def _forget(self, opened: _Open) -> None:
-        """Frees the handle of a read, cancelling it as far as that goes."""
+        """Frees the handle of a read, cancelling the read as far as UCX can."""
         read_id = opened.read.read_id
         del self._open[read_id], opened.peer.open_reads[read_id]
         if opened.transfer is not None:
@@ -169,7 +170,7 @@ class NixlRoute:
                 log.warning("NIXL did not free the handle of read %d: %s", read_id, error)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
-        """Forgets a peer. Its reads that have not been seen to end fail with ``reason``."""
+        """Drops a peer. Its reads that have not been seen to end fail with ``reason``."""
         for opened in list(peer.open_reads.values()):
             self._forget(opened)
             self._reads.fail(opened.read, reason)
@@ -180,7 +181,10 @@ class NixlRoute:
             log.warning("NIXL did not let go of agent %s: %s", peer.agent_name, error)
 
     def _start_anew(self, reason: str) -> None:
-        """Ends everything under way by ending the agent. What this engine exported before can't be read any more."""
+        """Ends all reads in flight by replacing the agent.
+
+        Peers can no longer read what this engine exported before.
+        """
         log.warning("NIXL agent %s starts anew: %s", self._agent.name, reason)
         self._collect_released()
         for peer in list(self._peers.values()):

@@ -1,4 +1,4 @@
-"""A NIXL agent with one pool registered: idle it costs nothing, and it listens nowhere but on loopback."""
+"""A NIXL agent with one registered pool. It costs nothing while idle and listens only on loopback by default."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from trtx.torch_engine.handoff.reads import BlockIds
 
 PROGRESS_WAKEUP_US = 10_000
-"""The longest that NIXL's progress thread sleeps when UCX signals nothing. It wakes at once for messages; this bounds
-the rare transport that does not signal. An idle agent costs 0.6 % of a core with it, 3 % with 1,000."""
+"""Longest sleep of NIXL's progress thread when UCX signals nothing.
+
+Messages wake it at once; this bounds the rare transport that does not signal. An idle agent costs 0.6 % of a core with
+this value, 3 % with 1,000.
+"""
 
 
 class AgentError(Exception):
-    """What NIXL raised or returned. For this room alone: the transport says what it means for a read."""
+    """NIXL raised or returned an error. Used inside this folder only: the transport decides its meaning for a read."""
 
 
 def _load_nixl() -> Any:
-    """Imports NIXL (3 s) with UCX on loopback and without a log handler on stdout."""
-    # UCX listens on every interface otherwise. A topology that spans hosts sets the variable itself.
+    """Imports NIXL (3 s), with UCX on loopback, and removes NIXL's log handler on stdout."""
+    # By default UCX listens on every interface. A topology that spans hosts sets the variable itself.
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
     import nixl
 
-    # At import NIXL 1.5.1 gives its logger a handler on stdout, at level INFO.
+    # At import, NIXL 1.5.1 gives its logger a handler on stdout at level INFO.
     nixl_log = logging.getLogger("nixl")
     nixl_log.handlers.clear()
     nixl_log.propagate = True
@@ -38,10 +41,10 @@ def _load_nixl() -> Any:
 
 
 def _new_agent(nixl: Any, name: str) -> Any:
-    """An agent with the UCX backend, no listener of NIXL's own, and a progress thread that sleeps."""
-    # NIXL 1.5.1's Python config sets the progress thread's delay to 0, with which the thread never sleeps and costs a
-    # core for as long as the agent lives. The binding underneath takes a delay; go back to nixl_agent_config alone
-    # when that does too.
+    """Creates an agent with the UCX backend, without NIXL's listener, and with a progress thread that sleeps."""
+    # NIXL 1.5.1's Python config sets the progress thread's delay to 0: the thread then never sleeps and costs a core
+    # for the agent's whole life. The binding underneath accepts a delay. Use only nixl_agent_config once it accepts one
+    # too.
     agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=False, backends=[]))
     config = nixl._bindings.nixlAgentConfig()
     config.useProgThread = True
@@ -59,14 +62,14 @@ def _new_agent(nixl: Any, name: str) -> Any:
 
 
 class PoolAgent:
-    """One life of a NIXL agent, under a name that no other has. Blocks are addressed by their ids.
+    """One incarnation of a NIXL agent, under a unique name. Blocks are addressed by their ids.
 
-    ``close`` destroys the agent, and with it whatever was still under way: after that nothing writes to the pool.
+    ``close`` destroys the agent and everything in flight: afterwards nothing writes to the pool.
     """
 
     def __init__(self, pool: torch.Tensor, block_bytes: int) -> None:
         nixl = _load_nixl()
-        # NIXL 1.5.1 gives its errors no base of their own.
+        # NIXL 1.5.1's errors have no common base class.
         self._errors = tuple(
             e for e in vars(nixl._bindings).values() if isinstance(e, type) and issubclass(e, Exception)
         )
@@ -83,7 +86,7 @@ class PoolAgent:
     def connect(
         self, name: str, metadata: bytes, memory: str, base_address: int, num_blocks: int, device_id: int
     ) -> Any:
-        """Connects to an agent and prepares the blocks of its pool, once: returns what ``read`` takes."""
+        """Connects to an agent and prepares the blocks of its pool, once. Returns the argument for ``read``."""
         try:
             if name != self.name:
                 self._agent.add_remote_agent(metadata)
@@ -92,12 +95,12 @@ class PoolAgent:
             raise AgentError(str(error)) from error
 
     def _prepare(self, name: str, memory: str, base_address: int, num_blocks: int, device_id: int) -> Any:
-        """One descriptor a block, in NIXL's strided form: address, length, device, stride, count."""
+        """Prepares one descriptor for each block, in NIXL's strided form: address, length, device, stride, count."""
         strided = np.array([[base_address, self._block_bytes, device_id, self._block_bytes, num_blocks]], np.uint64)
         return self._agent.prep_xfer_dlist(name, strided, memory)
 
     def disconnect(self, name: str, peer_blocks: Any) -> None:
-        """Only after its reads are forgotten. A read that was under way may still write, until ``close``."""
+        """Disconnects from an agent whose reads are all forgotten. A read in flight may still write until ``close``."""
         try:
             peer_blocks.release()
             if name != self.name:
@@ -106,7 +109,7 @@ class PoolAgent:
             raise AgentError(str(error)) from error
 
     def read(self, peer_blocks: Any, remote: BlockIds, local: BlockIds, message: bytes) -> Any:
-        """Starts copying blocks into the own pool; ``message`` goes to the peer when they have arrived."""
+        """Starts copying blocks into the local pool; the peer gets ``message`` once they have arrived."""
         try:
             transfer = self._agent.make_prepped_xfer("READ", self._blocks, local, peer_blocks, remote, message)
             state = self._agent.transfer(transfer)
@@ -117,7 +120,7 @@ class PoolAgent:
         return transfer
 
     def is_done(self, transfer: Any) -> bool:
-        """Makes progress too. Raises AgentError when the read has failed."""
+        """Whether the read is done; also makes progress. Raises AgentError if the read has failed."""
         try:
             state = self._agent.check_xfer_state(transfer)
         except self._errors as error:
@@ -127,7 +130,7 @@ class PoolAgent:
         return bool(state == "DONE")
 
     def forget(self, transfer: Any) -> None:
-        """Frees the handle of a read, cancelling it as far as UCX can."""
+        """Frees the handle of a read, cancelling the read as far as UCX can."""
         try:
             transfer.release()
         except self._errors as error:
@@ -140,12 +143,13 @@ class PoolAgent:
             raise AgentError(str(error)) from error
 
     def notifications(self) -> list[bytes]:
-        """Those that arrived since the last call."""
+        """Returns the notifications that arrived since the last call."""
         return [message for messages in self._agent.get_new_notifs().values() for message in messages]
 
     def close(self) -> None:
-        """All reads are forgotten and all peers disconnected by now."""
+        """Destroys the agent. All reads must be forgotten and all peers disconnected."""
         self._blocks.release()
         self._agent.deregister_memory(self._registered)
-        # The handle and the wrapper hold the binding's agent; its destructor ends the progress thread and UCX's worker.
+        # The handle and the wrapper hold the binding's agent, whose destructor ends the progress thread and UCX's
+        # worker.
         del self._blocks, self._registered, self._agent

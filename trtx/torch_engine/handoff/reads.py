@@ -1,4 +1,4 @@
-"""Reads from their begin to the poll that reports them, whichever route copies their blocks."""
+"""Reads, from their start to the poll that reports them, over any transport."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BlockIds = npt.NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Blocks ``remote[i]`` of the exporter go to the own blocks ``local[i]``."""
+    """One read: block ``remote[i]`` of the exporter goes to the local block ``local[i]``."""
 
     read_id: int
     exported: codec.ExportedKv
@@ -31,32 +31,35 @@ class Read:
 
 
 class Route(Protocol):
-    """One way for blocks to come from another process. It reports what happens through the :class:`Reads` it was given.
+    """One way to copy blocks from another process. It reports events through the :class:`Reads` passed to it.
 
-    What every route keeps: nothing writes to a read's local blocks once it is finished or failed, and a read is
-    finished only if its lease was in force when the last byte had arrived.
+    Every route guarantees two things: nothing writes to a read's local blocks once it is finished or failed, and a read
+    is finished only if its lease was in force when the last byte arrived.
     """
 
-    name: str  # the field of ExportedKv that holds its offer
+    name: str  # name of the field of ExportedKv that holds its offer
 
     def offer(self) -> codec.DirectOffer | codec.NixlOffer:
-        """How others reach this engine's pool."""
+        """Describes how others reach this engine's pool."""
 
     def begin(self, read: Read) -> bool:
-        """Starts the copy. False: this route does not lead to the exporter. Raises PeerGone."""
+        """Starts the copy. Returns False if this route does not reach the exporter. Raises PeerGone."""
 
     def poll(self) -> None:
-        """Settles what has ended, without blocking."""
+        """Settles the copies that have ended, without blocking."""
 
     def release(self, exported: codec.ExportedKv) -> bool:
-        """Tells the exporter that nothing will be read. False: this route does not lead there, or not any more."""
+        """Tells the exporter that nothing will be read.
+
+        Returns False if this route does not, or no longer, reach it.
+        """
 
     def close(self) -> None:
-        """Ends what is under way and lets go of the pool."""
+        """Ends copies in flight and releases the pool."""
 
 
 class Reads:
-    """Checks and numbers reads as they begin, and collects how they end and which leases were released."""
+    """Validates and numbers reads at their start; collects their ends and the released leases."""
 
     def __init__(self, geometry: KvGeometry, num_blocks: int, clock: Callable[[], float]) -> None:
         self._geometry = geometry
@@ -66,15 +69,18 @@ class Reads:
         self._pending = 0
         self._finished: list[FinishedRead] = []
         self._failed: list[FailedRead] = []
-        self._released: deque[int] = deque()  # a route's thread may append
+        self._released: deque[int] = deque()  # the thread of a route may append
 
     @property
     def pending(self) -> int:
-        """Begun, and not taken by ``take`` yet."""
+        """Reads that have begun and that ``take`` has not reported yet."""
         return self._pending
 
     def begin(self, opaque_state: bytes, positions: Sequence[int], local_ids: Sequence[int]) -> Read:
-        """Raises LayoutMismatch, LeaseExpired, or ValueError for ids that would overwrite another sequence's KV."""
+        """Creates a read.
+
+        Raises LayoutMismatch, LeaseExpired, or ValueError for ids that would overwrite another sequence's KV.
+        """
         begun_s = time.perf_counter()
         exported = codec.decode(opaque_state)
         codec.check(exported, self._geometry)
@@ -110,21 +116,24 @@ class Reads:
             and positions.step == 1
             and 0 <= positions.start <= positions.stop <= len(remote)
         ):
-            return remote[positions.start : positions.stop], local  # what the engine asks for; the rest is general
+            return remote[positions.start : positions.stop], local  # the engine's usual case; the rest is general
         at = np.array(positions, dtype=np.int32)
         if _any_outside(at, len(remote)):
             raise ValueError(f"positions {at.min()} to {at.max()} index {len(remote)} exported blocks")
         return remote[at], local
 
     def admit(self, read: Read) -> None:
-        """A route has taken it: from here on exactly one of ``finish`` and ``fail`` ends it."""
+        """Counts a read that a route has accepted: exactly one of ``finish`` and ``fail`` must end it."""
         self._pending += 1
 
     def is_late(self, read: Read) -> bool:
         return self._clock() >= read.exported.deadline_s
 
     def finish(self, read: Read) -> None:
-        """All bytes are here. Past the deadline it has failed: nobody looked in time, so they may be another's."""
+        """Ends a read whose bytes have all arrived.
+
+        Past the deadline it fails: the exporter may have reused its blocks before the copy was seen to end.
+        """
         if self.is_late(read):
             self.fail(read, "was seen to be complete only after its lease's deadline")
         else:
@@ -134,11 +143,11 @@ class Reads:
         self._failed.append(FailedRead(read.read_id, reason))
 
     def released(self, lease_id: int) -> None:
-        """A reader needs this lease of ours no more."""
+        """Records that a reader no longer needs this lease of ours."""
         self._released.append(lease_id)
 
     def take(self) -> TransportEvents:
-        """What ended since the last call."""
+        """Returns and clears the events since the last call."""
         released = tuple(self._released.popleft() for _ in range(len(self._released)))
         events = TransportEvents(tuple(self._finished), tuple(self._failed), released)
         self._pending -= len(self._finished) + len(self._failed)
@@ -147,5 +156,5 @@ class Reads:
 
 
 def _any_outside(ids: BlockIds, count: int) -> bool:
-    """In one pass: as unsigned, what is negative is large."""
+    """Whether any id is outside ``[0, count)``, in a single pass: negative ids are large as unsigned numbers."""
     return bool(len(ids)) and bool(ids.view(np.uint32).max() >= count)

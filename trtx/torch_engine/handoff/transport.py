@@ -1,4 +1,4 @@
-"""The transport that the engine core sees: one pool, and the routes by which blocks come into it."""
+"""The transport that the engine core uses: one pool, and several routes for blocks into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class RoutedTransport:
-    """See :class:`~trtx.torch_engine.handoff.base.KvTransport`. The first route that leads to an exporter is taken."""
+    """See :class:`~trtx.torch_engine.handoff.base.KvTransport`.
+
+    A read uses the first route that reaches the exporter.
+    """
 
     def __init__(
         self, engine: str, geometry: KvGeometry, num_blocks: int, reads: Reads, routes: Sequence[Route]
