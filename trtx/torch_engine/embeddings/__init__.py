@@ -1,11 +1,12 @@
-"""Embeddings between the processes of two stages: from whoever encoded a picture to whoever prefills with it.
+"""Media embeddings between processes of two stages: from the process that encoded an image to the one that prefills it.
 
-Owns the handle that travels as JSON, what is kept for its reader and until when, and the ways to it: the file of a
-:class:`~trtx.ipc.shared_tensor.SharedTensor` where both have one scratch directory, whose data stay on the
-encoder's GPU where an engine of the same host takes them from there (``device``); NIXL elsewhere. It does not encode,
-cache or retry. Enter through :class:`EmbeddingExports` at one end and :class:`EmbeddingReader` at the other. It always
-holds that what is under lease is bounded in bytes and ends: by its one reader, or by its deadline, whatever becomes of
-either side; and that rows, width, dtype and grid of what arrives are those of the handle.
+It owns the handle that travels as JSON, the leases on embeddings that wait for a reader, and the ways to read them: the
+file of a :class:`~trtx.ipc.shared_tensor.SharedTensor` if both processes share a scratch directory (its data may stay
+on the encoder's GPU, from which an engine on the same host copies it: ``device``), NIXL otherwise. It does not encode,
+cache or retry. Senders use :class:`EmbeddingExports`, receivers :class:`EmbeddingReader`.
+
+Two invariants always hold. Leased embeddings are bounded in bytes, and every lease ends, by its single reader or by its
+deadline, even if either side dies. And the rows, width, dtype and grid of a received embedding are those of its handle.
 """
 
 from trtx.torch_engine.embeddings.exports import EmbeddingExports, NoRoom

@@ -1,4 +1,4 @@
-"""A bounded piece of CPU memory that NIXL knows, in blocks of one size."""
+"""A bounded region of CPU memory registered with NIXL, divided into blocks of one size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 16
 
 
 class Blocks:
-    """Which are free. Every block is free or belongs to one owner."""
+    """Tracks free blocks. Every block is free or belongs to one owner."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -31,7 +31,7 @@ class Blocks:
         return len(self._free)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """None where there are not as many."""
+        """Returns ``count`` blocks, or None if fewer are free."""
         if count > len(self._free):
             return None
         taken = tuple(self._free.pop() for _ in range(count))
@@ -45,13 +45,16 @@ class Blocks:
 
 
 class Arena:
-    """For one thread at a time. Starting one imports NIXL, which takes seconds."""
+    """An arena for embeddings that NIXL transfers, for one thread at a time.
+
+    Construction imports NIXL, which takes seconds.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         import torch
 
         self.blocks = Blocks(max(1, num_bytes // BLOCK_BYTES))
-        # Not zeroed: pages that no embedding has needed yet take no memory.
+        # Not zeroed: pages take no memory until an embedding first uses them.
         self._pool: torch.Tensor = torch.empty(self.blocks.count, BLOCK_BYTES, dtype=torch.uint8)
         self.agent = self._new_agent()
 
@@ -61,12 +64,12 @@ class Arena:
         return PoolAgent(self._pool, BLOCK_BYTES)
 
     def start_anew(self) -> None:
-        """Ends all that is under way with the agent: nothing of it writes here after that. Old offers are void."""
+        """Replaces the agent. Afterwards no transfer in flight writes into the arena, and old offers are void."""
         self.agent.close()
         self.agent = self._new_agent()
 
     def write(self, blocks: Sequence[int], shared: SharedTensor) -> None:
-        """Raises SharedTensorError."""
+        """Copies a tensor into ``blocks``. Raises SharedTensorError."""
         import torch
 
         data = open_shared(shared).flatten().view(torch.uint8)
@@ -75,7 +78,7 @@ class Arena:
             self._pool[block, : len(piece)] = piece
 
     def rows(self, blocks: Sequence[int], dtype: str, size: tuple[int, int], nbytes: int) -> torch.Tensor:
-        """A copy."""
+        """Returns a copy of the tensor in ``blocks``."""
         import torch
 
         data = self._pool[list(blocks)].flatten()[:nbytes]
@@ -93,13 +96,13 @@ class Arena:
         )
 
     def connect(self, offer: NixlOffer) -> Any:
-        """Raises AgentError."""
+        """Connects to the offering agent. Raises AgentError."""
         return self.agent.connect(
             offer.agent_name, offer.agent_metadata, "DRAM", offer.base_address, offer.num_blocks, 0
         )
 
     def read(self, peer: Any, offer: NixlOffer, blocks: Sequence[int], message: bytes) -> Any:
-        """Raises AgentError."""
+        """Starts to read the offered blocks into ``blocks``. Raises AgentError."""
         remote, local = (np.array(ids, dtype=np.int32) for ids in (offer.block_ids, blocks))
         return self.agent.read(peer, remote, local, message)
 

@@ -1,9 +1,9 @@
-"""Embeddings that stay on the device of the encoder that made them, until an engine of the same host copies them.
+"""Embeddings that stay on the encoder's device until an engine on the same host copies them.
 
-What travels is a shared tensor like any other; its file holds no data, but says where they lie, and keeps them there:
-its names are what it is lent under, so leases, caches and deaths of readers are those of any file of the scratch
-directory, and once the encoder's own name is the last one its blocks are free. The file is looked at again after a
-copy, and so is the encoder: what was free, or whose exporter had died, by then is nobody's embedding.
+They travel as a normal shared tensor whose file has no data, only its place on the device. The links of that file keep
+the data: leases, caches and the death of a reader act on it like on any file in the scratch directory, and once the
+encoder's own link is the last one, its blocks are free. The reader checks the file again after a copy, and the encoder
+too: if the blocks were freed or the encoder has died meanwhile, the copy is invalid.
 """
 
 from __future__ import annotations
@@ -34,49 +34,51 @@ _WORD = torch.int64  # blocks are written in elements of this size
 
 
 class DevicePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the rows of an embedding lie, in the file that keeps them there."""
+    """The place of an embedding's rows, stored in the file that keeps them."""
 
     version: int = FORMAT_VERSION
     offer: DirectOffer
     num_blocks: int  # of the whole arena
     block_bytes: int = BLOCK_BYTES
-    block_ids: tuple[int, ...]  # of the embedding, in order; the last may be part full
+    block_ids: tuple[int, ...]  # of the embedding, in order; the last may be partly used
 
 
 class DeviceArena:
-    """A bounded piece of a device's memory in which an encoder keeps embeddings for others. For one thread.
+    """A bounded region of device memory in which an encoder keeps embeddings for readers. For one thread.
 
-    Raises MemoryUnreachable where no other process can open it.
+    The constructor raises MemoryUnreachable if no other process can open the memory.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.blocks = Blocks(max(1, num_bytes // BLOCK_BYTES))
         words = BLOCK_BYTES // _WORD.itemsize
         self._pool = torch.empty(self.blocks.count, words, dtype=_WORD, device=device)
-        self._held: dict[Path, tuple[int, ...]] = {}  # by the encoder's own name of the file
+        self._held: dict[Path, tuple[int, ...]] = {}  # keyed by the encoder's own link of the file
         memory = peer_memory(device, self._pool)
         self._neighbours = Neighbours(memory, LAYOUT, None, lambda _: None, what="embeddings", prefix=_PREFIX)
 
     def __len__(self) -> int:
-        """Embeddings that somebody may still read."""
+        """Number of embeddings that may still have a reader."""
         self._collect()
         return len(self._held)
 
     @torch.inference_mode()
     def keep(self, rows: torch.Tensor) -> SharedTensor | None:
-        """A copy of ``rows``, ``[rows, width]`` on this arena's device, until its file has no name; None: there is no
-        room for it. Raises SharedTensorError where the file can't be written."""
+        """Copies ``rows``, ``[rows, width]`` on this arena's device, into the arena; returns None if there is no room.
+
+        The copy stays until its file has no other link. Raises SharedTensorError if the file can't be written.
+        """
         self._collect()
         data = rows.contiguous().flatten().view(torch.uint8)
         blocks = self.blocks.take(-(-len(data) // BLOCK_BYTES))
         if blocks is None:
             return None
-        blocks = tuple(sorted(blocks))  # neighbours are copied at once
+        blocks = tuple(sorted(blocks))  # adjacent blocks are copied together
         try:
             padded = torch.nn.functional.pad(data, (0, len(blocks) * BLOCK_BYTES - len(data)))
             self._pool[torch.tensor(blocks, device=self._pool.device)] = padded.view(_WORD).view(len(blocks), -1)
             if self._pool.is_cuda:
-                torch.cuda.current_stream(self._pool.device).synchronize()  # it is there before anybody is told
+                torch.cuda.current_stream(self._pool.device).synchronize()  # complete before a reader learns of it
             place = DevicePlace(offer=self._neighbours.offer, num_blocks=self.blocks.count, block_ids=blocks)
             shape = tuple(int(size) for size in rows.shape)
             shared = share_place(str(rows.dtype).removeprefix("torch."), shape, msgspec.msgpack.encode(place))
@@ -93,7 +95,7 @@ class DeviceArena:
         return shared
 
     def _collect(self) -> None:
-        """Blocks whose file has no name but the own one are free."""
+        """Frees blocks whose files have no link except the encoder's own."""
         for held, blocks in list(self._held.items()):
             if _names(held) <= 1:
                 del self._held[held]
@@ -101,7 +103,7 @@ class DeviceArena:
                 held.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Whoever reads finds it gone."""
+        """Drops all embeddings; their readers get EmbeddingGone."""
         for held in self._held:
             held.unlink(missing_ok=True)
         self._held.clear()
@@ -109,7 +111,7 @@ class DeviceArena:
 
 
 class DeviceReader:
-    """An engine's end: copies embeddings out of the arenas of this host's encoders. For one thread."""
+    """The engine's end: copies embeddings from the arenas of this host's encoders. For one thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -125,10 +127,11 @@ class DeviceReader:
             self._problem = str(error)
 
     def read(self, shared: SharedTensor, place: bytes) -> torch.Tensor:
-        """Its rows, on this device. ``place``: of its file.
+        """Returns the embedding's rows on this device. ``place``: content of its file.
 
-        Raises EmbeddingMismatch for a place of another version, or that is none; EmbeddingUnreachable where its memory
-        can't be opened from here; EmbeddingGone where the encoder is gone, or the embedding was by the end of the copy.
+        Raises EmbeddingMismatch for an invalid place or one of another version; EmbeddingUnreachable if its memory
+        can't be opened from here; EmbeddingGone if the encoder is gone, or if the embedding was gone by the end of the
+        copy.
         """
         found = _parse(shared, place)
         if self._memory is None or self._neighbours is None:
@@ -163,7 +166,7 @@ class DeviceReader:
         return target[: shared.nbytes].view(getattr(torch, shared.dtype)).view(shared.shape)
 
     def close(self) -> None:
-        """Lets go of every arena."""
+        """Closes all arenas."""
         if self._neighbours is not None:
             self._neighbours.close()
 
@@ -192,7 +195,7 @@ def _parse(shared: SharedTensor, place: bytes) -> DevicePlace:
 
 
 def _names(path: Path) -> int:
-    """That a file has; 0: it is gone."""
+    """Number of hard links of a file; 0 if it is gone."""
     with suppress(OSError):
         return path.stat().st_nlink
     return 0
@@ -208,6 +211,6 @@ class _Version(msgspec.Struct):
     version: int
 
 
-# The first use of these types happens here, in the one thread that imports: see llm_args.
+# The first use of these types happens here, in the importing thread: see llm_args.
 _VERSION = msgspec.msgpack.Decoder(_Version)
 _PLACE = msgspec.msgpack.Decoder(DevicePlace)

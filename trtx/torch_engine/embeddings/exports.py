@@ -1,4 +1,4 @@
-"""Embeddings that wait for their readers."""
+"""Leases on embeddings that wait for their readers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from trtx.torch_engine.handoff.leases import LeaseTable
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-"""That of KV: see ``kv_transfer_timeout_ms``."""
+"""Same as the lease time of KV: see ``kv_transfer_timeout_ms``."""
 MAX_BYTES = 1 << 30
 RELEASED = b"trtx-embedding:"
 _SWEEP_S = 0.25
 
 
 class NoRoom(Exception):
-    """As many bytes as may be are under lease: some will end soon."""
+    """The limit of leased bytes is reached; some leases will end soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     tensor: SharedTensor
-    blocks: tuple[int, ...]  # of the arena
+    blocks: tuple[int, ...]  # in the arena
 
 
 class EmbeddingExports:
-    """Keeps each until its reader has it, or ``lease_s`` after it was offered. From any thread.
+    """Keeps each embedding until its reader has it, or until ``lease_s`` after the offer. Thread-safe.
 
-    ``arena_bytes``: of CPU memory for NIXL, beside the files; 0: readers have this process's scratch directory.
-    A lease of a reader that died ends at its deadline; those of an exporter that died are files of the scratch
-    directory, which goes with its topology.
+    ``arena_bytes``: CPU memory for NIXL, in addition to the files; 0: all readers share this process's scratch
+    directory. If a reader dies, its lease ends at the deadline. If an exporter dies, its embeddings remain as files in
+    the scratch directory, which is removed with its topology.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EmbeddingExports:
         max_bytes: int = MAX_BYTES,
         lease_s: float = LEASE_S,
         arena_bytes: int = 0,
-        clock: Callable[[], float] = time.time,  # Unix seconds: deadlines travel
+        clock: Callable[[], float] = time.time,  # Unix seconds: deadlines travel to other hosts
     ) -> None:
         self._max_bytes = max_bytes
         self._lease_s = lease_s
@@ -75,11 +75,14 @@ class EmbeddingExports:
 
     @property
     def expired(self) -> int:
-        """Leases that nobody read in time, since the start."""
+        """Number of leases since the start that expired unread."""
         return self._num_expired
 
     def offer(self, key: bytes, tensor: SharedTensor, grid: Grid | None, clip: Clip | None = None) -> EmbeddingHandle:
-        """Takes over the tensor of an embedding, ``[rows, width]``, also where it raises NoRoom."""
+        """Leases an embedding, ``[rows, width]``, to one reader.
+
+        Takes ownership of the tensor, even if it raises NoRoom.
+        """
         try:
             with self._lock:
                 return self._offer(key, tensor, grid, clip)
@@ -136,7 +139,7 @@ class EmbeddingExports:
         return blocks
 
     def sweep(self) -> None:
-        """Ends what was read, and what is past its deadline. Called by itself every quarter of a second."""
+        """Ends leases that were read or have expired. A thread calls it every 0.25 s."""
         with self._lock:
             self._sweep()
 
@@ -177,7 +180,7 @@ class EmbeddingExports:
                     self._wake.clear()
 
     def close(self) -> None:
-        """Ends every lease. Idempotent."""
+        """Ends all leases. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return

@@ -1,4 +1,4 @@
-"""What is said of an embedding that waits for its reader."""
+"""The handle that describes a leased embedding to its reader."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ FORMAT_VERSION = 1
 
 
 class EmbeddingGone(Exception):
-    """It expired, was taken by another reader, or whoever kept it is gone: encode the picture again."""
+    """The embedding expired, another reader took it, or its keeper is gone: encode the image again."""
 
 
 class EmbeddingUnreachable(Exception):
-    """It stayed on an encoder's device, whose memory can't be opened from here, now or later: ask for it in a file."""
+    """The embedding stayed on an encoder's device whose memory can never be opened from here: request it in a file."""
 
 
 class EmbeddingMismatch(Exception):
-    """It is none of this model's, or the handle is none: encoding it there again would give the same."""
+    """The embedding does not fit this model, or the handle is invalid: encoding again would give the same."""
 
 
 class NixlOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """How NIXL reaches the blocks of an embedding, from anywhere. They are in CPU memory."""
+    """How NIXL reaches the blocks of an embedding, from any host. They are in CPU memory."""
 
-    agent_name: str  # unique to one life of one agent
-    agent_metadata: bytes  # how to connect to it; NIXL's own form
+    agent_name: str  # unique to one incarnation of one agent
+    agent_metadata: bytes  # how to connect to it, in NIXL's format
     base_address: int  # of block 0
     num_blocks: int  # of the whole arena
     block_bytes: int
-    block_ids: tuple[int, ...]  # of the embedding, in order; the last may be part full
+    block_ids: tuple[int, ...]  # of the embedding, in order; the last may be partly used
     lease_id: int
 
 
 class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One embedding, for one reader. ``tensor_size`` is ``[rows, width]``, as TensorRT-LLM's handles call it."""
+    """One embedding for one reader. ``tensor_size`` is ``[rows, width]``; the name is from TensorRT-LLM's handles."""
 
     version: int = FORMAT_VERSION
     tensor_size: tuple[int, int]
@@ -48,7 +48,7 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     grid: Grid | None = None  # of the rows, in merged patches
     clip: Clip | None = None  # of a video
     deadline_s: float  # Unix seconds
-    path: str | None = None  # of the shared tensor, where the reader has the same scratch directory
+    path: str | None = None  # of the shared tensor, for a reader with the same scratch directory
     nixl: NixlOffer | None = None
 
     @property
@@ -56,13 +56,15 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return prod(self.tensor_size) * DTYPE_BYTES[self.dtype]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: bytes are base64."""
+        """Returns builtin types for JSON; bytes become base64."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     def check(self, *, width: int | None = None, dtype: str | None = None) -> None:
-        """Raises EmbeddingMismatch unless rows of ``width`` columns in ``dtype`` can be what it leads to. None: not
-        known here, and looked at by whoever computes with them."""
+        """Raises EmbeddingMismatch if the embedding can't have ``width`` columns in ``dtype``, or contradicts itself.
+
+        None: unknown here; the process that computes with the rows checks it.
+        """
         rows, columns = self.tensor_size
         if columns != (width or columns) or self.dtype != (dtype or self.dtype):
             raise EmbeddingMismatch(
@@ -80,7 +82,7 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def parse_handle(given: Mapping[str, Any]) -> EmbeddingHandle:
-    """Raises EmbeddingMismatch for what :meth:`EmbeddingHandle.to_dict` did not make."""
+    """Inverse of :meth:`EmbeddingHandle.to_dict`. Raises EmbeddingMismatch for any other content."""
     try:
         handle = msgspec.convert(given, EmbeddingHandle)
     except (msgspec.ValidationError, ValueError) as error:
@@ -103,5 +105,5 @@ def parse_handle(given: Mapping[str, Any]) -> EmbeddingHandle:
     return handle
 
 
-# The first use of this type happens here, in the one thread that imports: see llm_args.
+# The first use of this type happens here, in the importing thread: see llm_args.
 msgspec.msgpack.Decoder(EmbeddingHandle)

@@ -1,4 +1,4 @@
-"""How the arena of an encoder's process is read by an engine's: by CUDA IPC between GPUs, by the kernel on CPUs."""
+"""How an engine reads the arena of an encoder process: CUDA IPC between GPUs, ``process_vm_readv`` on CPUs."""
 
 # torch leaves its streams untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -18,21 +18,26 @@ from trtx.torch_engine.handoff.memory import CopyFailed, MemoryUnreachable, Proc
 
 
 class PeerMemory(SharedMemory, Protocol):
-    """Memory in blocks of :data:`BLOCK_BYTES`, and copies from that of other processes."""
+    """Memory in blocks of :data:`BLOCK_BYTES`, and copies from other processes' memory."""
 
     def copy(self, opened: Any, blocks: Sequence[int], target: torch.Tensor) -> None:
-        """Blocks of what :meth:`open` returned, in that order, into ``target``: uint8, ``[len(blocks) * BLOCK_BYTES]``,
-        on this process's device, of the caller's stream there. Returns once they are there. Raises CopyFailed."""
+        """Copies ``blocks`` of a pool that :meth:`open` returned, in order, into ``target``, and waits for the copy.
+
+        ``target``: uint8 ``[len(blocks) * BLOCK_BYTES]`` on this process's device, used on the caller's current stream.
+        Raises CopyFailed.
+        """
 
 
 def peer_memory(device: torch.device, pool: torch.Tensor | None = None) -> PeerMemory:
-    """``pool``: what others read; None: this process reads alone. Raises MemoryUnreachable where no process can open
-    this one's memory, or it can open nobody's."""
+    """Returns the implementation for ``device``. ``pool``: memory for others to read; None: this process only reads.
+
+    Raises MemoryUnreachable if no process can open this one's memory, or if this process can't open others'.
+    """
     return CudaPeers(device, pool) if device.type == "cuda" else ProcessPeers(pool)
 
 
 class ProcessPeers(ProcessMemory):
-    """By ``process_vm_readv``: see :class:`~trtx.torch_engine.handoff.memory.ProcessMemory`."""
+    """Uses ``process_vm_readv``: see :class:`~trtx.torch_engine.handoff.memory.ProcessMemory`."""
 
     def __init__(self, pool: torch.Tensor | None) -> None:
         super().__init__(torch.empty(0) if pool is None else pool, BLOCK_BYTES)
@@ -43,15 +48,15 @@ class ProcessPeers(ProcessMemory):
 
 
 class CudaPeers:
-    """Other processes' arenas are mapped by CUDA IPC, and read over NVLink, or within one GPU, by its copy engines.
+    """Maps other processes' arenas by CUDA IPC; copy engines read them over NVLink, or within one GPU.
 
-    ``pool`` must come from cudaMalloc, see :class:`~trtx.torch_engine.handoff.cuda_driver.CudaDriver`.
+    ``pool`` must come from cudaMalloc; see :class:`~trtx.torch_engine.handoff.cuda_driver.CudaDriver`.
     """
 
     kind = "cuda"
 
     def __init__(self, device: torch.device, pool: torch.Tensor | None) -> None:
-        torch.cuda.synchronize(device)  # a context, and what fills the pool
+        torch.cuda.synchronize(device)  # creates a context, and waits for what fills the pool
         try:
             self._driver = CudaDriver()
             self.handle, self.offset = (b"", 0) if pool is None else self._driver.export(pool.data_ptr())
@@ -62,7 +67,7 @@ class CudaPeers:
         self._driver.adopt_thread()
 
     def open(self, offer: DirectOffer, pid: int) -> tuple[int, int]:
-        """(what closes it, address of block 0)"""
+        """Returns (address for CudaDriver.close, address of block 0)."""
         if len(offer.handle) != HANDLE_BYTES:
             raise MemoryUnreachable(f"a handle of {len(offer.handle)} bytes; CUDA's have {HANDLE_BYTES}")
         try:
@@ -88,7 +93,7 @@ class CudaPeers:
 
 
 def runs(blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, how many) of blocks that follow each other."""
+    """Merges consecutive blocks into runs: (first block, number of blocks)."""
     found: list[tuple[int, int]] = []
     for block in blocks:
         if found and sum(found[-1]) == block:

@@ -1,4 +1,4 @@
-"""The reader's end: a handle becomes a tensor of its own."""
+"""The reader's end: turns a handle into a tensor that the reader owns."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, 
 log = logging.getLogger(__name__)
 
 ARENA_BYTES = 256 << 20
-"""Of CPU memory that is only touched as far as embeddings need it: twice the largest of Qwen2.5-VL 7B."""
+"""Twice the size of Qwen2.5-VL 7B's largest embedding.
+
+CPU memory, which is touched only as far as embeddings need it.
+"""
 _MAX_PEERS = 64
 _POLL_S = 0.0005
 
 
 class EmbeddingReader:
-    """From any thread; ``read`` blocks, so none with an event loop, unless exporters have no arena: a file is renamed,
-    no byte of it is read. NIXL is started by the first read that needs it."""
+    """Reads embeddings by their handles. Thread-safe.
+
+    ``read`` blocks, so do not call it in an event loop's thread, unless exporters have no arena: it then renames a file
+    and reads no data. The first read that needs NIXL starts it.
+    """
 
     def __init__(self, *, arena_bytes: int = ARENA_BYTES, clock: Callable[[], float] = time.time) -> None:
         self._arena_bytes = arena_bytes
         self._clock = clock
-        self._lock = threading.Lock()  # NIXL reads one at a time: a megabyte takes milliseconds
+        self._lock = threading.Lock()  # serialises NIXL reads: a megabyte takes milliseconds
         self._arena: Arena | None = None
         self._peers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()  # by name and metadata; oldest first
 
     def read(self, handle: EmbeddingHandle, *, width: int | None = None, dtype: str | None = None) -> SharedTensor:
-        """Its rows, in a file that is now the caller's to remove; the lease has ended.
+        """Returns the rows in a file that the caller must remove; the lease has ended.
 
-        Raises EmbeddingMismatch, before anything is read, where the handle is not of rows of ``width`` columns in
-        ``dtype``, as far as either is known here; EmbeddingGone where it can't be had, or not before the deadline.
+        Raises EmbeddingMismatch before reading anything if the handle contradicts ``width`` or ``dtype``, as far as
+        they are known here; EmbeddingGone if the embedding is not available, or not before the deadline.
         """
         handle.check(width=width, dtype=dtype)
         if self._clock() >= handle.deadline_s:
@@ -71,7 +77,7 @@ class EmbeddingReader:
             self._arena.blocks.give_back(blocks)
 
     def _copy(self, arena: Arena, offer: NixlOffer, blocks: tuple[int, ...], deadline_s: float) -> None:
-        """Raises EmbeddingGone. Nothing writes into ``blocks`` after that."""
+        """Copies the blocks, or raises EmbeddingGone. In either case, nothing writes into ``blocks`` afterwards."""
         from trtx.torch_engine.handoff.nixl_agent import AgentError
 
         transfer = None
@@ -80,20 +86,20 @@ class EmbeddingReader:
             transfer = arena.read(peer, offer, blocks, RELEASED + str(offer.lease_id).encode())
             while not arena.agent.is_done(transfer):
                 if self._clock() >= deadline_s:
-                    # UCX can't cancel a read, and a frozen peer that thaws would write.
+                    # UCX can't cancel a read, and a frozen peer that resumes would write.
                     self._start_anew(arena, transfer)
                     raise EmbeddingGone("an embedding's read ran past its deadline; encode the picture again")
                 time.sleep(_POLL_S)
             arena.agent.forget(transfer)
         except AgentError as error:
-            # What such a read may still write is not known.
+            # The failed read may still write.
             self._start_anew(arena, transfer)
             raise EmbeddingGone(f"the encoder that keeps an embedding is gone ({error}); encode it again") from error
         if self._clock() >= deadline_s:
             raise EmbeddingGone("an embedding's read ended past its deadline; encode the picture again")
 
     def _peer(self, arena: Arena, offer: NixlOffer) -> Any:
-        """Raises AgentError."""
+        """Returns the connected peer of the offer. Raises AgentError."""
         key = (offer.agent_name, offer.agent_metadata)
         if key in self._peers:
             self._peers.move_to_end(key)
@@ -105,7 +111,7 @@ class EmbeddingReader:
         return peer
 
     def _start_anew(self, arena: Arena, transfer: Any) -> None:
-        """``transfer``: the read under way; None where there is none."""
+        """Replaces the NIXL agent. ``transfer``: the read in flight, or None."""
         from trtx.torch_engine.handoff.nixl_agent import AgentError
 
         log.warning("the NIXL agent that reads embeddings starts anew")
@@ -113,13 +119,13 @@ class EmbeddingReader:
             if transfer is not None:
                 arena.agent.forget(transfer)
         for (name, _), peer in self._peers.items():
-            with suppress(AgentError):  # it goes with the agent
+            with suppress(AgentError):  # it ends with the agent
                 arena.agent.disconnect(name, peer)
         self._peers.clear()
         arena.start_anew()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Releases arena and agent. Idempotent."""
         with self._lock:
             if self._arena is not None:
                 self._peers.clear()
