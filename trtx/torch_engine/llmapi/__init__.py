@@ -1,9 +1,9 @@
 """The caller's side of the engine, in a worker's process: TensorRT-LLM's LLM API.
 
-Owns what callers see (:class:`LLM`, its parameters and results), checks and resolves each request once, and holds the
-engine's process by the other end of a socket. It computes nothing and has no device: ``trtx.torch_engine.core`` does.
-Enter through :class:`LLM`; :class:`OfflineEngine` asks one without a server. Every request ends: with its result, with
-its error, or with the engine's death.
+It owns the public classes (:class:`LLM`, its parameters and results), validates and resolves each request once, and
+controls the engine's process through a socket. It computes nothing and uses no device: ``trtx.torch_engine.core`` does.
+Callers enter through :class:`LLM`; :class:`OfflineEngine` runs requests without a server. Every request ends: with its
+result, with its error, or with the engine's death.
 """
 
 from typing import Any

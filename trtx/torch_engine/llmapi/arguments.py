@@ -1,4 +1,4 @@
-"""Keyword arguments of ``LLM``, as a caller gives them, become checked ``LlmArgs``."""
+"""Validates the keyword arguments of ``LLM`` and resolves them to ``LlmArgs``."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ NESTED: dict[str, type[Any]] = {
 
 
 def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg") -> tuple[LlmArgs, dict[str, str]]:
-    """Returns the resolved arguments, and for each one that was given but is left out why that is right. ``role``:
-    encode of an encoder, which acts on fewer of them.
+    """Returns the resolved arguments, and for each argument without effect the reason why ignoring it is correct.
 
-    Raises ValueError for a name that no version of TensorRT-LLM knows (with the nearest one), for a wrong type or
-    range, for a value without which answers would be others (``trtx.config.torch_fields``), and for one that the engine
-    can't run with (``trtx.config.torch_limits``).
+    ``role``: ``encode`` for an encoder, which uses fewer arguments. Raises ValueError for a name that no version of
+    TensorRT-LLM has (with the nearest known one), for a wrong type or range, for an unsupported value that would change
+    answers (``trtx.config.torch_fields``), and for a value that the engine can't run with
+    (``trtx.config.torch_limits``).
     """
     plain = {name: _plain(value) for name, value in arguments.items()}
     problems = [found.message for found in schema.findings(plain) if found.kind != "other-version"]
@@ -74,12 +74,12 @@ def _names(model: type[Any]) -> frozenset[str]:
 
 
 def _means_default(name: str, value: Any) -> bool:
-    """None, for fields whose own type has no None: TensorRT-LLM's way to say "as if it were not there"."""
+    """Whether None stands for the default: for fields whose own type has no None, as in TensorRT-LLM."""
     return value is None and name not in ("max_tokens", "backend", "batch_sizes")
 
 
 def _plain(value: Any) -> Any:
-    """Config objects (dataclasses, pydantic models) as the mappings that YAML would give."""
+    """Converts config objects (dataclasses, pydantic models) to the mappings that YAML would give."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_unset=True)
     if hasattr(value, "__dataclass_fields__"):

@@ -1,4 +1,4 @@
-"""The parent's end of a process of the torch engine: starts it, reads what it says, notices its death, ends it."""
+"""The parent's end of a child process: starts it, reads its messages, notices its death, ends it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from trtx.torch_engine.channel import Channel
 logger = logging.getLogger(__name__)
 
 STDERR_LINES = 20
-"""Lines of a process's last words that a death notice carries."""
+"""Number of a process's last output lines that a death notice includes."""
 EXIT_GRACE_S = 5.0
 
 Message = TypeVar("Message")
 
 
 class ChildProcess(Generic[Message]):
-    """One process, held by a socket; :meth:`start` starts it.
+    """One child process, controlled through a socket; :meth:`start` starts it.
 
-    ``take`` gets each message and ``buried`` the death notice, once; both in threads of this object. Whatever was sent
-    before its death and is not answered then, never will be.
+    ``take`` gets each message, and ``buried`` gets the death notice once; both run in threads of this object. Messages
+    without an answer at the death will never get one.
     """
 
     def __init__(
         self,
         *,
         module: str,
-        title: str,  # of messages: "engine"
-        first: msgspec.Struct,  # message
-        accepts: Any,  # the union of message types that it sends
+        title: str,  # for messages: "engine"
+        first: msgspec.Struct,  # the first message
+        accepts: Any,  # union of the message types that the child sends
         take: Callable[[Message], None],
         buried: Callable[[RuntimeError], None],
     ) -> None:
         self.pid = 0
-        self.fatal: str | None = None  # what it said of its end, or what was wrong with what it said
+        self.fatal: str | None = None  # its fatal message, or why one of its messages failed
         self.death: RuntimeError | None = None
         self.is_stopping = False
         self._module = module
@@ -62,22 +62,22 @@ class ChildProcess(Generic[Message]):
         self._start_error: OSError | None = None
 
     def start(self) -> None:
-        """Raises OSError where no process can be started."""
-        # A thread of its own starts the child: the child asks the kernel to end it with the thread that started it,
-        # and a caller's thread may well be one of a pool that shrinks.
+        """Starts the process. Raises OSError if it can't be started."""
+        # A dedicated thread starts the child, because the child asks the kernel to end it together with the thread that
+        # started it, and the caller's thread may belong to a pool that shrinks.
         threading.Thread(target=self._live, name=f"{self._title}-process", daemon=True).start()
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
 
     def send(self, message: msgspec.Struct) -> None:
-        """From any thread. Raises OSError when the process is gone or is being ended."""
+        """Sends a message from any thread. Raises OSError if the process is gone or shutting down."""
         if self.death is not None or self.is_stopping:
             raise OSError(f"the {self._title} is gone")
         self._channel.send(message)
 
     def death_notice(self) -> RuntimeError:
-        """Why the last :meth:`send` failed. Waits for the process's end, which is near then."""
+        """Returns why the last :meth:`send` failed. Waits for the process's end, which is near then."""
         self._dead.wait(EXIT_GRACE_S)
         return self.death or RuntimeError(f"the {self._title} is shutting down")
 
@@ -86,7 +86,7 @@ class ChildProcess(Generic[Message]):
         return self.death is None and self.fatal is None and not self.is_stopping
 
     def shutdown(self, farewell: msgspec.Struct, timeout_s: float = EXIT_GRACE_S) -> None:
-        """Ends the process: asked, after ``timeout_s`` killed. Idempotent."""
+        """Ends the process: sends ``farewell``, and kills it after ``timeout_s``. Idempotent."""
         self.is_stopping = True
         with suppress(OSError):
             self._channel.send(farewell)
@@ -130,17 +130,17 @@ class ChildProcess(Generic[Message]):
         theirs.close()
         self.pid = process.pid
         channel: Channel[Message] = Channel(ours, self._accepts)
-        with suppress(OSError):  # dead already: _live reads its end of file and its exit code
+        with suppress(OSError):  # dead already: _live reads its end of file and exit code
             channel.send(self._first)
         return process, channel
 
     def _forward(self) -> None:
-        """Passes the process's own output on, and keeps its end."""
+        """Forwards the process's output to stderr, and keeps the last lines."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
                 self._last_lines.append(line.decode(errors="replace").rstrip())
-                with suppress(OSError, ValueError):  # our own stderr is closed: nobody to tell
+                with suppress(OSError, ValueError):  # our own stderr is closed
                     sys.stderr.write(line.decode(errors="replace"))
                     sys.stderr.flush()
 
@@ -163,11 +163,11 @@ class ChildProcess(Generic[Message]):
             while (message := self._channel.receive()) is not None:
                 self._take(message)
         except Exception as error:
-            # Whatever went wrong with one message, nobody reads the next: better dead than silent.
+            # After an error in one message no thread would read the next, so end the process instead of staying silent.
             logger.exception("%s %d: a message could not be taken in", self._title, self.pid)
             self.fatal = f"a message of the {self._title} could not be taken in: {type(error).__name__}: {error}"
             self._process.kill()
-        # It closes its end only by ending; one that lingers holds a device that nobody can reach.
+        # It closes its end only when it ends; a process that lingers holds a device that no client can reach.
         deadline = time.monotonic() + EXIT_GRACE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The parent's side of one choice: an engine's update becomes a delivery, past its stop strings if it has any."""
+"""The parent's side of one choice: turns an engine update into a delivery, after a search for stop strings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from trtx.torch_engine.messages import Logprob, Update
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """Where the tokens of one sequence go. Stop strings are looked for here, in the parent's reader thread: a request
-    without them pays one comparison, and the engine's step loop never sees text."""
+    """Destination of one sequence's tokens.
+
+    The search for stop strings runs here, in the parent's reader thread. A request without stop strings pays one
+    comparison, and the engine's step loop never handles text.
+    """
 
     index: int
     output: RequestOutput
     siblings: list[int]  # sequence ids of all choices of the request
     stop_strings: StopStrings | None = None
-    on_end: Callable[[], None] | None = None  # called once, when the engine has ended the sequence or will not begin it
+    on_end: Callable[[], None] | None = None  # called once, when the engine has ended the sequence or will not start it
     _held_tokens: list[int] = field(default_factory=list)
     _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     def delivery(self, update: Update) -> Delivery | None:
-        """``update`` cut to what no stop string can take back; None when every new token is held back."""
+        """Returns ``update`` without tokens that a stop string may still remove; None if that leaves no news."""
         if self.stop_strings is None:
             return Delivery(self.index, update)
         self._held_tokens += update.token_ids
@@ -43,7 +46,10 @@ class Choice:
 
 
 def find_stops(sampling: SamplingParams, tokenizer: Tokenizer | None) -> StopStrings | None:
-    """What finds the request's stop strings in one choice; None: it has none. Raises ValueError without a tokenizer."""
+    """Returns the stop-string search for one choice, or None without stop strings.
+
+    Raises ValueError without a tokenizer.
+    """
     if not sampling.stop_strings:
         return None
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""Open requests of one engine process, and their ends."""
+"""The open requests of one engine process, and how they end."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class EngineClient:
         self.stats = Feed(args.max_stats_len)
         self.kv_events = Feed(max(1, args.kv_cache_config.event_buffer_max_size))
         self._ids = itertools.count(1)
-        self._choices: dict[int, Choice] = {}  # sequence id -> where its tokens go
-        self._puts: deque[Future[None]] = deque()  # sent and not answered, in the order in which both happen
+        self._choices: dict[int, Choice] = {}  # sequence id -> destination of its tokens
+        self._puts: deque[Future[None]] = deque()  # sent but not answered; answers come in the same order
         self._put_lock = threading.Lock()
         self._child: ChildProcess[FromEngine] = ChildProcess(
             module="trtx.torch_engine.core.process",
@@ -74,7 +74,10 @@ class EngineClient:
         return self._child.is_healthy
 
     def shutdown(self, timeout_s: float = EXIT_GRACE_S) -> None:
-        """Ends the process: asked, after ``timeout_s`` killed. Open requests end with RuntimeError. Idempotent."""
+        """Ends the process: asks first, kills it after ``timeout_s``.
+
+        Open requests end with RuntimeError. Idempotent.
+        """
         self._child.shutdown(Shutdown(), timeout_s)
 
     # --- to the engine, any thread ---
@@ -83,7 +86,10 @@ class EngineClient:
         return next(self._ids)
 
     def submit(self, choice: Choice, message: Submit) -> None:
-        """Raises RuntimeError when the engine is gone, RequestError for what no message can hold."""
+        """Sends a sequence.
+
+        Raises RuntimeError if the engine is gone, RequestError for values that can't be encoded.
+        """
         self._choices[message.sequence_id] = choice
         try:
             self._child.send(message)
@@ -98,16 +104,19 @@ class EngineClient:
             raise
 
     def _forget(self, sequence_id: int) -> bool:
-        """Whether it was still open."""
+        """Removes a choice; returns whether it was still open."""
         choice = self._choices.pop(sequence_id, None)
         if choice is not None and choice.on_end is not None:
             choice.on_end()
         return choice is not None
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
-        """Done once the engine has read the file: with ValueError where the model can't use it, RuntimeError where the
-        engine could not take it, or died, EmbeddingGone and EmbeddingUnreachable for rows that stayed on an encoder's
-        device and can't be had from there. Raises RequestError for what no message can hold."""
+        """Sends an embedding. The future is done once the engine has read the file.
+
+        It fails with ValueError if the model can't use the embedding, RuntimeError if the engine failed to read it or
+        died, EmbeddingGone or EmbeddingUnreachable if its rows stayed on an encoder's device and can't be read from
+        there. Raises RequestError for values that can't be encoded.
+        """
         answer: Future[None] = Future()
         with self._put_lock:
             self._puts.append(answer)
@@ -122,19 +131,19 @@ class EngineClient:
         return answer
 
     def _fail_puts_of_the_dead(self) -> None:
-        """Under ``_put_lock``."""
+        """Fails all pending puts of a dead engine. Call it with ``_put_lock`` held."""
         death = self._child.death
         while death is not None and self._puts:
             _settle(self._puts.popleft(), death)
 
     def drop_embeddings(self, keys: Iterable[bytes]) -> None:
-        with suppress(OSError):  # dead: there are none
+        with suppress(OSError):  # dead: it has no embeddings
             self._child.send(DropEmbeddings(list(keys)))
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         still_open = [sequence_id for sequence_id in sequence_ids if sequence_id in self._choices]
         if still_open:
-            with suppress(OSError):  # dead: its requests end with the notice of its death
+            with suppress(OSError):  # dead: its requests end with the death notice
                 self._child.send(Abort(still_open))
 
     # --- from the engine, in the threads of the child ---
@@ -179,7 +188,7 @@ class EngineClient:
         overrun: list[int] = []
         for update in report.updates:
             choice = self._choices.get(update.sequence_id)
-            if choice is not None:  # None: ended here by a stop string, while the engine had gone on
+            if choice is not None:  # None: a stop string ended it here, while the engine went on
                 wakes.append((self._deliver(choice, update, overrun), choice.output))
         if overrun:
             with suppress(OSError):
@@ -187,10 +196,13 @@ class EngineClient:
         _wake(wakes)
 
     def _deliver(self, choice: Choice, update: Update, overrun: list[int]) -> asyncio.AbstractEventLoop | None:
-        """Hands one update on. Adds sequences that must end before the engine knows it to ``overrun``."""
+        """Delivers one update.
+
+        Appends to ``overrun`` the sequences that the engine must abort because they end here.
+        """
         if update.error is not None:
             return self._end(choice, update.sequence_id, _error_of(update, update.error), overrun)
-        is_overrun = update.finish_reason is None  # if it ends here all the same, at a stop string
+        is_overrun = update.finish_reason is None  # applies if a stop string ends it here
         try:
             delivery = choice.delivery(update)
         except Exception as error:
@@ -209,7 +221,7 @@ class EngineClient:
     def _end(
         self, choice: Choice, ended: int, error: RequestError, overrun: list[int]
     ) -> asyncio.AbstractEventLoop | None:
-        """Ends a request with an error for all of its choices, of which the engine has ended one."""
+        """Ends a request with an error for all choices; the engine has already ended sequence ``ended``."""
         for sequence_id in choice.siblings:
             if self._forget(sequence_id) and sequence_id != ended:
                 overrun.append(sequence_id)
@@ -218,7 +230,7 @@ class EngineClient:
 
 def _settle(answer: Future[None], error: Exception | None) -> None:
     if not answer.set_running_or_notify_cancel():
-        return  # whoever asked has gone
+        return  # the caller cancelled the future
     if error is None:
         answer.set_result(None)
     else:
@@ -232,13 +244,13 @@ def _error_of(update: Update, text: str) -> RequestError:
 
 
 def _wake(wakes: list[tuple[asyncio.AbstractEventLoop | None, RequestOutput]]) -> None:
-    """One call a loop, however many outputs."""
+    """Wakes the waiting outputs with one call for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]] = {}
     for loop, output in wakes:
         if loop is not None:
             by_loop.setdefault(loop, []).append(output)
     for loop, outputs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no consumer waits
             loop.call_soon_threadsafe(_wake_all, outputs)
 
 

@@ -1,4 +1,4 @@
-"""A picture before and after the encoder."""
+"""An image before and after the encoder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 
 @dataclass(frozen=True, slots=True)
 class PreparedPicture:
-    """One picture as the checkpoint's own image processor gave it. Who made the tensor removes it, after the answer.
+    """One image, as the checkpoint's own image processor prepared it.
 
-    ``pixels``: float32, ``[1, 3, height, width]`` of CLIP's processor, ``[patches, values]`` of Qwen's.
-    ``grid``: time, height and width in patches, before any are merged; None for a processor that gives none.
+    The tensor's creator removes it after the answer.
+
+    ``pixels``: float32, ``[1, 3, height, width]`` from CLIP's processor, ``[patches, values]`` from Qwen's. ``grid``:
+    time, height and width in patches, before merging; None for processors that give none.
     """
 
     key: bytes
@@ -24,10 +26,12 @@ class PreparedPicture:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Of one picture: a row of ``tensor`` in place of each of its placeholders. Whoever has it removes the tensor.
+    """The embedding of one image: one row of ``tensor`` for each placeholder.
 
-    ``tensor``: ``[rows, hidden]`` in ``dtype``, the decoder's. ``grid``: of the rows, time, height and width in merged
-    patches; None of a model whose pictures all have the same.
+    The owner of the object removes the tensor.
+
+    ``tensor``: ``[rows, hidden]`` in the decoder's ``dtype``. ``grid``: time, height and width of the rows, in merged
+    patches; None for models whose images all have the same size.
     """
 
     key: bytes
@@ -40,7 +44,7 @@ class Embedding:
 
     @property
     def hidden(self) -> int:
-        """Columns; of a model with deepstack all its levels beside one another."""
+        """Number of columns; with deepstack, all levels side by side."""
         return self.tensor.shape[1]
 
     @property
@@ -49,6 +53,6 @@ class Embedding:
 
 
 def discard(embeddings: Iterable[Embedding]) -> None:
-    """Removes the tensors of embeddings that nobody will use."""
+    """Removes the tensors of unused embeddings."""
     for one in embeddings:
         remove_shared(one.tensor)

@@ -1,4 +1,4 @@
-"""``MultimodalEncoder``: TensorRT-LLM's, in front of the encoder's own process."""
+"""``MultimodalEncoder``: TensorRT-LLM's class, in front of the encoder's own process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class MultimodalEncoder:
-    """Loads the vision tower and projector of a model directory into a process of their own, and encodes pictures.
+    """Loads the vision tower and projector of a model directory into a separate process, and encodes images.
 
-    The constructor returns when it is ready. Raises ValueError for arguments that TensorRT-LLM would refuse or the
-    torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
-    RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
-    ``unsupported_fields``.
+    The constructor returns once the encoder is ready. It raises ValueError for arguments that TensorRT-LLM would refuse
+    or that the torch engine can't honour, ``trtx.errors.UsageError`` for an unsuitable checkpoint or device, and
+    RuntimeError if the process dies while loading. ``unsupported_fields`` names the accepted arguments that have no
+    effect.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MultimodalEncoder:
         arena_bytes: int = 0,
         **kwargs: Any,
     ) -> None:
-        """``arena_bytes``: of a GPU, for embeddings that :meth:`encode` leaves there; 0, or no GPU: it leaves none."""
+        """``arena_bytes``: GPU memory for embeddings that :meth:`encode` leaves there; 0 or no GPU: it leaves none."""
         given = {
             "trust_remote_code": trust_remote_code,
             "tensor_parallel_size": tensor_parallel_size,
@@ -54,7 +54,7 @@ class MultimodalEncoder:
         if kwargs.get("max_num_tokens") is None:
             taken["max_num_tokens"] = DEFAULT_MAX_NUM_TOKENS
         self.args = EncoderArgs(model=str(path), arena_bytes=arena_bytes, **taken)
-        self._requests: EncoderRequests | None = None  # made when it is first needed: it has processes of its own
+        self._requests: EncoderRequests | None = None  # created on first use: it starts processes
         self._requests_lock = threading.Lock()
         self._client = EncoderClient(self.args)
         try:
@@ -66,18 +66,19 @@ class MultimodalEncoder:
     # --- TensorRT-LLM's requests ---
 
     def generate(self, inputs: Any, use_tqdm: bool = True) -> EncoderOutput | list[EncoderOutput]:
-        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect."""
+        """Blocks; returns one result, or a list of results in the order of ``inputs``. ``use_tqdm`` has no effect."""
         prompts = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         outputs = [self.generate_async(prompt) for prompt in prompts]
         results = [output.result() for output in outputs]
         return results if isinstance(inputs, (list, tuple)) else results[0]
 
     def generate_async(self, inputs: Any) -> EncoderOutput:
-        """``inputs``: a dict with ``multi_modal_data {"image": [Pillow images, or uint8 arrays [height, width, 3]]}``.
+        """Starts to encode the images of one prompt.
 
-        Its end has a handle for each image (``trtx.torch_engine.embeddings``), for one reader, who has to come before
-        the lease ends. The first call starts the processes that prepare pictures. Raises RequestError for inputs that
-        are refused, UsageError for a checkpoint without a usable image processor.
+        ``inputs``: a dict with ``multi_modal_data {"image": [Pillow images, or uint8 arrays [height, width, 3]]}``. The
+        result has a handle for each image (``trtx.torch_engine.embeddings``), for one reader, which must read it before
+        the lease ends. The first call starts the processes that prepare images. Raises RequestError for refused inputs,
+        UsageError for a checkpoint without a usable image processor.
         """
         with self._requests_lock:
             if self._requests is None:
@@ -89,12 +90,12 @@ class MultimodalEncoder:
     # --- pictures that are prepared already ---
 
     async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[Embedding]:
-        """One embedding for each, in their order; they share batches with whatever else waits. ``on_device``: their
-        data may stay on the encoder's GPU, where the engine of the same host that they are put to finds them.
+        """Returns one embedding for each item, in their order. Items share batches with other waiting items.
 
-        Raises the error of the first that came to nothing, once all have ended: RequestError for pixels that are none
-        of this model's, RequestFailed where the encoder failed on them, RuntimeError when it died. What the others gave
-        is removed then, and so it is when the caller is cancelled.
+        ``on_device``: the data may stay on the encoder's GPU, for the engine on the same host to which they will be
+        put. Once all items have ended, raises the error of the first that failed: RequestError for pixels that do not
+        fit this model, RequestFailed if the encoder failed on them, RuntimeError if it died. The other embeddings are
+        removed in this case, and if the caller is cancelled.
         """
         ends = await self.encode_each(items, on_device=on_device)
         for end in ends:
@@ -106,7 +107,7 @@ class MultimodalEncoder:
     async def encode_each(
         self, items: Sequence[PreparedPicture], *, on_device: bool = False
     ) -> list[Embedding | RuntimeError]:
-        """As :meth:`encode`, with each item's own end: its embedding or its error."""
+        """Like :meth:`encode`, but returns each item's own outcome: its embedding or its error."""
         asked: list[Future[Encoded]] = []
         try:
             ends: list[Future[Encoded] | RuntimeError] = []
@@ -128,12 +129,12 @@ class MultimodalEncoder:
 
     @property
     def hidden(self) -> int:
-        """Columns of an embedding."""
+        """Number of columns of an embedding."""
         return self._ready.width
 
     @property
     def dtype(self) -> str:
-        """Of an embedding."""
+        """Dtype of an embedding."""
         return self._ready.dtype
 
     @property
@@ -141,22 +142,22 @@ class MultimodalEncoder:
         return self._client.pid
 
     def stats(self) -> EncoderStats:
-        """Totals since the start, as the encoder last said."""
+        """Totals since the start, as last reported by the encoder."""
         return self._client.stats
 
     @property
     def num_open(self) -> int:
-        """Pictures that wait or are being encoded."""
+        """Number of images that wait or are being encoded."""
         return self._client.num_open
 
     def _check_health(self) -> bool:
-        """False once the encoder's process died, reported a fatal error, or was shut down."""
+        """False once the encoder's process has died, reported a fatal error, or been shut down."""
         return self._client.is_healthy
 
     # --- the end ---
 
     def shutdown(self) -> None:
-        """Ends the encoder's process within 10 s at most; what is open ends with RuntimeError. Idempotent."""
+        """Ends the encoder's process within 10 s; open items end with RuntimeError. Idempotent."""
         self._client.shutdown()
         with self._requests_lock:
             if self._requests is not None:

@@ -1,4 +1,4 @@
-"""Open items of one encoder process, and their ends."""
+"""The open items of one encoder process, and how they end."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from trtx.torch_engine.llmapi.results import RequestError, RequestFailed
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_ITEMS = 4096
-"""Each holds its pixels on disk: 150 KB of LLaVA's, up to 77 MB of Qwen's."""
+"""Each open item keeps its pixels on disk: 150 KB for LLaVA, up to 77 MB for Qwen."""
 
 
 class EncoderClient:
-    """Every open item ends: with its rows, with its error, or with the process's death."""
+    """One encoder process. Every open item ends: with its rows, with its error, or with the process's death."""
 
     def __init__(self, args: EncoderArgs) -> None:
         self.ready: Future[Ready] = Future()
@@ -65,8 +65,11 @@ class EncoderClient:
         return len(self._open)
 
     def submit(self, pixels: SharedTensor, grid: Grid | None, *, on_device: bool = False) -> Future[Encoded]:
-        """Whose result is its end, with ``rows``; a file that nobody takes, as the future was cancelled, is removed
-        here. Raises RuntimeError when the encoder is gone, RequestFailed when too many items are open."""
+        """Sends an item. The future's result is its ``Encoded`` message, with ``rows``.
+
+        If the future was cancelled, the resulting file is removed here. Raises RuntimeError if the encoder is gone,
+        RequestFailed if too many items are open.
+        """
         answer: Future[Encoded] = Future()
         with self._lock:
             if len(self._open) >= MAX_OPEN_ITEMS:
@@ -83,7 +86,7 @@ class EncoderClient:
         return answer
 
     def _cancel(self, item_id: int) -> None:
-        with suppress(OSError):  # dead: it computes nothing more
+        with suppress(OSError):  # dead: nothing left to cancel
             self._child.send(Cancel([item_id]))
 
     def shutdown(self, timeout_s: float = EXIT_GRACE_S) -> None:

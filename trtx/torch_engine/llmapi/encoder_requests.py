@@ -1,4 +1,7 @@
-"""Prompts with pictures, from TensorRT-LLM's inputs to its handles: what stands beside an encoder for its LLM API."""
+"""Prompts with images for an encoder: from TensorRT-LLM's inputs to embedding handles.
+
+It does for the LLM API what surrounds the encoder: prepare images, encode them, lease the embeddings.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,19 @@ from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of, png_of
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestFailed
 
-_KEY_NUMBERS = struct.Struct(">8i")  # a key as TensorRT-LLM's ``multimodal_hashes`` have it
+_KEY_NUMBERS = struct.Struct(">8i")  # key as numbers of TensorRT-LLM's ``multimodal_hashes``
 
 
 class EncoderOutput:
-    """Of one prompt: await it, or block on ``result``. TensorRT-LLM's ``RequestOutput`` as far as an encoder has it."""
+    """Result of one prompt: await it, or block on ``result``.
+
+    The part of TensorRT-LLM's ``RequestOutput`` for encoders.
+    """
 
     def __init__(self, prompt: str | None, prompt_token_ids: list[int], end: Future[DisaggregatedParams]) -> None:
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self.outputs: list[Any] = []  # it generates nothing
+        self.outputs: list[Any] = []  # empty: an encoder generates nothing
         self._end = end
 
     @property
@@ -36,19 +42,22 @@ class EncoderOutput:
 
     @property
     def disaggregated_params(self) -> DisaggregatedParams | None:
-        """``multimodal_embedding_handles``, one an image, and ``multimodal_hashes``; None before the end.
+        """``multimodal_embedding_handles``, one for each image, and ``multimodal_hashes``; None before the end.
 
         Raises the request's error.
         """
         return self._end.result() if self._end.done() else None
 
     def abort(self) -> None:
-        """It ends with CancelledError, unless it has ended."""
+        """Ends the request with CancelledError, unless it has ended already."""
         self._end.cancel()
 
     def result(self, timeout: float | None = None) -> EncoderOutput:
-        """Blocks for the end. Raises RequestError where the request ended with an error, RuntimeError where the encoder
-        died, TimeoutError."""
+        """Blocks until the end.
+
+        Raises RequestError if the request failed, RuntimeError if the encoder died, TimeoutError after ``timeout``
+        seconds.
+        """
         self._end.result(timeout)
         return self
 
@@ -61,9 +70,10 @@ class EncoderOutput:
 
 
 class EncoderRequests:
-    """An event loop in a thread of its own, with the processes that decode and prepare pictures.
+    """An event loop in its own thread, with the processes that decode and prepare images.
 
-    ``encode``: prepared pictures to embeddings. Raises UsageError for a checkpoint without a usable image processor.
+    ``encode``: function from prepared images to embeddings. Raises UsageError for a checkpoint without a usable image
+    processor.
     """
 
     def __init__(
@@ -91,7 +101,7 @@ class EncoderRequests:
         return self._exports
 
     def submit(self, inputs: Any) -> EncoderOutput:
-        """From any thread. Raises RequestError for inputs that are refused."""
+        """Starts a request from any thread. Raises RequestError for refused inputs."""
         pictures = pictures_of(inputs)
         prompt, token_ids = inputs.get("prompt"), inputs.get("prompt_token_ids")
         return EncoderOutput(prompt, list(token_ids or ()), self._run(self._answer(pictures)))
@@ -127,7 +137,7 @@ class EncoderRequests:
             try:
                 handles.append(self._exports.offer(one.key, one.tensor, one.grid).to_dict())
             except NoRoom as error:
-                discard(embeddings[index:])  # those before it end at their deadline
+                discard(embeddings[index:])  # earlier ones end at their deadline
                 raise RequestFailed(str(error)) from error
         return DisaggregatedParams(
             multimodal_embedding_handles=handles,
@@ -144,7 +154,7 @@ class EncoderRequests:
         return PreparedPicture(key, found.pixels, found.grid)
 
     def close(self) -> None:
-        """What is open ends with CancelledError, every lease ends."""
+        """Cancels open requests, which end with CancelledError, and ends every lease."""
         self._run(self._cancel_all()).result()
         self._run(self._pool.close()).result()
         self._stop()

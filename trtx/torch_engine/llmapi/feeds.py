@@ -1,4 +1,4 @@
-"""Rows that the engine publishes beside tokens (iteration statistics, KV events), kept until somebody takes them."""
+"""Rows that the engine publishes besides tokens (iteration statistics, KV events), kept until they are taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASYNC_POLL_S = 0.005
 
 
 class Feed:
-    """The latest ``max_rows`` rows. One thread adds, any other takes; a row is taken once."""
+    """The latest ``max_rows`` rows. One thread adds, any other takes; each row is taken once."""
 
     def __init__(self, max_rows: int) -> None:
         self._rows: deque[dict[str, Any]] = deque(maxlen=max_rows)
@@ -25,7 +25,7 @@ class Feed:
             self._changed.notify_all()
 
     def take(self, timeout: float | None) -> list[dict[str, Any]]:
-        """Everything there is; with nothing there, waits up to ``timeout`` seconds (None: for ever) for a first row."""
+        """Returns and clears all rows; if there are none, waits up to ``timeout`` seconds (None: forever) for one."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._rows), timeout)
             taken = list(self._rows)
@@ -33,7 +33,7 @@ class Feed:
             return taken
 
     async def rows(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        """Yields rows until none has come for ``timeout`` seconds (None: at once when there are no more)."""
+        """Yields rows until none has arrived for ``timeout`` seconds (None: stop as soon as there are no more)."""
         deadline = time.monotonic() + (timeout or 0.0)
         while True:
             taken = self.take(0.0)

@@ -39,13 +39,15 @@ Prompt = str | list[int] | Mapping[str, Any]
 
 
 class LLM:
-    """Loads a model directory into a process of its own, and serves requests from it.
+    """Loads a model directory into a separate process, and serves requests from it.
 
-    The constructor returns when the engine is ready. Raises ValueError for arguments that TensorRT-LLM would refuse
-    or the torch engine cannot honour, ``trtx.errors.UsageError`` for a checkpoint or device that does not fit, and
-    RuntimeError when the process dies while loading. Arguments that are accepted without effect are named in
-    ``unsupported_fields``. ``deterministic`` is not TensorRT-LLM's: a request's tokens and log-probabilities are then
-    the same to the bit whatever else runs, and however its prompt's KV came about.
+    The constructor returns once the engine is ready. It raises ValueError for arguments that TensorRT-LLM would refuse
+    or that the torch engine can't honour, ``trtx.errors.UsageError`` for an unsuitable checkpoint or device, and
+    RuntimeError if the process dies while loading. ``unsupported_fields`` names the accepted arguments that have no
+    effect.
+
+    ``deterministic`` is trtx's own argument: a request's tokens and log-probabilities are then bit-identical whatever
+    else runs, and whether its prompt's KV was computed, cached or handed off.
     """
 
     def __init__(
@@ -108,9 +110,10 @@ class LLM:
         cache_salt: str | Sequence[str | None] | None = None,
         priority: float | Sequence[float] = DEFAULT_PRIORITY,
     ) -> RequestOutput | list[RequestOutput]:
-        """Blocks for one result, or for a list of them in the order of ``inputs``. ``use_tqdm`` has no effect.
+        """Blocks; returns one result, or a list of results in the order of ``inputs``. ``use_tqdm`` has no effect.
 
-        A list of any argument has one for each prompt: ValueError, before anything is submitted, where it has not.
+        A list for any argument must have one entry for each prompt; otherwise ValueError is raised before anything is
+        submitted.
         """
         is_one = not isinstance(inputs, list) or not inputs or isinstance(inputs[0], int)
         prompts: list[Any] = [inputs] if is_one else list(inputs)
@@ -152,15 +155,16 @@ class LLM:
         media: Sequence[MediaSpan] = (),
         routing_token_ids: Sequence[int] | None = None,
     ) -> RequestOutput:
-        """Starts a request and returns at once. From any thread; no event loop needs to run yet.
+        """Starts a request and returns at once. Thread-safe; no event loop needs to run yet.
 
-        ``inputs`` may hold ``multi_modal_embeddings {"image": [tensor [rows, hidden], …]}``, whose placeholders in the
-        prompt are then expanded. ``media`` and ``routing_token_ids`` are not TensorRT-LLM's: spans of an expanded
-        prompt whose embeddings :meth:`put_embedding` has brought, and what KV events say in place of its ids.
+        ``inputs`` may have ``multi_modal_embeddings {"image": [tensor [rows, hidden], …]}``; their placeholders in the
+        prompt are then expanded. ``media`` and ``routing_token_ids`` are trtx's own arguments: the placeholder ranges
+        of an already expanded prompt, whose embeddings were put by :meth:`put_embedding`, and the token ids that KV
+        events report in place of the prompt's ids.
 
-        Hints that cannot change the answer (retention, scheduling, conversation, tracing) are accepted without
-        effect. Raises RequestError for what changes it and is not supported, ValueError for bad values, RuntimeError
-        when the engine is gone. What only the engine can know is wrong raises RequestError where the result is read.
+        Hints that can't change the answer (retention, scheduling, conversation, tracing) are accepted without effect.
+        Raises RequestError for unsupported arguments that would change it, ValueError for bad values, RuntimeError if
+        the engine is gone. Errors that only the engine can detect raise RequestError when the result is read.
         """
         if lora_request is not None or prompt_adapter_request is not None:
             raise RequestError(
@@ -212,7 +216,10 @@ class LLM:
         return output
 
     def _spans(self, stated: Sequence[MediaSpan], found: Media, handoff: Handoff | None) -> list[MediaSpan]:
-        """From the one place of three that says something; where several do, they agree."""
+        """Returns the media ranges from the caller, the prompt's embeddings or the handoff.
+
+        Sources that have some must agree.
+        """
         handed = handoff.media if handoff is not None and handoff.request_type == "generation_only" else None
         places: list[list[MediaSpan]] = [
             typed(list[MediaSpan], one, "media") for one in (stated, found.spans, handed or ())
@@ -227,14 +234,18 @@ class LLM:
         return spans
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
-        """Brings an embedding for prompts submitted after it, until it is dropped. Done once the file has been read,
-        which may go then: with ValueError for one that the model can't use, with RuntimeError where the engine could
-        not take it or died, with EmbeddingGone or EmbeddingUnreachable where it stayed on an encoder's device and can't
-        be had from there. Raises RequestError for arguments of other types."""
+        """Sends an embedding for prompts submitted later, until it is dropped.
+
+        The future is done once the file was read.
+
+        The caller may remove the file then. The future fails with ValueError if the model can't use the embedding,
+        RuntimeError if the engine failed to read it or died, EmbeddingGone or EmbeddingUnreachable if it stayed on an
+        encoder's device and can't be read from there. Raises RequestError for arguments of other types.
+        """
         return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
-        """What was submitted before keeps what it needs."""
+        """Drops embeddings. Requests submitted earlier keep the ones that they need."""
         self._client.drop_embeddings(typed(list[bytes], keys, "keys"))
 
     def _plan(self, sampling: SamplingParams, choice: int) -> SamplingPlan:
@@ -282,7 +293,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer, loaded on first use (slow to import); None with ``skip_tokenizer_init``."""
+        """The transformers tokenizer, loaded on first use (a slow import); None with ``skip_tokenizer_init``."""
         if self._hf_tokenizer is None and not self.args.skip_tokenizer_init:
             source = Path(self._tokenizer_source or self.args.model)
             self._hf_tokenizer = load_hf_tokenizer(source, trust_remote_code=self.args.trust_remote_code)
@@ -291,19 +302,22 @@ class LLM:
     # --- what the engine says about itself ---
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Rows since the last call, waiting up to ``timeout`` seconds for one; needs ``enable_iter_perf_stats``."""
+        """Returns the rows since the last call, waiting up to ``timeout`` seconds for one.
+
+        Needs ``enable_iter_perf_stats``.
+        """
         return self._client.stats.take(timeout)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Rows as they come, until none has come for ``timeout`` seconds."""
+        """Yields rows as they arrive, until none has arrived for ``timeout`` seconds."""
         return self._client.stats.rows(timeout)
 
     def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Events since the last call; needs ``event_buffer_max_size`` and ``enable_block_reuse``."""
+        """Returns the events since the last call. Needs ``event_buffer_max_size`` and ``enable_block_reuse``."""
         return self._client.kv_events.take(timeout)
 
     def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Events as they come, until none has come for ``timeout`` seconds."""
+        """Yields events as they arrive, until none has arrived for ``timeout`` seconds."""
         return self._client.kv_events.rows(timeout)
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
@@ -312,12 +326,12 @@ class LLM:
 
     @property
     def max_seq_len(self) -> int:
-        """Longest sequence, prompt and output together: what the arguments, the model and the pool all allow."""
+        """Longest sequence in tokens, prompt plus output: the limit from arguments, model and KV pool."""
         return self._ready.max_seq_len
 
     @property
     def max_batch_size(self) -> int:
-        """Sequences that run at a time."""
+        """Maximum number of sequences that run at a time."""
         return self._ready.max_batch_size
 
     @property
@@ -325,28 +339,28 @@ class LLM:
         return self._client.pid
 
     def device_memory_bytes(self) -> int:
-        """Device memory of the engine's process as it last said (every 2 s while it works); 0 on a CPU."""
+        """Device memory of the engine's process, as last reported (every 2 s while it works); 0 on a CPU."""
         return self._client.device_memory_bytes
 
     def handoff_stats(self) -> HandoffStats:
-        """Totals of KV handoff since the start, and the leases that are out, as the engine last said."""
+        """Totals of KV handoff since the start, and the current leases, as last reported by the engine."""
         return self._client.handoff_stats
 
     def _check_health(self) -> bool:
-        """False once the engine's process died, reported a fatal error, or was shut down."""
+        """False once the engine's process has died, reported a fatal error, or been shut down."""
         return self._client.is_healthy
 
     # --- the end ---
 
     def abort(self, request: RequestOutput | int) -> None:
-        """Ends a request, by its output or its ``request_id`` (of a request with n = 1). It ends as ``cancelled``."""
+        """Ends a request, given its output or, for n = 1, its ``request_id``. Its finish reason is ``cancelled``."""
         if isinstance(request, RequestOutput):
             request.abort()
         else:
             self._client.abort((request,))
 
     def shutdown(self) -> None:
-        """Ends the engine's process within 10 s at most; open requests end with RuntimeError. Idempotent."""
+        """Ends the engine's process within 10 s; open requests end with RuntimeError. Idempotent."""
         self._client.shutdown()
 
     def __enter__(self) -> LLM:
@@ -359,7 +373,7 @@ class LLM:
 
 
 def _one_each(name: str, given: Any, count: int) -> list[Any]:
-    """``given`` for each of ``count`` inputs: a list as it is, anything else for all of them."""
+    """Returns one value for each of ``count`` inputs: a list unchanged, any other value repeated."""
     if not isinstance(given, (list, tuple)):
         return [given] * count
     if len(given) != count:
@@ -368,7 +382,7 @@ def _one_each(name: str, given: Any, count: int) -> list[Any]:
 
 
 def model_directory(model: str | Path) -> Path:
-    """A local directory as it is; any other name through ``checkpoint``."""
+    """Returns a local directory unchanged; resolves any other name through ``checkpoint``."""
     path = Path(model)
     if path.is_dir():
         return path

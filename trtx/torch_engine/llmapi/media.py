@@ -1,4 +1,4 @@
-"""Media of a prompt, on the caller's side: what the keys of TensorRT-LLM's prompt dict become, and who keeps what."""
+"""Media of a prompt on the caller's side: parses TensorRT-LLM's prompt dict, and tracks which embeddings are in use."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ _IMAGE, _GRIDS = "image", "image_grid_thw"
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Of one prompt. ``embeddings``: by key, those that the engine is to be given for as long as the request runs."""
+    """Media of one prompt. ``embeddings``: by key, those that the engine must have while the request runs."""
 
     spans: list[MediaSpan] = field(default_factory=list)
     embeddings: dict[bytes, torch.Tensor] = field(default_factory=dict)
 
 
 def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionConfig | None) -> tuple[list[int], Media]:
-    """The prompt with a placeholder for each row, and what its dict says of media. ``vision``: None for a text model.
+    """Returns the prompt with one placeholder for each embedding row, and its media.
 
-    A placeholder an image is expanded by its rows; one a row is taken as it is. Raises RequestError for what can't be
-    honoured, in a sentence.
+    ``vision``: None for a text model.
+
+    The prompt may have one placeholder for each image, which is expanded, or one for each row. Raises RequestError with
+    one sentence for inputs that can't be honoured.
     """
     given = {key: value for key, value in inputs.items() if value is not None and not _is_empty(value)}
     for key in given.keys() - {"prompt", "prompt_token_ids", EMBEDDINGS, DATA, OPTIONS, UUIDS}:
@@ -100,7 +102,7 @@ def _items(given: Any) -> list[torch.Tensor]:
 
 
 def _grids(given: Any, items: Sequence[torch.Tensor], vision: VisionConfig) -> list[tuple[int, int, int] | None]:
-    """(t, h, w) of each in rows, from ``image_grid_thw``, which is in patches, as transformers' processors give it."""
+    """Grid (t, h, w) of each image in rows, from ``image_grid_thw``, which is in patches as in transformers."""
     if given is None:
         if vision.tokens_per_image is None:
             raise RequestError(
@@ -124,7 +126,7 @@ def _grids(given: Any, items: Sequence[torch.Tensor], vision: VisionConfig) -> l
 
 
 def _keys(items: Sequence[torch.Tensor], grids: Sequence[tuple[int, int, int] | None], uuids: Any) -> list[bytes]:
-    """Of contents, grids and uuids: equal ones are one to the engine, which shares their KV."""
+    """Keys from contents, grids and uuids. Items with equal keys are the same to the engine, which shares their KV."""
     import torch
 
     names: list[str | None] = [None] * len(items)
@@ -143,7 +145,7 @@ def _keys(items: Sequence[torch.Tensor], grids: Sequence[tuple[int, int, int] | 
 
 
 def _placed(token_ids: list[int], rows: Sequence[int], placeholder: int) -> tuple[list[int], list[int]]:
-    """(prompt with a placeholder a row, where each image begins in it)"""
+    """Returns (prompt with one placeholder for each row, start of each image in it)."""
     places = [at for at, token_id in enumerate(token_ids) if token_id == placeholder]
     starts: list[int] = []
     if len(places) == len(rows):
@@ -174,7 +176,7 @@ def _placed(token_ids: list[int], rows: Sequence[int], placeholder: int) -> tupl
 
 
 class EmbeddingUses:
-    """Gives the engine each embedding once, for as long as a request that was given it is open. Any thread."""
+    """Puts each embedding into the engine once, and keeps it while an open request uses it. Thread-safe."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -182,7 +184,7 @@ class EmbeddingUses:
         self._lock = threading.Lock()
 
     def acquire(self, embeddings: Mapping[bytes, torch.Tensor]) -> None:
-        """Raises RequestFailed, and keeps none, where one can't be written out."""
+        """Puts embeddings or counts one more use. Raises RequestFailed, and keeps none, if one can't be written."""
         with self._lock:
             for index, (key, tensor) in enumerate(embeddings.items()):
                 if not self._uses[key]:
@@ -208,5 +210,5 @@ class EmbeddingUses:
 
 def _remove(shared: SharedTensor, answer: Future[None]) -> None:
     with suppress(Exception):
-        answer.exception()  # the sequences that need it are told, each for itself
+        answer.exception()  # each sequence that needs it gets its own error
     remove_shared(shared)

@@ -1,6 +1,6 @@
-"""A checkpoint on the embedded engine without a server: greedy continuations, and log-probabilities of given tokens.
+"""Runs a checkpoint on the embedded engine without a server: greedy continuations, and logprobs of given tokens.
 
-What ``trtx build`` proves its builds with, and what ``trtx eval fidelity`` holds served engines against.
+``trtx build`` uses it to verify its builds, ``trtx eval fidelity`` as the reference for served engines.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, Reques
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 _KV_TOKENS = 32_768
-_STEP_TOKENS = 8192  # of the engine's longest step, TensorRT-LLM's own default
+_STEP_TOKENS = 8192  # tokens of the longest step; TensorRT-LLM's own default
 _POLL_S = 0.2
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class OfflineEngine:
-    """A context manager; the engine's process, and what it holds of a GPU, is gone when it is left.
+    """Context manager for an engine; on exit, the engine's process and its GPU memory are gone.
 
-    ``purpose``: ends the sentence "the engine that … failed". ``gpus``: what ``CUDA_VISIBLE_DEVICES`` is for the
-    engine's process; None: as here. ``longest``: tokens of the longest request, its output too, if it is long.
-    ``check``: is called while it waits, and may raise. Raises UsageError for a checkpoint that the engine can't load
-    and for a request that it refuses, LaunchError for an engine that dies.
+    ``purpose`` completes the sentence "the engine that … failed". ``gpus``: ``CUDA_VISIBLE_DEVICES`` of the engine's
+    process; None: inherited. ``longest``: tokens of the longest request, output included. ``check``: called while the
+    engine waits; it may raise. Raises UsageError for a checkpoint that the engine can't load and for a refused request,
+    LaunchError if the engine dies.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OfflineEngine:
                 max_num_tokens=_STEP_TOKENS,
                 enable_chunked_prefill=self._is_long,
                 kv_cache_config=self._kv_cache,
-                cuda_graph_config=None,  # seconds to record, and nothing here is timed
+                cuda_graph_config=None,  # capture takes seconds, and nothing here is timed
             )
         return self
 
@@ -66,19 +66,23 @@ class OfflineEngine:
 
     @property
     def max_seq_len(self) -> int:
-        """Longest sequence, prompt and output together, in tokens."""
+        """Longest sequence in tokens, prompt plus output."""
         return self._llm.max_seq_len
 
     def continuations(self, prompts: Sequence[list[int]], max_new_tokens: int) -> Iterator[list[int]]:
-        """Greedy tokens after each prompt, in order, up to the model's end token, which is among them. All are
-        submitted before this returns."""
+        """Yields the greedy tokens after each prompt, in order, up to and including the model's end token.
+
+        All prompts are submitted before this returns.
+        """
         return self._outputs(
             prompts, SamplingParams(max_tokens=max_new_tokens, detokenize=False), lambda one: list(one.token_ids)
         )
 
     def prompt_logprobs(self, texts: Sequence[list[int]], count: int) -> Iterator[list[dict[int, float]]]:
-        """Of each text, natural log-probabilities by token at each position but the first: of the text's own token,
-        and of the ``count`` likeliest. All are submitted before this returns."""
+        """Yields for each text its natural log-probabilities by token, at each position except the first.
+
+        They cover the text's own token and the ``count`` likeliest. All texts are submitted before this returns.
+        """
         scoring = SamplingParams(max_tokens=1, prompt_logprobs=count, detokenize=False, ignore_eos=True)
         return self._outputs(
             texts,
@@ -94,7 +98,7 @@ class OfflineEngine:
         running.reverse()
 
         def outputs() -> Iterator[Any]:
-            while running:  # each is let go of once it is read: log-probabilities of all would take gigabytes
+            while running:  # frees each output once it is read: all logprobs would take gigabytes
                 with self._told():
                     output = self._wait(running.pop())
                 yield read(output.outputs[0])
@@ -120,7 +124,7 @@ class OfflineEngine:
 
 @contextlib.contextmanager
 def _environment(gpus: str | None) -> Iterator[None]:
-    """Of the process that is started inside."""
+    """Sets ``CUDA_VISIBLE_DEVICES`` for processes that start inside."""
     before = os.environ.get(_VISIBLE)
     if gpus is not None:
         os.environ[_VISIBLE] = gpus

@@ -1,4 +1,4 @@
-"""Pictures as TensorRT-LLM's prompts hold them, made into files that the pool of ``trtx.media`` takes."""
+"""Converts images from TensorRT-LLM's prompts into files for the image pool of ``trtx.media``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trtx.torch_engine.llmapi.results import RequestError
 from trtx.torch_engine.llmapi.values import shown
 
 _DATA, _OPTIONS = "multi_modal_data", "mm_processor_kwargs"
-_TEXT = ("prompt", "prompt_token_ids")  # which no picture depends on
+_TEXT = ("prompt", "prompt_token_ids")  # no image depends on these
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def pictures_of(inputs: Any) -> list[Any]:
-    """At least one, in their order. Raises RequestError for what an encoder makes nothing of."""
+    """Returns the images of a prompt, at least one. Raises RequestError for inputs that an encoder can't use."""
     if not isinstance(inputs, Mapping):
         raise RequestError(f"inputs are {shown(inputs)}; expected a dict with {_DATA}")
     given = {name: value for name, value in inputs.items() if value is not None}
@@ -38,7 +38,10 @@ def pictures_of(inputs: Any) -> list[Any]:
 
 
 def png_of(picture: Any) -> bytes:
-    """Without loss. Raises RequestError for what is no Pillow image, nor an array ``[height, width, 3]`` of uint8."""
+    """Encodes an image as PNG, without loss.
+
+    Raises RequestError unless it is a Pillow image or uint8 ``[height, width, 3]``.
+    """
     import numpy as np
     from PIL import Image
 

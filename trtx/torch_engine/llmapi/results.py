@@ -1,4 +1,4 @@
-"""What a caller of ``generate_async`` holds: TensorRT-LLM's ``RequestOutput`` and the values in it."""
+"""What the caller of ``generate_async`` gets: TensorRT-LLM's ``RequestOutput`` and its values."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, 
 
 
 class RequestError(RuntimeError):
-    """One request cannot be served as it is; every other one is unharmed. Its text is for the client."""
+    """One request can't be served as it is; all others are unaffected. The text is for the client."""
 
 
 class RequestFailed(RequestError):
-    """One request could not be answered, and there is nothing wrong with it: the model's numbers are none, or the
-    engine met an error of its own in it. Every other one is unharmed."""
+    """One valid request could not be answered; all others are unaffected.
+
+    The model's logits were not finite, or the engine had an internal error.
+    """
 
 
 class MediaNeeded(RequestFailed):
-    """The prompt has to be computed here, of which the engine has no embeddings: they never came, or were dropped.
+    """The engine must compute the prompt but lacks embeddings: they were never put, or were dropped.
 
-    Put those under ``keys`` and submit it again: as it was, or, where tokens of it have been seen, as a
-    ``generation_only`` request whose ``first_gen_tokens`` are all of them, and which has no ``opaque_state``: a peer's
-    KV has been read, or is not to be had.
+    Put the embeddings of ``keys`` and submit the request again, unchanged. If the client has already received tokens,
+    submit a ``generation_only`` request instead, with all of them as ``first_gen_tokens`` and without ``opaque_state``:
+    the peer's KV was read already, or is unavailable.
     """
 
     def __init__(self, text: str, keys: Sequence[bytes]) -> None:
@@ -39,8 +41,10 @@ class MediaNeeded(RequestFailed):
 
 
 def typed(kind: Any, value: Any, name: str) -> Any:
-    """``value`` as a message to the engine holds it. Raises RequestError for another type anywhere in it: refused here,
-    where it harms nobody else."""
+    """Converts ``value`` to the type in the message to the engine.
+
+    Raises RequestError for a wrong type anywhere in it: refused here, it affects no other request.
+    """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -49,8 +53,11 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
-    """TensorRT-LLM's: what travels from a prefill engine to a decode engine. The torch engine reads the first six, and
-    ``media``, which is its own: the spans of a prompt's media, so that decode needs no more of them."""
+    """TensorRT-LLM's parameters that travel from a prefill engine to a decode engine.
+
+    The torch engine uses the first six, and ``media``, its own field: the placeholder ranges of a prompt's media, which
+    are all that decode needs of them.
+    """
 
     request_type: Literal["context_only", "generation_only", "context_and_generation"] | None = None
     first_gen_tokens: list[int] | None = None
@@ -83,7 +90,7 @@ class DisaggregatedParams:
         return cls(**msgspec.structs.asdict(handoff))
 
     def handoff(self) -> Handoff | None:
-        """None for a whole request, which an engine serves without a peer. Raises ValueError as the constructor."""
+        """Returns None for a whole request, which needs no peer. Raises ValueError like the constructor."""
         self.__post_init__()
         if self.request_type is None or self.request_type == "context_and_generation":
             return None
@@ -104,7 +111,10 @@ class RequestPerfMetrics:
 
 @dataclass(slots=True, eq=False)
 class CompletionOutput:
-    """One choice. ``token_ids``, ``text`` and ``logprobs`` are cumulative; the ``_diff``s are since the last look."""
+    """One choice.
+
+    ``token_ids``, ``text`` and ``logprobs`` are cumulative; the ``_diff``s are since the consumer's last step.
+    """
 
     index: int
     text: str = ""
@@ -116,7 +126,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     disaggregated_params: DisaggregatedParams | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
-    kv_transfer: KvTransfer | None = None  # of a generation_only request, once it has computed a token
+    kv_transfer: KvTransfer | None = None  # of a generation_only request; set with its first computed token
     generation_logits: None = None
     _tokens_seen: int = 0
     _text_seen: int = 0
@@ -144,7 +154,7 @@ class CompletionOutput:
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One choice's update, for its consumer. ``text`` is set where stop strings had to be looked for already."""
+    """One choice's update for its consumer. ``text`` is set if the search for stop strings has detokenized it."""
 
     choice: int
     update: Update
@@ -152,16 +162,17 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 def end_wait(waiter: asyncio.Future[None]) -> None:
-    """On its loop; nobody may wait any more."""
+    """Ends a wait. Call it on the waiter's loop; the waiter may have gone."""
     if not waiter.done():
         waiter.set_result(None)
 
 
 class RequestOutput:
-    """A request under way: await it, iterate over it (``async for`` or ``for``), or block on ``result``. Yields itself.
+    """A running request: await it, iterate over it (``async for`` or ``for``), or block on ``result``.
 
-    One thread pushes, one consumer looks. Nothing that the consumer sees changes between two looks: what arrives
-    meanwhile waits in ``_arrived`` and is taken in all at once, so a slow consumer gets fewer, larger steps.
+    Iterators yield the object itself. One thread pushes, one consumer reads. Values that the consumer sees change only
+    when it takes the next step: updates wait in ``_arrived`` until then and are applied all at once, so a slow consumer
+    gets fewer, larger steps.
     """
 
     def __init__(
@@ -186,15 +197,15 @@ class RequestOutput:
         self._on_abort = on_abort
         self._text_streams = text_streams
         self._is_aborted = False
-        self._is_over = False  # the consumer was given the last step
+        self._is_over = False  # the consumer has received the last step
         self._arrived: deque[Delivery] = deque()
         self._error: BaseException | None = None
-        self._open_choices = num_choices  # the pushing thread's count
+        self._open_choices = num_choices  # counted by the pushing thread
         self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_pausing = False
-        self._news: threading.Event | None = None  # of a consumer that iterates without a loop
+        self._news: threading.Event | None = None  # for a consumer that iterates without a loop
 
     @property
     def disaggregated_params(self) -> DisaggregatedParams | None:
@@ -212,7 +223,7 @@ class RequestOutput:
     # --- the pushing thread ---
 
     def push(self, delivery: Delivery) -> asyncio.AbstractEventLoop | None:
-        """Adds what is new. Returns the loop on which somebody waits for it, if anybody does."""
+        """Adds an update. Returns the event loop of a waiting consumer that should wake up, or None."""
         self._arrived.append(delivery)
         if delivery.update.finish_reason is not None:
             self._open_choices -= 1
@@ -224,7 +235,7 @@ class RequestOutput:
         return self._loop if is_wanted and self._waiter is not None else None
 
     def fail(self, error: BaseException) -> asyncio.AbstractEventLoop | None:
-        """Ends the request with an exception, after what was pushed before it."""
+        """Ends the request with an exception, after all earlier updates."""
         self._error = error
         self._ended.set()
         if self._news is not None:
@@ -232,14 +243,14 @@ class RequestOutput:
         return self._loop if self._waiter is not None else None
 
     def wake(self) -> None:
-        """On the waiter's loop."""
+        """Wakes the waiting consumer. Call it on the waiter's loop."""
         if self._waiter is not None:
             end_wait(self._waiter)
 
     # --- the consumer ---
 
     def _look(self) -> bool:
-        """Takes in everything that arrived. Returns whether anything did. Raises the request's error."""
+        """Applies all updates that have arrived; returns whether there were any. Raises the request's error."""
         arrived = self._arrived
         if not arrived:
             if self._error is not None:
@@ -281,7 +292,7 @@ class RequestOutput:
             self.finished = all(output.finish_reason is not None for output in self.outputs)
 
     def _has_step(self) -> bool:
-        """Takes in the next step for an iterator, if there is one. Raises the request's error."""
+        """Applies the next step for an iterator, if there is one. Raises the request's error."""
         if not (self._streaming or self._ended.is_set()) or not self._look():
             return False
         self._is_over = self.finished
@@ -304,37 +315,43 @@ class RequestOutput:
         return self
 
     def __next__(self) -> RequestOutput:
-        """Blocks for the next step, from any thread but the one whose event loop consumes it."""
+        """Blocks for the next step. Call it in any thread except that of the event loop that consumes this request."""
         if self._is_over:
             raise StopIteration
         if self._news is None:
             self._news = threading.Event()
         while True:
-            # The pushing thread appends before it sets the event: whatever comes after this look, wakes us.
+            # The pushing thread appends before it sets the event, so an update that arrives after this check wakes us.
             self._news.clear()
             if self._has_step():
                 return self
             self._news.wait()
 
     def _news_to_come(self) -> asyncio.Future[None]:
-        """Done once there is something to look at. No coroutine: it would be paid at each token."""
+        """Returns a future that is done once there is an update.
+
+        Not a coroutine, which would cost time for each token.
+        """
         self._loop = asyncio.get_running_loop()
         self._waiter = waiter = self._loop.create_future()
-        # The pushing thread appends before it looks for a waiter: whatever it did not see here, we see now.
+        # The pushing thread appends before it looks for a waiter: an update that it did not signal is visible here.
         if self._ended.is_set() or (self._streaming and self._arrived):
             waiter.set_result(None)
         return waiter
 
     async def pause(self, seconds: float) -> None:
-        """Lets steps add up to one: returns after ``seconds``, or before, once the request has ended. On the loop of
-        whoever iterates, between two steps."""
+        """Lets updates accumulate into one step: returns after ``seconds``, or earlier if the request ends.
+
+        Call it on the iterating consumer's event loop, between two steps.
+        """
         loop = self._loop = asyncio.get_running_loop()
         self._is_pausing = True
         self._waiter = waiter = loop.create_future()
-        # Never cancelled: whoever drops a request that pauses may do so in a thread that runs no loop.
+        # Never cancelled: a consumer may drop a pausing request in a thread without an event loop.
         loop.call_later(seconds, end_wait, waiter)
         try:
-            # The pushing thread sets it before it looks for a waiter: an end that it did not see here, we see now.
+            # The pushing thread sets the event before it looks for a waiter: an end that it did not signal is visible
+            # here.
             if not self._ended.is_set():
                 await waiter
         finally:
@@ -342,8 +359,7 @@ class RequestOutput:
             self._is_pausing = False
 
     async def aresult(self) -> RequestOutput:
-        """Waits for the end. Raises RequestError where this request ended with an error, RuntimeError when the engine
-        died."""
+        """Waits for the end. Raises RequestError if this request failed, RuntimeError if the engine died."""
         async for _ in self:
             pass
         return self
@@ -352,7 +368,10 @@ class RequestOutput:
         return self.aresult().__await__()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Blocks for the end, from any thread but the one whose event loop consumes it. Raises TimeoutError."""
+        """Blocks until the end.
+
+        Raises TimeoutError. Call it in any thread except that of the event loop that consumes this.
+        """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"request {self.request_id} did not finish within {timeout} s")
         while not self.finished:

@@ -1,8 +1,9 @@
-"""How one request is sampled and when it ends, with TensorRT-LLM's field names.
+"""Sampling parameters and end conditions of a request, with TensorRT-LLM's field names.
 
-Each field of TensorRT-LLM's ``SamplingParams`` is one row of the class below: what the torch engine and the paced one
-do with it, and which values it takes. What an engine could not do exactly is refused: a value that would change the
-answer is never dropped. :func:`resolve_sampling` makes of all of them the one form in which they cross to the engine.
+Each field of TensorRT-LLM's ``SamplingParams`` is one row of the class below: how the torch engine and the paced engine
+use it, and which values it accepts. A value that would change the answer is never ignored: if an engine can't apply it
+exactly, it is refused. :func:`resolve_sampling` turns all fields into the single form in which they travel to the
+engine.
 """
 # ruff: noqa: RUF009  # each row is a call that makes a dataclasses.field
 
@@ -31,20 +32,20 @@ from trtx.torch_engine.sampling_plan import LARGEST_FLOAT, MOST_TOKENS, SMALLEST
 GREEDY_CHOICES_VARIABLE = "TLLM_ALLOW_N_GREEDY_DECODING"
 """TensorRT-LLM's own switch: n > 1 without randomness yields n equal choices, which is refused unless it is set."""
 MAX_CHOICES = 1024
-"""``n``: each choice is a sequence of its own, and carries the whole prompt to the engine."""
+"""Limit of ``n``: each choice is a separate sequence and sends the whole prompt to the engine."""
 
 
 class Use(Enum):
-    """What an engine does with a field."""
+    """How an engine uses a field."""
 
     HONOURED = "honoured"
-    WITHOUT_EFFECT = "without effect"  # whatever it is, it could not change the answer
-    REFUSED = "refused"  # it would change the answer, and this engine can't: only what asks for nothing is taken
+    WITHOUT_EFFECT = "without effect"  # no value could change the answer
+    REFUSED = "refused"  # it would change the answer and this engine can't apply it: only neutral values pass
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``check`` returns the value in its plain Python type, or raises ``Unsuitable``: every engine asks it first."""
+    """``check`` returns the value in its plain Python type, or raises ``Unsuitable``. Every engine calls it first."""
 
     torch: Use
     paced: Use
@@ -60,21 +61,21 @@ def _without_effect(check: Callable[[Any], Any], default: Any = None) -> Any:
 
 
 def _refused(default: Any, *harmless: Any, check: Callable[[Any], Any] | None = None) -> Any:
-    """``harmless``: what asks for nothing, beside the default."""
+    """``harmless``: neutral values besides the default."""
     refuses = only(default, *harmless) if check is None else check
     return field(default=default, metadata={"field": Field(Use.REFUSED, Use.REFUSED, refuses)})
 
 
-_NOT_DRAWN = Use.WITHOUT_EFFECT  # the paced engine's tokens are those of a clock: nothing is drawn or likely
+_NOT_DRAWN = Use.WITHOUT_EFFECT  # the paced engine's tokens come from a clock, without sampling or probabilities
 _NOT_MADE = Use.REFUSED
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """TensorRT-LLM's ``SamplingParams``. Raises ValueError naming the field, its value and what it takes.
+    """TensorRT-LLM's ``SamplingParams``. Raises ValueError with the field, its value and the accepted values.
 
-    Greedy unless one of ``temperature``, ``top_k`` and ``top_p`` is set. ``temperature`` 0 and ``top_k`` 1 are greedy
-    too; ``top_k`` 0 means all. A request checks the fields again: they may have been assigned to.
+    Greedy unless ``temperature``, ``top_k`` or ``top_p`` is set. ``temperature`` 0 and ``top_k`` 1 are greedy too;
+    ``top_k`` 0 means all. Each request validates the fields again, since they can be assigned to.
     """
 
     # ends
@@ -98,7 +99,7 @@ class SamplingParams:
     top_p_reset_ids: int | None = _refused(None)
     top_p_decay: float | None = _refused(None)
     min_p: float | None = _honoured(number(0.0, 1.0), paced=_NOT_DRAWN)
-    seed: int | None = _honoured(integer(0, 2**64 - 1), paced=_NOT_DRAWN)  # None: one is drawn at admission
+    seed: int | None = _honoured(integer(0, 2**64 - 1), paced=_NOT_DRAWN)  # None: drawn at admission
 
     # penalties
     repetition_penalty: float | None = _honoured(number(0.0, above=True), paced=_NOT_DRAWN)
@@ -111,13 +112,13 @@ class SamplingParams:
 
     # choices
     n: int = _honoured(integer(1, MAX_CHOICES, optional=False), 1, paced=_NOT_MADE)
-    best_of: int | None = _refused(None, check=integer(1, MAX_CHOICES))  # but for n: every choice that runs is returned
+    best_of: int | None = _refused(None, check=integer(1, MAX_CHOICES))  # must equal n: all choices are returned
     use_beam_search: bool = _refused(False)
     beam_search_diversity_rate: float | None = _refused(None)
     beam_width_array: list[int] | None = _refused(None)
 
     # outputs
-    logprobs: int | bool | None = _honoured(count_or_flag, paced=_NOT_MADE)  # how many beside the chosen token's
+    logprobs: int | bool | None = _honoured(count_or_flag, paced=_NOT_MADE)  # top tokens besides the chosen one
     prompt_logprobs: int | bool | None = _honoured(count_or_flag, paced=_NOT_MADE)
     logprobs_mode: Any = _refused("RAW", "raw", None)
     logprobs_simple_format: bool = _refused(False)
@@ -126,7 +127,7 @@ class SamplingParams:
     return_generation_logits: bool = _refused(False)
     return_encoder_output: bool = _refused(False)
     exclude_input_from_output: bool = _refused(True)
-    return_perf_metrics: bool = _without_effect(flag, False)  # they are always there
+    return_perf_metrics: bool = _without_effect(flag, False)  # metrics are always present
     additional_model_outputs: list[str] | None = _refused(None, [])
 
     # hooks
@@ -146,11 +147,11 @@ class SamplingParams:
         self.check()
 
     def check(self) -> None:
-        """Checks every field and takes it in its plain form: numpy's numbers as Python's, logprobs True as 1."""
+        """Validates every field and stores it in its plain form: numpy numbers as Python's, logprobs True as 1."""
         for name, known in FIELDS.items():
             value = getattr(self, name)
             if value is _DEFAULTS[name]:
-                continue  # most are: checking all of them, twice, took a fifth of what a request costs here
+                continue  # most are: checking all fields twice took a fifth of a request's cost here
             try:
                 plain = known.check(value)
             except Unsuitable as error:
@@ -192,7 +193,7 @@ _DEFAULTS = {row.name: row.default for row in fields(SamplingParams)}
 
 
 def checked_sampling(params: SamplingParams | None, engine: Literal["torch", "paced"] = "torch") -> SamplingParams:
-    """Checked once more, as its fields may have been assigned to; None: the defaults. Raises ValueError."""
+    """Validates again, as fields can be assigned to. None: the defaults. Raises ValueError."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
@@ -210,10 +211,10 @@ def checked_sampling(params: SamplingParams | None, engine: Literal["torch", "pa
 
 
 def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tuple[int, ...] = ()) -> SamplingPlan:
-    """For choice number ``choice`` of the request; ``params`` have passed their own check.
+    """Resolves the parameters of choice number ``choice``. ``params`` must have passed their own check.
 
-    ``model_end_ids`` end it where the request says nothing else.
-    What lies beyond a float32 acts as its largest or smallest does, as far beyond a context as the context's length.
+    ``model_end_ids`` end the choice unless the request sets its own. Numbers beyond float32 act like its largest or
+    smallest value; limits beyond a context act like its length.
     """
     return SamplingPlan(
         is_greedy=params.is_greedy,
@@ -240,7 +241,7 @@ def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tup
 
 
 def _end_ids(params: SamplingParams, model_end_ids: tuple[int, ...]) -> tuple[int, ...]:
-    if params.ignore_eos or params.end_id == -1:  # TensorRT-LLM's other way to say ignore_eos
+    if params.ignore_eos or params.end_id == -1:  # TensorRT-LLM's other way to set ignore_eos
         return ()
     return model_end_ids if params.end_id is None else (params.end_id,)
 

@@ -1,6 +1,6 @@
-"""Which values a field takes: each check returns the value in its plain Python type, or says what was expected.
+"""Validation of field values: each check returns the value in its plain Python type, or raises with what was expected.
 
-numpy's numbers become int and float, so that whatever passes can be sent to the engine.
+numpy numbers become int and float, so that every accepted value can be sent to the engine.
 """
 
 from __future__ import annotations
@@ -12,24 +12,30 @@ from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROBS = 1024
-"""Alternatives a token. All of a vocabulary would be 150,000 objects a token, made in everybody's step."""
+"""Limit of alternatives for each token.
+
+A whole vocabulary would be 150,000 objects a token, created in the step that all requests share.
+"""
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 256
-"""Characters. Every new token is compared with all of them, in the one thread that hands out everybody's tokens: at
-both limits up to 1.3 ms of it a token, measured on one core of an AMD EPYC."""
+"""In characters.
+
+The single thread that delivers all requests' tokens compares every new token with all stop strings: at both limits this
+takes up to 1.3 ms for each token, measured on one core of an AMD EPYC.
+"""
 MAX_TOKEN_ID = 2**31 - 1
-"""Ids are 32-bit on every device; which of them a model has, its engine says."""
+"""Token ids are 32-bit on every device; the engine checks them against its vocabulary."""
 
 
 class Unsuitable(ValueError):
-    """What was expected instead."""
+    """A value is not accepted; the text describes what was expected."""
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, whatever it is."""
+    """Formats any value for a message, shortened."""
     try:
         text = _SHORT.repr(value)
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
@@ -56,7 +62,7 @@ def integer(low: int, high: int | None = None, *, optional: bool = True) -> Call
 
 
 def count_or_flag(value: Any) -> int | None:
-    """TensorRT-LLM's examples write True for 1; False asks for nothing."""
+    """Accepts a count or a flag: TensorRT-LLM's examples write True for 1; False means None."""
     if isinstance(value, bool):
         return 1 if value else None
     return _COUNT(value)
@@ -66,7 +72,7 @@ _COUNT = integer(0, MAX_LOGPROBS)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Callable[[Any], float | None]:
-    """Finite numbers; with ``above``, ``low`` itself is none of them."""
+    """Accepts finite numbers from ``low`` to ``high``; with ``above``, ``low`` itself is excluded."""
     bounds = ""
     if low > -math.inf:
         bounds = f" above {low:g}" if above else f" from {low:g} to {high:g}"
@@ -101,7 +107,7 @@ def token_ids(value: Any) -> list[int] | None:
     if not isinstance(value, (list, tuple, set, frozenset)):
         raise Unsuitable(expected)
     try:
-        return [_TOKEN_ID(token_id) for token_id in value]  # type: ignore[misc]  # not optional: never None
+        return [_TOKEN_ID(token_id) for token_id in value]  # not optional: never None
     except Unsuitable:
         raise Unsuitable(expected) from None
 
@@ -110,7 +116,7 @@ _TOKEN_ID = integer(0, MAX_TOKEN_ID, optional=False)
 
 
 def strings(value: Any) -> Any:
-    """A string or a list of them, as it was given."""
+    """Accepts a string or a list of strings; returns it in the same form."""
     if value is None:
         return None
     given = [value] if isinstance(value, str) else value
@@ -123,7 +129,7 @@ def strings(value: Any) -> Any:
 
 
 def is_text(string: str) -> bool:
-    """Unicode text: no surrogates, which no tokenizer and no wire takes."""
+    """Whether a string is valid Unicode: tokenizers and wire formats accept no surrogates."""
     return string.isascii() or not any("\ud800" <= character <= "\udfff" for character in string)
 
 
