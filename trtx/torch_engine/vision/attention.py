@@ -1,8 +1,9 @@
-"""Attention of towers that attend within windows and pictures: one call for all sequences of one length.
+"""Attention for towers that attend within windows and images: one call for all sequences of the same length.
 
-transformers calls its "sdpa" once for each sequence (5.17 and 5.23, ``Qwen2_5_VLVisionAttention``): a picture of one
-megapixel has 81 windows in each of 28 layers, and a GPU waits for their launches five times as long as it computes.
-What has "flash" in its name gets all sequences at once with their borders, and may be any registered function.
+transformers calls its "sdpa" attention once for each sequence (5.17 and 5.23, ``Qwen2_5_VLVisionAttention``). An image
+of one megapixel has 81 windows in each of 28 layers, and a GPU waits for their launches five times as long as it
+computes. An attention with "flash" in its name gets all sequences at once with their borders, and any registered
+function may have such a name.
 """
 
 from __future__ import annotations
@@ -18,31 +19,34 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 _NAME = "trtx_flash_by_length"
-_KEPT = 4  # borders: of windows and of pictures, of this batch and of the one before
+_KEPT = 4  # borders kept: of windows and of images, for this batch and the one before
 
 
 def attend_by_length(model: PreTrainedModel) -> None:
-    """``model``'s attention, of a tower whose layers pass borders, is :func:`_attend` from now on."""
+    """Makes :func:`_attend` the attention of a tower whose layers pass borders."""
     AttentionInterface.register(_NAME, _attend)
-    model.config._attn_implementation = _NAME  # the one way that asks for no package of flash attention
+    model.config._attn_implementation = _NAME  # the only way that does not require a flash attention package
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sequences of one length. ``rows``: of their tokens, one sequence behind the other; None: all, in their order."""
+    """Sequences of one length. ``rows``: their tokens, sequence by sequence; None: all tokens in their order."""
 
     length: int
     rows: Tensor | None
 
 
 class _Groups:
-    """By borders, which all layers of a batch share."""
+    """Cache of groups by borders, which all layers of a batch share."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Tensor, list[_Group]]] = []
 
     def of(self, borders: Tensor) -> list[_Group]:
-        """``borders``: ``[sequences + 1]``, where they begin and the last ends. Waits for the device, once for each."""
+        """Returns the groups of ``borders`` [sequences + 1]: starts, then the last end.
+
+        Waits for the device once for each.
+        """
         for known, groups in self._kept:
             if known is borders:
                 return groups
@@ -69,7 +73,10 @@ def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
     scaling: float, cu_seq_lens_q: Tensor, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """``query``, ``key``, ``value``: ``[1, heads, tokens, dim]``. Gives ``[1, tokens, heads, dim]``, and no weights."""
+    """``query``, ``key``, ``value``: ``[1, heads, tokens, dim]``.
+
+    Returns ``[1, tokens, heads, dim]`` and no weights.
+    """
     inputs = [each[0].transpose(0, 1) for each in (query, key, value)]  # [tokens, heads, dim]
     out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     for group in _groups.of(cu_seq_lens_q):

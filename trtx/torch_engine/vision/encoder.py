@@ -1,4 +1,4 @@
-"""Which waiting items become one batch, and what becomes of each of them."""
+"""Batches waiting items, encodes them, and determines each item's outcome."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
 log = logging.getLogger(__name__)
 
 FULL_PATCHES = 4096
-"""Of a batch to which nothing is added. A GPU is busy then, and so is a CPU: on an H100 a picture of 5,184 took 22.2 ms
-alone and as much in a batch of four, which only made the first of them wait for the last."""
+"""Patches of a full batch, to which no item is added. It keeps a GPU busy, and a CPU too.
+
+On an H100, an image of 5,184 patches took 22.2 ms alone, and as long for each image in a batch of four, which only made
+the first image wait for the last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,10 @@ class _Problem:
 
 
 class Encoder:
-    """First come, first served, in batches of at most ``max_batch_size`` items and ``max_num_tokens`` rows, and of no
-    more than :data:`FULL_PATCHES`, unless one item alone has them.
+    """Encodes items first come, first served, in batches.
 
-    ``arena``: for rows that stay on the tower's device; None: all go through files.
+    A batch has at most ``max_batch_size`` items, ``max_num_tokens`` rows and :data:`FULL_PATCHES` patches, unless a
+    single item has more patches. ``arena``: for rows that stay on the tower's device; None: all rows go through files.
     """
 
     def __init__(self, tower: Tower, args: EncoderArgs, arena: DeviceArena | None = None) -> None:
@@ -57,7 +60,7 @@ class Encoder:
         return not self._waiting
 
     def submit(self, message: Encode) -> Encoded | None:
-        """Its end, where it has come already."""
+        """Queues an item. Returns its answer if it is invalid, else None."""
         try:
             pixels = self._check(message)
         except (Unsuitable, SharedTensorError) as error:
@@ -69,8 +72,8 @@ class Encoder:
         if message.pixels.dtype != "float32":
             raise Unsuitable(f"pixels are {message.pixels.dtype}; expected float32, as an image processor gives them")
         pixels = self._tower.check(open_shared(message.pixels), message.grid)
-        # Least and most are NaN where one value is. isfinite() makes four arrays of a picture's size on a CPU: of
-        # 24 MB 20 to 65 ms in place of 2, more than the tower takes.
+        # Minimum and maximum are NaN if any value is. isfinite() would allocate four arrays of the image's size on a
+        # CPU: for 24 MB it takes 20 to 65 ms instead of 2 ms, more than the tower.
         if not torch.stack(torch.aminmax(pixels.values)).isfinite().all():
             raise Unsuitable("pixels hold values that are no numbers (NaN or infinity)")
         if pixels.rows > self._args.max_num_tokens:
@@ -81,7 +84,7 @@ class Encoder:
         return pixels
 
     def cancel(self, item_ids: Iterable[int]) -> list[Encoded]:
-        """Of items that had not begun."""
+        """Drops waiting items and returns their answers; items that have begun are unaffected."""
         given_up = set(item_ids)
         dropped = [one for one in self._waiting if one.item_id in given_up]
         self._waiting = deque(one for one in self._waiting if one.item_id not in given_up)
@@ -89,7 +92,7 @@ class Encoder:
 
     @torch.inference_mode()
     def step(self) -> list[Encoded]:
-        """One batch of what waits; at least one item does."""
+        """Encodes one batch and returns its answers. At least one item must be waiting."""
         began = time.perf_counter()
         batch = self._next_batch()
         results = self._encode(batch)
@@ -116,7 +119,7 @@ class Encoder:
         return batch
 
     def _encode(self, batch: Sequence[_Waiting]) -> list[Tensor | _Problem]:
-        """A batch in which anything goes wrong is done again one by one, so that only what is to blame fails."""
+        """Encodes a batch. If anything fails, each item is encoded alone, so that only the offending item fails."""
         try:
             made = self._tower.encode([one.pixels for one in batch])
             found = [rows if one.on_device else rows.cpu() for one, rows in zip(batch, made, strict=True)]
@@ -124,7 +127,7 @@ class Encoder:
                 expected = (one.pixels.rows, self._tower.width)
                 assert rows.shape == expected, f"{list(rows.shape)}, expected {list(expected)}"
         except torch.AcceleratorError:
-            raise  # the device is in an unknown state, and so is all that is on it
+            raise  # the device and everything on it are in an unknown state
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""From a model directory to a tower that is ready to encode."""
+"""Loads a tower that is ready to encode from a model directory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from trtx.torch_engine.vision.towers import (
 log = logging.getLogger(__name__)
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-# Beginnings of stored names and what the module calls them, the first match holds: checkpoints were written by several
-# releases of transformers (5.23 reads all of these too, conversion_mapping.py).
+# Prefixes of stored names and their replacements, applied in order: several releases of transformers wrote such
+# checkpoints (5.23 reads all of these too, conversion_mapping.py).
 _NAMES = (("model.", ""), ("vision_tower.vision_model.", "vision_tower."))
 
 
@@ -47,9 +47,9 @@ _MODELS: dict[str, type[PreTrainedModel]] = {
 
 @torch.inference_mode()
 def load_tower(args: EncoderArgs) -> Tower:
-    """Reads the tower's and the projector's weights alone, or draws them where the checkpoint stores none.
+    """Loads only the tower's and the projector's weights, or draws them if the checkpoint stores none.
 
-    In the decoder's dtype, on its device. Raises UsageError for a checkpoint, device or dtype that cannot work.
+    They are in the decoder's dtype on its device. Raises UsageError for an unusable checkpoint, device or dtype.
     """
     model_dir = Path(args.model)
     config = read_model_config(model_dir)
@@ -64,7 +64,7 @@ def load_tower(args: EncoderArgs) -> Tower:
         theirs = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         with no_init_weights():
             model = _MODELS[config.vision.architecture]._from_config(theirs, dtype=dtype)
-    except Exception as error:  # of any class, about any field: transformers checks its configs in many places
+    except Exception as error:  # of any class, about any field: transformers validates configs in many places
         raise UsageError(
             f"{model_dir}/config.json describes no vision tower that transformers builds ({type(error).__name__}: "
             f"{str(error)[:300]}); use another checkpoint"
@@ -84,14 +84,14 @@ def load_tower(args: EncoderArgs) -> Tower:
         return LlavaTower(model, rows)
     attend_by_length(model.visual)
     if device.type == "cuda":
-        from trtx.torch_engine.vision.triton_tower import fuse  # Triton is there where CUDA is
+        from trtx.torch_engine.vision.triton_tower import fuse  # Triton is available wherever CUDA is
 
         fuse(model.visual)
     return QwenTower(model)
 
 
 def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
-    """Every parameter gets its value. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor."""
+    """Sets every parameter. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor."""
     files = weight_files(model_dir)
     check_weights(model_dir, files)
     if not files:
@@ -102,7 +102,7 @@ def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
     for stored_as, read in _stored(model_dir, config.architecture):
         name = _own_name(stored_as)
         if name not in wanted:
-            if name.endswith("position_ids"):  # a buffer that old releases stored, and new ones compute
+            if name.endswith("position_ids"):  # a buffer that old releases stored and new ones compute
                 continue
             raise UsageError(
                 f"{model_dir} holds the tensor {stored_as}, which the vision tower of {config.architecture} as its "
@@ -137,7 +137,7 @@ def _own_name(stored_as: str) -> str:
 
 
 def _stored(model_dir: Path, architecture: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """The tower's tensors. Files without one are not opened beyond their headers."""
+    """Yields the tower's tensors. Of files without any, only the headers are read."""
     by_file: dict[Path, list[str]] = {}
     for name, stored in (stored_tensors(model_dir) or {}).items():
         if decoder_name(architecture, name) is None:
@@ -152,14 +152,14 @@ def _stored(model_dir: Path, architecture: str) -> Iterator[tuple[str, Callable[
 
 
 def _draw(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
-    """The same seed gives the same weights on every device: they are drawn on the CPU, in float32."""
+    """Draws weights on the CPU in float32, so that a seed gives the same weights on every device."""
     if config.synthetic_seed is None:
         raise UsageError(without_weights(model_dir))
     generator = torch.Generator("cpu").manual_seed(config.synthetic_seed)
     tensors: dict[str, Any] = dict(model.named_parameters()) | dict(_persistent_buffers(model))
     for name in sorted(tensors):
         own = tensors[name]
-        if own.dim() == 1 and name.endswith(".weight"):  # of a norm
+        if own.dim() == 1 and name.endswith(".weight"):  # a norm's weight
             own.data.fill_(1.0)
         else:
             own.data.copy_(torch.empty(own.shape).normal_(0.0, config.synthetic_std, generator=generator))

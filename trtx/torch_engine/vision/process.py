@@ -1,7 +1,7 @@
-"""The encoder's own process: ``python -m trtx.torch_engine.vision.process <fd>``, started by ``EncoderClient``.
+"""The encoder's process: ``python -m trtx.torch_engine.vision.process <fd>``, started by ``EncoderClient``.
 
-It loads the tower and encodes in its main thread. A second thread reads the socket: its end of file means that the
-parent is gone, and ends this process at once, even in the middle of a batch.
+It loads the tower and encodes in its main thread. A second thread reads the socket; end of file means that the parent
+is gone and ends this process at once, even in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _build(start: Start, channel: Channel[ToEncoder]) -> Encoder:
 
 
 def _arena(args: EncoderArgs, device: torch.device) -> DeviceArena | None:
-    """Between GPUs alone: on a CPU a file that both map is as near."""
+    """Creates the device arena, on GPUs only: on a CPU, a mapped file is as fast."""
     if device.type != "cuda" or not args.arena_bytes:
         return None
     try:
@@ -74,7 +74,7 @@ def _arena(args: EncoderArgs, device: torch.device) -> DeviceArena | None:
 
 
 def _loop(encoder: Encoder, channel: Channel[ToEncoder], inbox: SimpleQueue[ToEncoder]) -> None:
-    """Encodes while items wait, sleeps on the inbox while none do. Returns on ``Shutdown``."""
+    """Encodes while items wait, and sleeps on the inbox while none do. Returns on ``Shutdown``."""
     while True:
         try:
             while True:

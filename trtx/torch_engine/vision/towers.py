@@ -1,4 +1,4 @@
-"""transformers' own models without their decoders: pixels in, the rows that stand for placeholders out."""
+"""transformers' own vision models without their decoders: from pixels to embedding rows."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _RGB = 3
 
 
 class Unsuitable(Exception):
-    """These pixels are none of this model's; the text is for the client."""
+    """These pixels do not fit this model; the text is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Of one item, checked by :meth:`Tower.check`."""
+    """Pixels of one item, validated by :meth:`Tower.check`."""
 
     values: Tensor  # float32, on the CPU
     grid: Grid | None  # in patches
-    rows: int  # that it will have
+    rows: int  # rows of the embedding
 
     @property
     def patches(self) -> int:
-        """What the tower's products are over."""
+        """Number of tokens in the tower's matmuls."""
         return self.rows if self.grid is None else prod(self.grid)
 
 
@@ -53,24 +53,26 @@ class Tower(ABC):
 
     @abstractmethod
     def check(self, values: Tensor, grid: Grid | None) -> Pixels:
-        """Raises Unsuitable for pixels that this model's image processor would not give."""
+        """Validates pixels. Raises Unsuitable if this model's image processor could not have produced them."""
 
     @abstractmethod
     def merged(self, grid: Grid | None) -> Grid | None:
-        """Of a grid in patches: that of its rows."""
+        """Converts a grid in patches to the grid of the embedding's rows."""
 
     def _values(self, batch: Sequence[Pixels]) -> Tensor:
-        """Of all items, on the device in the tower's dtype: joined and rounded there, as each pass over a picture on
-        the CPU costs milliseconds."""
+        """Pixels of all items, on the device in the tower's dtype.
+
+        They are concatenated and rounded there, because each pass over an image on the CPU costs milliseconds.
+        """
         return torch.cat([one.values.to(self.device) for one in batch]).to(self.dtype)
 
     @abstractmethod
     def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
-        """``[rows, width]`` for each, on the device."""
+        """Returns rows ``[rows, width]`` for each item, on the device."""
 
 
 class LlavaWithoutDecoder(LlavaModel):  # type: ignore[misc]
-    """transformers' LlavaModel with all that :meth:`get_image_features` asks of it, and no language model."""
+    """transformers' LlavaModel with only what :meth:`get_image_features` needs, without the language model."""
 
     def __init__(self, config: Any) -> None:
         LlavaPreTrainedModel.__init__(self, config)
@@ -80,7 +82,7 @@ class LlavaWithoutDecoder(LlavaModel):  # type: ignore[misc]
 
 
 class LlavaTower(Tower):
-    """CLIP and LLaVA's projector: pictures of one size, a fixed number of rows."""
+    """CLIP with LLaVA's projector: images of one size, a fixed number of rows."""
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
         config = model.config
@@ -104,12 +106,12 @@ class LlavaTower(Tower):
 
     def encode(self, batch: Sequence[Pixels]) -> list[Tensor]:
         values = self._values(batch)
-        # transformers' own forward gives each picture the two parameters of its config.
+        # transformers' own forward uses the two parameters in its config for each image.
         return list(self._model.get_image_features(values).pooler_output)
 
 
 class Qwen25WithoutDecoder(Qwen2_5_VLModel):  # type: ignore[misc]
-    """As :class:`LlavaWithoutDecoder`, of Qwen2.5-VL."""
+    """Like :class:`LlavaWithoutDecoder`, for Qwen2.5-VL."""
 
     def __init__(self, config: Any) -> None:
         Qwen2_5_VLPreTrainedModel.__init__(self, config)
@@ -118,7 +120,7 @@ class Qwen25WithoutDecoder(Qwen2_5_VLModel):  # type: ignore[misc]
 
 
 class Qwen3WithoutDecoder(Qwen3VLModel):  # type: ignore[misc]
-    """As :class:`LlavaWithoutDecoder`, of Qwen3-VL."""
+    """Like :class:`LlavaWithoutDecoder`, for Qwen3-VL."""
 
     def __init__(self, config: Any) -> None:
         Qwen3VLPreTrainedModel.__init__(self, config)
@@ -127,10 +129,10 @@ class Qwen3WithoutDecoder(Qwen3VLModel):  # type: ignore[misc]
 
 
 class QwenTower(Tower):
-    """Qwen2.5-VL's and Qwen3-VL's: pictures of any size, as patches and their grid.
+    """Towers of Qwen2.5-VL and Qwen3-VL: images of any size, as patches with their grid.
 
-    With deepstack a row has all its vectors beside one another, its own first, then those for the decoder's first
-    layers in their order.
+    With deepstack, a row has all its vectors side by side: first its own, then those for the decoder's first layers in
+    order.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -164,7 +166,7 @@ class QwenTower(Tower):
         grids = torch.tensor([one.grid for one in batch], device=self.device)  # [items, 3]
         found = self._model.get_image_features(values, grids)
         rows = [one.rows for one in batch]
-        levels = [  # of each, rows by item; transformers 5.17 has those of all items in one tensor, 5.23 has them apart
+        levels = [  # rows by item, for each level; transformers 5.17 returns one tensor for all items, 5.23 a list
             torch.split(level, rows) if isinstance(level, Tensor) else level
             for level in getattr(found, "deepstack_features", None) or ()
         ]

@@ -1,9 +1,9 @@
-"""On a GPU: what transformers' Qwen towers make of five to twelve launches each, in one.
+"""Fused GPU kernels for transformers' Qwen towers: each replaces five to twelve launches.
 
-Norms, the rotation of queries and keys, and the gate between the products of an MLP are short there, and most of a
-picture's time goes into launching them. The products of Qwen2.5-VL's MLP have 3,420 columns, which are no whole 16
-bytes: cuBLAS has no kernel of Hopper's for these, so they get columns of zeros. What is computed stays the same, up
-to the order of roundings in float32. docs/performance-notes.md has what each is worth.
+Norms, the rotation of queries and keys, and the gate between the matmuls of an MLP are short, and launching them takes
+most of an image's time. The matmuls of Qwen2.5-VL's MLP have 3,420 columns, which is not a multiple of 16 bytes: cuBLAS
+has no Hopper kernel for them, so they are padded with columns of zeros. Results stay the same up to the order of
+roundings in float32. docs/performance-notes.md lists the gain of each.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -25,13 +25,16 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from trtx.torch_engine.triton_pointwise import rms_norm_kernel, silu_and_mul_kernel
 
-_COLUMNS = 64  # a multiple of these has an MLP's width: whole tiles of a product's inner dimension
+_COLUMNS = 64  # an MLP's width is padded to a multiple: whole tiles of a matmul's inner dimension
 _GATE_BLOCK = 1024
-_HEADS = 16  # of one token, a program
+_HEADS = 16  # heads of one token for each program
 
 
 def fuse(tower: PreTrainedModel) -> None:
-    """Of a loaded Qwen2.5-VL or Qwen3-VL tower, in its process alone: transformers finds its rotation by name."""
+    """Fuses a loaded Qwen2.5-VL or Qwen3-VL tower.
+
+    Affects the whole process: transformers finds its rotation by name.
+    """
     for modeling in (modeling_qwen2_5_vl, modeling_qwen3_vl):
         modeling.apply_rotary_pos_emb_vision = _rotate
     modules: list[Any] = list(tower.modules())
@@ -44,7 +47,7 @@ def fuse(tower: PreTrainedModel) -> None:
 
 
 class _GatedMlp(nn.Module):
-    """``down(silu(gate(x)) * up(x))`` of transformers' module: gate and up are one product, of a width for tiles."""
+    """``down(silu(gate(x)) * up(x))`` of transformers' module; gate and up are one matmul, padded to whole tiles."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class _GatedMlp(nn.Module):
         self.down_bias: Tensor | None = theirs.down_proj.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x``: ``[tokens, hidden]``."""
+        """Applies the MLP to ``x`` ``[tokens, hidden]``."""
         gate_up = nn.functional.linear(x, self.weight, self.bias)
         gated = torch.empty(x.shape[0], self.width, dtype=x.dtype, device=x.device)
         silu_and_mul_kernel[(x.shape[0], triton.cdiv(self.width, _GATE_BLOCK))](
@@ -69,7 +72,7 @@ class _GatedMlp(nn.Module):
 
 
 def _rms_norm(norm: Any, hidden_states: Tensor) -> Tensor:
-    """``[tokens, hidden]``"""
+    """RMSNorm of ``[tokens, hidden]``."""
     x = hidden_states.contiguous()
     hidden = x.shape[-1]
     out = torch.empty_like(x)
@@ -82,7 +85,7 @@ def _rms_norm(norm: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As transformers'. ``q``, ``k``: ``[tokens, heads, dim]``; ``cos``, ``sin``: ``[tokens, dim]``."""
+    """Same as transformers' function. ``q``, ``k``: ``[tokens, heads, dim]``; ``cos``, ``sin``: ``[tokens, dim]``."""
     tokens, heads, dim = q.shape
     cos, sin = cos.contiguous(), sin.contiguous()
     outs = torch.empty(2, tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -100,7 +103,7 @@ def _rotate_kernel(
     x, out, cos, sin, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``BLOCK_HEADS`` heads of one token a program, in float32: ``x * cos + rotate_half(x) * sin``."""
+    """``x * cos + rotate_half(x) * sin`` in float32, for ``BLOCK_HEADS`` heads of one token for each program."""
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = HEAD_DIM // 2
     heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
