@@ -1,4 +1,4 @@
-"""What the two ends of the encoder's socket say to each other, as msgspec structs. Nothing here does anything."""
+"""Messages between the caller's process and the encoder's process, as msgspec structs. No logic here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import msgspec
 from trtx.ipc.shared_tensor import SharedTensor
 
 DEFAULT_MAX_NUM_TOKENS = 16384
-"""Rows of one batch: TensorRT-LLM's, of its ``MultimodalEncoder``. 28 pictures of LLaVA 1.5; the largest of Qwen."""
+"""Rows of one batch, as in TensorRT-LLM's ``MultimodalEncoder``: 28 images of LLaVA 1.5, or Qwen's largest one."""
 
 ARENA_BYTES = 512 << 20
-"""Of a GPU, for embeddings that stay until an engine of the same host has copied them: an encode worker's cache."""
+"""GPU memory for embeddings that stay until a local engine has copied them: the cache of an encode worker."""
 
 Grid = tuple[int, int, int]
-"""Of a picture or a video: time, height, width."""
+"""Time, height and width of an image or a video."""
 
 
 class Clip(msgspec.Struct, frozen=True, array_like=True):
-    """When the steps of a video's grid are: one entry of ``at_s`` for each, seconds from the beginning, the middle of
-    the frames that it holds. ``step_s``: seconds from one to the next, by the rate at which frames were taken."""
+    """Times of the steps of a video's grid.
+
+    ``at_s``: one entry for each step, in seconds from the start: the middle of the frames in the step. ``step_s``:
+    seconds between steps, from the rate at which frames were sampled.
+    """
 
     step_s: float
     at_s: tuple[float, ...]
@@ -28,28 +31,34 @@ class Clip(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderArgs:
-    """Resolved. ``model`` is a directory; ``dtype`` "auto" is the decoder's, which the encoder's process finds out."""
+    """Resolved arguments.
+
+    ``model`` is a directory; the encoder's process resolves ``dtype`` "auto" to the decoder's dtype.
+    """
 
     model: str
     dtype: str = "auto"
     max_batch_size: int = 256  # items of one batch
     max_num_tokens: int = DEFAULT_MAX_NUM_TOKENS  # rows of one batch, and of one item
-    arena_bytes: int = 0  # of a GPU, for embeddings that stay there; 0, or no GPU: all go through files
+    arena_bytes: int = 0  # GPU memory for embeddings that stay there; 0, or without a GPU: all go through files
 
 
 # --- to the encoder ---
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
-    """The first message, once."""
+    """The first message, sent once."""
 
     args: EncoderArgs
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode", array_like=True, omit_defaults=True):
-    """One item. ``pixels``: float32, as the checkpoint's own image processor gives them for one picture; the file has
-    to stay until the answer. ``grid``: in patches, of models whose pictures vary in size. ``on_device``: its rows may
-    stay on the encoder's GPU, where there is room."""
+    """Encodes one item.
+
+    ``pixels``: float32, as the checkpoint's own image processor gives them for one image; the file must stay until the
+    answer. ``grid``: in patches, for models whose images vary in size. ``on_device``: the rows may stay on the
+    encoder's GPU, if it has room.
+    """
 
     item_id: int
     pixels: SharedTensor
@@ -58,7 +67,7 @@ class Encode(msgspec.Struct, frozen=True, tag="encode", array_like=True, omit_de
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Items that wait are dropped; of others the answer comes all the same. No item is without an answer."""
+    """Drops items that are still waiting. Every item gets an answer, dropped or not."""
 
     item_ids: list[int]
 
@@ -75,28 +84,28 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    width: int  # columns of an embedding: the decoder's, times 1 + the levels of deepstack
+    width: int  # columns of an embedding: the decoder's hidden size times 1 + the deepstack levels
     dtype: str  # of an embedding
     device_memory_bytes: int
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     text: str
-    is_usage: bool = False  # the caller's arguments are at fault, and text is for a person
+    is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded", array_like=True, omit_defaults=True):
-    """An item's end. Its file is from then on the receiver's to remove."""
+    """The answer for one item. From now on, the receiver must remove its file."""
 
     item_id: int
     rows: SharedTensor | None = None  # [rows, width]
-    grid: Grid | None = None  # in merged patches, one a row; None where the model has none
+    grid: Grid | None = None  # in merged patches, one for each row; None for models without grids
     error: str | None = None
-    is_failure: bool = False  # the error is not the item's own: RequestFailed
+    is_failure: bool = False  # the item did not cause the error: RequestFailed
 
 
 class EncoderStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
-    """After each batch: totals since the start."""
+    """Totals since the start, sent after each batch."""
 
     batches: int
     items: int
@@ -108,6 +117,6 @@ class EncoderStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
 ToEncoder = Start | Encode | Cancel | Shutdown
 FromEncoder = Progress | Ready | Fatal | Encoded | EncoderStats
 
-# The first use of these types happens here, in the one thread that imports: see llm_args.
+# The first use of these types happens here, in the importing thread: see llm_args.
 msgspec.msgpack.Decoder(ToEncoder)
 msgspec.msgpack.Decoder(FromEncoder)

@@ -1,11 +1,13 @@
-"""Tensors between the processes of one topology: each in a file of its scratch directory, ``$TMPDIR`` of them all.
+"""Tensors shared between the processes of one topology, each in a file of its scratch directory.
 
-A file is there whole or not at all, is never written again, and is mapped where it is opened: an open tensor outlives
-its file. Whoever shares a tensor removes it, once those who were told of it have opened it or will not, or hands that
-over with it. What a worker that was killed left behind goes when the next one starts, or as soon after as all of it has
-ended (:func:`remove_left`), all else with the directory, which the launcher and its guardian remove. Nothing is
-pickled: a file has a header, which names dtype and shape, and the bytes of the tensor in C order, or, of a tensor in
-the memory of a process, such as a GPU's, how it is reached there: such a file is what keeps it.
+The scratch directory is the common ``$TMPDIR`` of all these processes. A file appears complete or not at all, is never
+rewritten, and is mapped when opened: an open tensor outlives its file. The process that shares a tensor removes the
+file once all recipients have opened it or will not, or it hands over that duty with the tensor. Files of a killed
+worker are removed when the next one starts, or as soon afterwards as all its processes have ended
+(:func:`remove_left`); all others are removed with the directory, by the launcher and its guardian.
+
+Nothing is pickled. A file has a header with dtype and shape, followed by the tensor's bytes in C order. For a tensor in
+a process's memory, such as a GPU's, the header is followed by its place there, and the file keeps that data alive.
 """
 
 from __future__ import annotations
@@ -28,28 +30,28 @@ if TYPE_CHECKING:
     import torch
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
-"""What can be shared, by torch's name, and the bytes of an element."""
+"""Dtypes that can be shared, by torch's name, with their size in bytes."""
 
 _MAGIC = b"trtx tensor 1\n"
 _ELSEWHERE = b"trtx tensor elsewhere 1\n"
-_HEADER_BYTES = 256  # keeps the data on a cache line, and in the alignment of every dtype
+_HEADER_BYTES = 256  # keeps the data on a cache line, aligned for every dtype
 _MAX_DIMENSIONS = 8
 _SUFFIX = ".tensor"
-_TAKEN = ".taken"  # of a file whose data lies elsewhere: who lent it finds it again
+_TAKEN = ".taken"  # suffix for a file whose data is elsewhere, so that its lender finds it again
 _MAX_PLACE_BYTES = 1 << 20
-_OWNED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.[a-z]+")  # a session, which is 0 where its leader can't be seen
+_OWNED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.[a-z]+")  # the session id; 0 if its leader is not visible
 
 
 class SharedTensorError(Exception):
-    """The file is no tensor, shorter than its tensor, or holds one of another dtype or shape; or can't be written."""
+    """The file is not a tensor, is shorter than its tensor, has another dtype or shape, or can't be written."""
 
 
 class SharedTensorGone(SharedTensorError):
-    """There is no such file: whoever shared the tensor has removed it, or died with its topology."""
+    """The file does not exist: its owner has removed it, or died with its topology."""
 
 
 class SharedTensorElsewhere(SharedTensorError):
-    """The data lies in the memory of a process. ``place``: how it is reached, as that process wrote it."""
+    """The data is in a process's memory. ``place``: how to reach it, as that process wrote it."""
 
     def __init__(self, shared: SharedTensor, place: bytes) -> None:
         super().__init__(f"the data of the shared tensor {shared.path} lies in the memory of the process that made it")
@@ -57,7 +59,7 @@ class SharedTensorElsewhere(SharedTensorError):
 
 
 class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies, and what is expected there. ``dtype``: a key of :data:`DTYPE_BYTES`."""
+    """The file of a tensor, with its expected dtype and shape. ``dtype``: a key of :data:`DTYPE_BYTES`."""
 
     path: str
     dtype: str
@@ -65,26 +67,27 @@ class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Of the data. Raises SharedTensorError for a dtype or shape that nothing shared has."""
+        """Size of the data. Raises SharedTensorError for a dtype or shape that can't be shared."""
         return _nbytes(self.dtype, self.shape)
 
 
 def share(
     value: np.ndarray[Any, Any] | torch.Tensor, directory: Path | None = None, dtype: str | None = None
 ) -> SharedTensor:
-    """Writes a numpy array or a torch tensor (on any device; it is copied) to a new file that only this user can read.
+    """Writes a numpy array or a torch tensor (a copy, from any device) to a new file that only this user can read.
 
-    ``directory``: the scratch directory; None is this process's. ``dtype``: what its elements are, where numpy has no
-    name for it. Raises SharedTensorError, and leaves no file, for
-    another dtype and where the directory is gone or full.
+    ``directory``: the scratch directory; None: this process's. ``dtype``: element type, if numpy has no name for it.
+    Raises SharedTensorError, and leaves no file, for any other dtype and if the directory is gone or full.
     """
     name = dtype or str(value.dtype).removeprefix("torch.")
     return _write(_MAGIC, name, tuple(int(size) for size in value.shape), _bytes_of(value), directory)
 
 
 def share_place(dtype: str, shape: tuple[int, ...], place: bytes) -> SharedTensor:
-    """A file in the scratch directory for a tensor whose data lies at ``place``; :func:`open_shared` raises with that.
-    As long as the file has a name the data has to stay. Raises as :func:`share`."""
+    """Writes a file for a tensor whose data is at ``place``; :func:`open_shared` of it raises SharedTensorElsewhere.
+
+    The data must stay as long as the file has a name. Raises like :func:`share`.
+    """
     return _write(_ELSEWHERE, dtype, shape, memoryview(place), None)
 
 
@@ -101,7 +104,7 @@ def _write(magic: bytes, name: str, shape: tuple[int, ...], data: memoryview, di
             end = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(end, "wb", buffering=0) as file:
                 for part in (memoryview(header), data):
-                    while part:  # a write stops short at a signal, and above 2 GiB
+                    while part:  # a write stops early at a signal, and above 2 GiB
                         part = part[file.write(part) :]
             unfinished.rename(path)
         except BaseException:
@@ -117,10 +120,10 @@ def _write(magic: bytes, name: str, shape: tuple[int, ...], data: memoryview, di
 
 
 def open_shared(shared: SharedTensor) -> torch.Tensor:
-    """The tensor, on the CPU, mapped: no byte is read before it is used, and no write to it reaches the file.
+    """Returns the tensor on the CPU, mapped: bytes are read on first use, and writes do not reach the file.
 
-    Raises SharedTensorGone when there is no such file, SharedTensorElsewhere where it says who has the data,
-    SharedTensorError when it does not hold what ``shared`` says.
+    Raises SharedTensorGone if the file does not exist, SharedTensorElsewhere if the data is in a process's memory,
+    SharedTensorError if the file does not match ``shared``.
     """
     import torch
 
@@ -128,21 +131,23 @@ def open_shared(shared: SharedTensor) -> torch.Tensor:
     dtype = getattr(torch, shared.dtype)
     if mapped is None:
         return torch.empty(shared.shape, dtype=dtype)
-    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping as long as it lives
+    flat = torch.frombuffer(mapped, dtype=dtype, offset=_HEADER_BYTES)  # keeps the mapping alive
     return flat.view(shared.shape)
 
 
 def read_shared(shared: SharedTensor) -> bytes:
-    """A copy of the elements, in C order: for who has no other use for torch. Raises as :func:`open_shared` does."""
+    """Returns a copy of the elements in C order, without torch. Raises like :func:`open_shared`."""
     mapped = _map(shared)
     return b"" if mapped is None else mapped[_HEADER_BYTES:]
 
 
 def take_over(shared: SharedTensor) -> SharedTensor:
-    """The same tensor under a name that whoever else was told of it does not know: one of several takes it, for the
-    others it is gone. Needs no torch. Where the data lies elsewhere whoever shared it can still end it, by
-    :func:`remove_shared`. Raises as :func:`open_shared`, and for a file outside this process's scratch
-    directory: the name came in a message."""
+    """Renames the file to a name that no other recipient knows.
+
+    The first process to call it gets the tensor; for all others it is gone. Needs no torch. If the data is elsewhere,
+    its owner can still end it with :func:`remove_shared`. Raises like :func:`open_shared`, and for a file outside this
+    process's scratch directory, since the name came in a message.
+    """
     path = Path(shared.path)
     if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
         raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
@@ -159,7 +164,10 @@ def take_over(shared: SharedTensor) -> SharedTensor:
 
 
 def lend(shared: SharedTensor) -> SharedTensor:
-    """Another name of the same file, for one reader, who removes it. Raises SharedTensorError where there is none."""
+    """Creates another link to the file for one reader, who must remove it.
+
+    Raises SharedTensorError if the file is gone.
+    """
     path = Path(shared.path)
     name = path.with_name(_unknown_name())
     try:
@@ -170,13 +178,13 @@ def lend(shared: SharedTensor) -> SharedTensor:
 
 
 def remove_left(directory: Path | None = None) -> tuple[int, ...]:
-    """Removes the files of sessions in which no process lives. ``directory``: the scratch directory, of which all
-    processes see one another; None is this process's.
+    """Removes the files of sessions without living processes.
 
-    The processes that keep files here though the leader of their session is dead: those of a worker that was killed
-    end soon after it, and then this is to be called again.
+    ``directory``: the scratch directory, whose processes must all see one another; None: this process's. Returns the
+    living processes of sessions whose leader is dead: they belong to killed workers and end soon, and this must be
+    called again afterwards.
     """
-    # Files first: of a session that begins in between, none is seen.
+    # List files before processes, so that files of a session that starts in between are not seen.
     there = list((Path(tempfile.gettempdir()) if directory is None else directory).iterdir())
     living = _living()
     lingering: set[int] = set()
@@ -194,8 +202,11 @@ def remove_left(directory: Path | None = None) -> tuple[int, ...]:
 
 
 def _living() -> dict[int, list[int]]:
-    """Processes by their session. One that has ended is none, also where nobody has asked for its exit code yet: the
-    first process of a container may take seconds to do so for orphans."""
+    """Living processes by session.
+
+    A zombie counts as ended, even if its parent has not reaped it yet: the first process of a container may take
+    seconds to reap orphans.
+    """
     found: dict[int, list[int]] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -208,16 +219,18 @@ def _living() -> dict[int, list[int]]:
 
 
 def _unknown_name() -> str:
-    """That nobody can guess, behind the session of this process: a worker and all that it starts are one of their
-    own."""
+    """Returns an unguessable file name that starts with this process's session id.
+
+    A worker and all processes that it starts form one session.
+    """
     return f"{os.getsid(0)}-{secrets.token_hex(16)}{_SUFFIX}"
 
 
 def _map(shared: SharedTensor) -> mmap.mmap | None:
-    """The file, checked; None for a tensor without elements."""
+    """Maps and validates the file; None for a tensor without elements."""
     size = shared.nbytes
     try:
-        # A name that came in a message may be a pipe, which would block, or a link to somewhere else.
+        # A name from a message may be a pipe, which would block, or a link to another place.
         end = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise SharedTensorGone(
@@ -239,14 +252,14 @@ def _map(shared: SharedTensor) -> mmap.mmap | None:
             )
         if size == 0:
             return None
-        # A private copy on write: torch takes no read-only memory without a warning.
+        # Copy-on-write: torch warns about read-only memory.
         return mmap.mmap(end, 0, access=mmap.ACCESS_COPY)
     finally:
         os.close(end)
 
 
 def remove_shared(shared: SharedTensor) -> None:
-    """By whoever shared it; what is open stays so. Nothing happens where the file is gone already."""
+    """Removes the file, on behalf of its owner; open tensors stay valid. Does nothing if the file is gone."""
     path = Path(shared.path)
     for name in (path, path.with_suffix(_TAKEN)):
         with suppress(OSError):
@@ -254,13 +267,13 @@ def remove_shared(shared: SharedTensor) -> None:
 
 
 def is_kept(shared: SharedTensor) -> bool:
-    """Whether nobody took it over or removed it; of data elsewhere, whether nobody removed it."""
+    """Whether the file was neither taken over nor removed. If its data is elsewhere: whether it was not removed."""
     path = Path(shared.path)
     return path.exists() or path.with_suffix(_TAKEN).exists()
 
 
 def _check_header(header: bytes, shared: SharedTensor) -> bytes:
-    """What kind of file it is."""
+    """Validates the header and returns the file's magic."""
     found = None
     magic = _ELSEWHERE if header.startswith(_ELSEWHERE) else _MAGIC
     if len(header) == _HEADER_BYTES and header.startswith(magic):
@@ -288,7 +301,7 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _bytes_of(value: np.ndarray[Any, Any] | torch.Tensor) -> memoryview:
-    """The elements in C order. A tensor on a device, or one that is not contiguous, is copied first."""
+    """Bytes of the elements in C order. A tensor on a device, or one that is not contiguous, is copied first."""
     import numpy as np
 
     if not isinstance(value, np.ndarray):
@@ -298,6 +311,6 @@ def _bytes_of(value: np.ndarray[Any, Any] | torch.Tensor) -> memoryview:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
-# The first use of these types happens here, in the one thread that imports: see llm_args.
+# The first use of these types happens here, in the importing thread: see llm_args.
 _HEADER = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
 msgspec.msgpack.Decoder(SharedTensor)
