@@ -16,7 +16,8 @@ with ``kv_layout`` is the contract between core and runner. Callers enter throug
 ``worker``; finding model files is the job of ``checkpoint``.
 
 Two invariants always hold. The greedy tokens of a request do not depend on batching, chunking, prefix cache hits or
-preemption. Every KV block is in exactly one state: free, held or cached.
+preemption, except where the rounding of logits decides a near-tie (never with ``deterministic``). Every KV block is in
+exactly one state: free, held or cached.
 """
 
 from typing import Any

@@ -39,7 +39,7 @@ def _spans(layers: tuple[int, ...]) -> str:
 
 
 def layer_groups(windows: Sequence[int | None], num_kv_heads: int, head_dim: int) -> tuple[LayerGroup, ...]:
-    """Returns the KV cache groups of a model. ``windows`` has one entry a layer: the layer's window, or None.
+    """Returns the KV cache groups of a model. ``windows``: for each layer its window, or None.
 
     Layers with the same window share a group, up to the number of layers that one block holds.
     """

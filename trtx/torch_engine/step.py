@@ -79,7 +79,7 @@ class ScheduledSequence:
 class Batch:
     """The sequences of one step: decodes first, then prompt chunks.
 
-    A decode has one new token, samples, has ``start > 0`` and no media, and its prompt has no video.
+    A decode computes one new token, samples, has ``start > 0``, and uses no media rows.
     """
 
     sequences: list[ScheduledSequence] = field(default_factory=list)

@@ -98,7 +98,7 @@ class EngineCore:
         self._under_way: _UnderWay | None = None
         self._committed_at = 0.0  # same clock as Sequence.arrived_s
 
-    # --- the step ---
+    # --- step ---
 
     def step(self) -> StepReport | None:
         """Schedules and launches a step, then commits the previous one (without overlap: the same one).
@@ -390,7 +390,7 @@ class EngineCore:
         if self._handoffs is not None:
             self._handoffs.refuse(sequence)
 
-    # --- the rest ---
+    # --- invariants and end ---
 
     def check(self) -> None:
         """Raises AssertionError unless every invariant of pool, slots and leases holds. Slow: for tests only."""

@@ -60,9 +60,7 @@ class Handoffs:
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
-        """Ends a prefilled sequence and leases to a reader the prompt blocks that a decode reads.
-
-        Returns the opaque_state.
+        """Ends a prefilled sequence, leases its prompt blocks that a decode reads, and returns the opaque_state.
 
         The step that computed the end of the prompt must be committed, so that a peer sees all of its KV: see
         ``LaunchedStep.results``.
@@ -106,9 +104,7 @@ class Handoffs:
         return None
 
     def refuse(self, sequence: Sequence) -> None:
-        """Releases the peer's lease of a sequence that will not read, since it has ended or computes its prompt
-        locally.
-        """
+        """Releases the peer's lease of a sequence that will not read, since it ended or recomputes its prompt."""
         if sequence.wants_read:
             with suppress(Exception):  # an unreadable state names no peer to release
                 self._transport.release(_opaque_state(sequence))

@@ -57,9 +57,7 @@ class LayerGroups:
         return length, [self._blocks(names, group, length) for group in range(self.count)]
 
     def _reach(self, names: SequenceOf[bytes], group: int, length: int) -> int:
-        """Longest prefix, at most ``length`` blocks, of which the cache has all blocks of ``group`` that a query
-        reads.
-        """
+        """Longest prefix, at most ``length`` blocks, whose blocks that a query reads in ``group`` are all cached."""
         size, window = self._pool.tokens_per_block, self._windows[group]
         if window is None:
             for index in range(length):
@@ -161,9 +159,7 @@ class LayerGroups:
 
     @staticmethod
     def by_age(held: list[list[int]]) -> list[int]:
-        """Merges block lists that end at the same position into one for ``release``: its first blocks are evicted
-        last.
-        """
+        """Merges block lists that end at the same position into one for ``release``; the first are evicted last."""
         if len(held) == 1:
             return held[0]
         columns = zip_longest(*(reversed(blocks) for blocks in held))

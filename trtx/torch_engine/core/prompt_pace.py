@@ -19,7 +19,7 @@ TILE_TOKENS = 128
 """Rows of the large matmul tiles: a forward of whole tiles wastes no work."""
 _LEAST_SHARE = 128
 _ALONE = 1024  # for a step without decodes: enough for matmuls at full speed, and finished prompts start to decode
-_LONE_TOKENS = 1.5  # outputs a request, on average: prefill workers also answer an occasional canary
+_LONE_TOKENS = 1.5  # average outputs of a request: prefill workers also answer an occasional canary
 _SLACK = 1.1  # budget above the average arrival rate, so that a backlog shrinks
 _KEPT = 0.98  # decay of the averages with each ended request: about the last 50 count
 
@@ -37,9 +37,7 @@ class PromptPace:
     _outputs: float = 0.0
 
     def ended(self, prompt_tokens: int, outputs: int) -> None:
-        """Updates the averages with an ended request: its prompt tokens that the engine computed, and its output
-        tokens.
-        """
+        """Updates the averages with an ended request: prompt tokens that the engine computed, and output tokens."""
         self._requests = self._requests * _KEPT + 1
         self._prompt_tokens = self._prompt_tokens * _KEPT + prompt_tokens
         self._outputs = self._outputs * _KEPT + outputs

@@ -27,7 +27,7 @@ class ReportSender:
         on_error: Callable[[Exception], None] = lambda error: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        """``on_error`` is called once, in the sending thread, with the exception of ``send``; it wakes a sleeping
+        """``on_error`` is called once, in the sending thread, with the exception of ``send``, to wake a sleeping
         loop.
         """
         self._send = send

@@ -111,7 +111,7 @@ class Scheduler:
     def must_preempt(self) -> bool:
         """True if the next ``schedule`` may preempt, or make a decode wait.
 
-        Call it then only with no step in flight.
+        In this case, no step may be in flight when ``schedule`` is called.
         """
         available = self.pool.num_available // self.groups.count
         if available >= len(self.running):

@@ -50,8 +50,7 @@ class Sequence:
     media: list[MediaSpan] = field(default_factory=list)
     routing_token_ids: list[int] | None = None
     # Positions before this one are computed in prompt chunks, never as a decode: the first position, and all positions
-    # up to the end of the last media item. With a video it is the end of the whole prompt, since text after a video may
-    # have other positions than generated text.
+    # up to the end of the last media item.
     chunked_until: int = 1
 
     state: State = State.WAITING
@@ -314,10 +313,8 @@ class Sequence:
     def accept(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Update:
         """Appends one generated token, which ``num_tokens`` already counts.
 
-        Returns the client's update with the finish reason.
-
-        An end id stays in the client's tokens, as on TensorRT-LLM's pytorch backend; a stop token id stays only with
-        ``include_stop_str_in_output``. The caller acts on ``finish_reason``.
+        Returns the client's update with the finish reason, on which the caller acts. An end id stays in the client's
+        tokens, as on TensorRT-LLM's pytorch backend; a stop token id stays only with ``include_stop_str_in_output``.
         """
         # False for a banned id that a prefill side with other parameters sampled.
         may_end = len(self.output_token_ids) >= self.min_tokens

@@ -23,10 +23,9 @@ def iteration_stats(
 ) -> dict[str, Any]:
     """Returns a row of counts as of the end of the step; the next step may be in flight.
 
-    Times in ms, memory in bytes.
-
-    ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. A step that waited for the previous one began
-    when that one was committed. Block counts are in units of one block in every KV cache group, i.e. of all layers.
+    Times are in ms, memory in bytes. ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. A step that
+    waited for the previous one began when that one was committed. Block counts are in units of one block in every KV
+    cache group, i.e. of all layers.
     """
     decodes = step.sequences[: step.num_generating]
     prompts = step.sequences[step.num_generating :]

@@ -52,9 +52,8 @@ class _Opened:
 class CudaMemory:
     """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`.
 
-    The pool must come from cudaMalloc (see CudaDriver).
-
-    Copies run on their own streams, one after the other, concurrently with the engine's computation.
+    The pool must come from cudaMalloc (see CudaDriver). Copies run on their own streams, one after the other,
+    concurrently with the engine's computation.
     """
 
     kind = "cuda"

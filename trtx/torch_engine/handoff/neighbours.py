@@ -1,12 +1,10 @@
 """Local peers: the processes of this host that direct reads use.
 
-Tracks their addresses, their life and their releases.
-
-Engines read each other's KV pools, and the arenas in which encoders keep embeddings. Each process listens on an
-abstract Unix socket, which has no file, belongs to a network namespace, and disappears with the process, however that
-ends. A reader holds a connection to each process that it reads from. Over it, the exporter describes how to reach its
-pool, the reader names the leases that it no longer needs, and the end of the connection tells both that the other has
-gone.
+Tracks their addresses, their life and their releases. Engines read each other's KV pools, and the arenas in which
+encoders keep embeddings. Each process listens on an abstract Unix socket, which has no file, belongs to a network
+namespace, and disappears with the process, however that ends. A reader holds a connection to each process that it reads
+from. Over it, the exporter describes how to reach its pool, the reader names the leases that it no longer needs, and
+the end of the connection tells both that the other has gone.
 
 One thread handles all connections, so that a local peer's death is handled even while the engine sleeps: GPU memory
 that a reader still has open may not return to the system, and the dead peer's successor on that GPU would find none.

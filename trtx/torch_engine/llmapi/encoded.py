@@ -13,10 +13,9 @@ from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 class PreparedPicture:
     """One image, as the checkpoint's own image processor prepared it.
 
-    The tensor's creator removes it after the answer.
-
-    ``pixels``: float32, ``[1, 3, height, width]`` from CLIP's processor, ``[patches, values]`` from Qwen's. ``grid``:
-    time, height and width in patches, before merging; None for processors that give none.
+    The tensor's creator removes it after the answer. ``pixels``: float32, ``[1, 3, height, width]`` from CLIP's
+    processor, ``[patches, values]`` from Qwen's. ``grid``: time, height and width in patches, before merging; None for
+    processors that give none.
     """
 
     key: bytes
@@ -28,10 +27,8 @@ class PreparedPicture:
 class Embedding:
     """The embedding of one image: one row of ``tensor`` for each placeholder.
 
-    The owner of the object removes the tensor.
-
-    ``tensor``: ``[rows, hidden]`` in the decoder's ``dtype``. ``grid``: time, height and width of the rows, in merged
-    patches; None for models whose images all have the same size.
+    The owner of the object removes the tensor. ``tensor``: ``[rows, hidden]`` in the decoder's ``dtype``. ``grid``:
+    time, height and width of the rows, in merged patches; None for models whose images all have the same size.
     """
 
     key: bytes

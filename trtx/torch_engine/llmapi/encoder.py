@@ -87,7 +87,7 @@ class MultimodalEncoder:
                 self._requests = EncoderRequests(Path(self.args.model), self.encode)
         return self._requests.submit(inputs)
 
-    # --- pictures that are prepared already ---
+    # --- prepared images ---
 
     async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[Embedding]:
         """Returns one embedding for each item, in their order. Items share batches with other waiting items.
@@ -125,7 +125,7 @@ class MultimodalEncoder:
             raise
         return [_embedding(item, end) for item, end in zip(items, ends, strict=True)]
 
-    # --- what the encoder says about itself ---
+    # --- state of the encoder ---
 
     @property
     def hidden(self) -> int:
@@ -154,7 +154,7 @@ class MultimodalEncoder:
         """False once the encoder's process has died, reported a fatal error, or been shut down."""
         return self._client.is_healthy
 
-    # --- the end ---
+    # --- shutdown ---
 
     def shutdown(self) -> None:
         """Ends the encoder's process within 10 s; open items end with RuntimeError. Idempotent."""

@@ -236,11 +236,10 @@ class LLM:
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Sends an embedding for prompts submitted later, until it is dropped.
 
-        The future is done once the file was read.
-
-        The caller may remove the file then. The future fails with ValueError if the model can't use the embedding,
-        RuntimeError if the engine failed to read it or died, EmbeddingGone or EmbeddingUnreachable if it stayed on an
-        encoder's device and can't be read from there. Raises RequestError for arguments of other types.
+        The future is done once the file was read. The caller may remove the file then. The future fails with ValueError
+        if the model can't use the embedding, RuntimeError if the engine failed to read it or died, EmbeddingGone or
+        EmbeddingUnreachable if it stayed on an encoder's device and can't be read from there. Raises RequestError for
+        arguments of other types.
         """
         return self._client.put_embedding(typed(bytes, key, "key"), typed(SharedTensor, tensor, "tensor"))
 
@@ -299,7 +298,7 @@ class LLM:
             self._hf_tokenizer = load_hf_tokenizer(source, trust_remote_code=self.args.trust_remote_code)
         return self._hf_tokenizer
 
-    # --- what the engine says about itself ---
+    # --- state of the engine ---
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """Returns the rows since the last call, waiting up to ``timeout`` seconds for one.
@@ -350,7 +349,7 @@ class LLM:
         """False once the engine's process has died, reported a fatal error, or been shut down."""
         return self._client.is_healthy
 
-    # --- the end ---
+    # --- abort and shutdown ---
 
     def abort(self, request: RequestOutput | int) -> None:
         """Ends a request, given its output or, for n = 1, its ``request_id``. Its finish reason is ``cancelled``."""

@@ -44,10 +44,8 @@ class Media:
 def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionConfig | None) -> tuple[list[int], Media]:
     """Returns the prompt with one placeholder for each embedding row, and its media.
 
-    ``vision``: None for a text model.
-
-    The prompt may have one placeholder for each image, which is expanded, or one for each row. Raises RequestError with
-    one sentence for inputs that can't be honoured.
+    ``vision``: None for a text model. The prompt may have one placeholder for each image, which is expanded, or one for
+    each row. Raises RequestError with one sentence for inputs that can't be honoured.
     """
     given = {key: value for key, value in inputs.items() if value is not None and not _is_empty(value)}
     for key in given.keys() - {"prompt", "prompt_token_ids", EMBEDDINGS, DATA, OPTIONS, UUIDS}:

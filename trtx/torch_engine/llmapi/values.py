@@ -14,7 +14,7 @@ from typing import Any
 MAX_LOGPROBS = 1024
 """Limit of alternatives for each token.
 
-A whole vocabulary would be 150,000 objects a token, created in the step that all requests share.
+A whole vocabulary would be 150,000 objects for each token, created in the step that all requests share.
 """
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 256

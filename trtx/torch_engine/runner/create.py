@@ -37,10 +37,8 @@ _OVERLAPS = (9, 0)  # compute capability from which programmatic dependent launc
 def create_runner(args: RunnerArgs) -> TorchRunner:
     """Loads weights, sizes and zeroes the KV pool, compiles kernels, captures CUDA graphs.
 
-    Takes seconds to a minute.
-
-    A ``max_seq_len`` beyond the model's positions is lowered to that limit, like in TensorRT-LLM. Raises UsageError for
-    an unusable checkpoint, device, dtype or size.
+    Takes seconds to a minute. A ``max_seq_len`` beyond the model's positions is lowered to that limit, like in
+    TensorRT-LLM. Raises UsageError for an unusable checkpoint, device, dtype or size.
     """
     if args.cpu_threads is not None:
         torch.set_num_threads(args.cpu_threads)

@@ -79,8 +79,8 @@ class PassInputs:
     # (offset, rows): rows [n, hidden] replace the token embeddings from ``offset`` on. Models whose first layers add
     # extra media vectors have them in the same rows: [n, hidden * (1 + levels)].
     media: tuple[tuple[int, Tensor], ...] = ()
-    # [num_tokens, head_dim] float32 cosines and sines, for models with several positions a token. None: ``positions``
-    # index the kernels' own table.
+    # [num_tokens, head_dim] float32 cosines and sines, for models with several positions for each token. None:
+    # ``positions`` index the kernels' own table.
     rotary: Tensor | None = None
     # [rows] int32: tokens whose hidden states are requested, usually the last one of each sequence; None: all.
     wanted: Tensor | None = None

@@ -1,4 +1,4 @@
-"""M-RoPE: three positions a token (time, height, width), each of which rotates some of a head's pairs.
+"""M-RoPE: three positions for each token (time, height, width), each rotating some of a head's pairs.
 
 All three positions of a text token are equal. The KV cache's place of a token and the causal mask use its index in the
 sequence, a single number.

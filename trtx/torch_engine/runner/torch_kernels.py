@@ -174,7 +174,7 @@ class TorchKernels:
 
 
 def _attend_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention with one query a row, ``[rows, heads, head_dim]``, over keys where ``seen`` [rows, tokens] is True."""
+    """Attention of ``q`` [rows, heads, head_dim], one query in each row, over keys with ``seen`` [rows, tokens]."""
     return F.scaled_dot_product_attention(
         q.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
     ).squeeze(2)

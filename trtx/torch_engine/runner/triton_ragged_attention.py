@@ -40,13 +40,12 @@ def plan_kernel(
 ):  # fmt: skip
     """Writes the items of one sequence for each program.
 
-    Every program counts all sequences' items, so none waits for another.
-
-    ``starts`` None: one new token for each sequence. ``FIXED``: chunks have ``chunk_tokens`` tokens, whatever else is
-    in the forward; otherwise this is their minimum. A tile is split if its KV is longer than one of ``wanted_items``
-    equal shares and ``part_rows`` has room for its partial results. The plan aims at ``fewer_items`` instead while
-    their chunks stay below ``long_chunk``. A padding slot has no KV; its item writes zeros. Sequences whose length,
-    including this forward's tokens, is at most ``above`` or more than ``up_to`` belong to another list.
+    Every program counts all sequences' items, so none waits for another. ``starts`` None: one new token for each
+    sequence. ``FIXED``: chunks have ``chunk_tokens`` tokens, whatever else is in the forward; otherwise this is their
+    minimum. A tile is split if its KV is longer than one of ``wanted_items`` equal shares and ``part_rows`` has room
+    for its partial results. The plan aims at ``fewer_items`` instead while their chunks stay below ``long_chunk``. A
+    padding slot has no KV; its item writes zeros. Sequences whose length, including this forward's tokens, is at most
+    ``above`` or more than ``up_to`` belong to another list.
     """
     mine = tl.program_id(0)
     sequence = tl.arange(0, BLOCK_SEQUENCES)
