@@ -107,7 +107,7 @@ def token_ids(value: Any) -> list[int] | None:
     if not isinstance(value, (list, tuple, set, frozenset)):
         raise Unsuitable(expected)
     try:
-        return [_TOKEN_ID(token_id) for token_id in value]  # not optional: never None
+        return [_TOKEN_ID(token_id) for token_id in value]  # type: ignore[misc]  # not optional: never None
     except Unsuitable:
         raise Unsuitable(expected) from None
 
