@@ -1,10 +1,13 @@
-"""Measures a URL with aiperf: one cell for each concurrency, written as it ends.
+"""Benchmarks a URL with aiperf: measures one cell (sweep point) per load and writes each cell as soon as it is
+complete.
 
-Owns the aiperf process, the cells with their trials and figures, and the run's journal.
-Does not serve (``launch``), compare or render (``report``), and never makes load of its own.
-Enter through :func:`sweep` with a :class:`Target` and a :class:`LoadSpec`; read results back with :func:`read_cells`.
-Always holds: aiperf's files stay as it wrote them; a request succeeds only with a whole answer (``answers.py``), and
-a failed one or a failed cell is recorded beside the figures.
+This package owns the aiperf process, the cells with their trials and metrics, and the run's journal. It starts no
+servers (``launch`` does), compares and renders nothing (``report`` does), and leaves load generation to aiperf.
+
+Call :func:`sweep` with a :class:`Target` and a :class:`LoadSpec`; read the results back with :func:`read_cells`.
+
+Invariants: aiperf's files stay exactly as aiperf wrote them. A request counts as successful only if its answer is
+complete (``answers.py``). Failed requests and failed cells are recorded next to the metrics.
 """
 
 from trtx.bench.aiperf.command import check_endpoint, check_settings, command

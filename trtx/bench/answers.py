@@ -1,6 +1,6 @@
-"""Whether one answer of an OpenAI API is whole: what was asked, what arrived, and the fault if the two don't agree.
+"""Checks one response of an OpenAI API for completeness: the request's limits, the events received, and any fault.
 
-Pure, and the only judge: aiperf's endpoint (``endpoint/``) and the clients of ``benchmarks/`` both ask it.
+Pure. It is the only such check: aiperf's endpoint (``endpoint/``) and the clients of ``benchmarks/`` both use it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-# What ends an answer by the model's own will. Every other reason ("error", "abort", "content_filter", …) cuts it.
+# Finish reasons with which the model ends an answer itself. All others ("error", "abort", "content_filter", …) cut it.
 _STOPS = ("stop", "tool_calls", "function_call")
-_COUNT_END = 2**53  # beyond, programs that read JSON's numbers as doubles disagree on what was counted
-_WORDS = 200  # characters of a server's own words that are kept
-_MODELS = 4  # names of models in one answer: two are too many already
+_COUNT_END = 2**53  # above it, programs that read JSON numbers as doubles disagree on the value
+_WORDS = 200  # maximum number of characters kept of a server's message
+_MODELS = 4  # maximum number of model names kept per answer; two are an error already
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request body asks of its answer's length and form."""
+    """The length and form that a request body asks of its answer."""
 
     streaming: bool
-    max_tokens: int | None  # of all choices together; None: no limit was sent
+    max_tokens: int | None  # total over all choices; None: the request sets no limit
     min_tokens: int
     choices: int
-    may_stop: bool  # the model's own ending or a stop string may end the answer
+    may_stop: bool  # the model's EOS or a stop string may end the answer early
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """Reads a request body as servers do: the newer name of a field wins."""
+        """Reads a request body as servers do: if a field has two names, the newer one wins."""
         limit = body.get("max_completion_tokens")
         limit = body.get("max_tokens") if limit is None else limit
         choices = int(body.get("n") or 1)
@@ -48,22 +48,22 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """Gathers an answer, event by event, or as the one document that it is without streaming."""
+    """Accumulates an answer: the events of a stream, or the single document of a non-streaming response."""
 
-    error: str | None = None  # the server's own words
+    error: str | None = None  # the server's error message
     is_done: bool = False  # ``[DONE]`` was seen
-    texts: int = 0  # events that carried text
-    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice; of several the first that cuts it
-    begun: set[int] = field(default_factory=set)  # choices that carried text
-    _bodies: int = 0  # whole completions, which are no event of a stream
-    models: list[str] = field(default_factory=list)  # that it says it is of, each once: few
-    _model: object = None  # as it was named last
-    _garbled: str | None = None  # what came in place of JSON
-    _foreign: str | None = None  # JSON that is no completion
+    texts: int = 0  # number of events with text
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice; a reason that cuts the choice wins
+    begun: set[int] = field(default_factory=set)  # indices of choices that had text
+    _bodies: int = 0  # whole completions, which are not stream events
+    models: list[str] = field(default_factory=list)  # distinct model names in the answer, at most _MODELS
+    _model: object = None  # the last value of ``model``
+    _garbled: str | None = None  # text received in place of JSON
+    _foreign: str | None = None  # JSON that is not a completion
     _usage: Any = None
 
     def add_text(self, text: str) -> Any:
-        """Takes the data of one event, or a whole body; returns the decoded document, None where there is none."""
+        """Adds the data of one event, or a whole body. Returns the decoded document, or None if there is none."""
         if text.strip() == "[DONE]":
             self.is_done = True
             return None
@@ -78,7 +78,7 @@ class Answer:
         return document
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """Takes one decoded event or body. Called for each event of a load, so it looks at each field once."""
+        """Adds one decoded event or body. This is called for every event of a load, so it looks at each field once."""
         if document.get("error") or document.get("object") == "error":  # the latter: older vLLM
             self.error = self.error or words(document)
             return
@@ -117,20 +117,20 @@ class Answer:
 
     @property
     def is_counted(self) -> bool:
-        """The server said how many tokens it sent. Without, no figure that counts tokens can be computed."""
+        """Whether the server sent a usage. Without one, no metric that counts tokens can be computed."""
         return bool(self._usage)
 
     @property
     def tokens(self) -> int | None:
-        """``usage.completion_tokens``; None where there is none that is a count."""
+        """``usage.completion_tokens``, or None if it is missing or not a count."""
         tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
         return tokens if _is_count(tokens) else None
 
     def fault(self, asked: Asked) -> str | None:
-        """Why this answer is not what was asked, in one clause; None when it is whole.
+        """The reason why the answer is incomplete or doesn't match the request, as one clause; None if it is complete.
 
-        Whole: no error in it; every choice ended with a finish reason; a stream ended with ``[DONE]``; as many tokens
-        as asked, or fewer where a stop may end it; and a usage, if there is one, that agrees with both.
+        A complete answer has no error. Every choice has a finish reason, and a stream ends with ``[DONE]``. It has as
+        many tokens as requested, or fewer if a stop may end it. A usage, if present, agrees with both.
         """
         if self.error is not None:
             return f"error in the answer: {self.error}"
@@ -164,7 +164,7 @@ class Answer:
             return f"usage with {miscounted} that is no count: {words(self._usage)}"
         if most is not None and tokens > most:
             return f"usage counts {tokens} tokens, {most} were asked"
-        if tokens == most:  # in more pieces, too: a server may flush text that it held, a proxy may cut events anew
+        if tokens == most:  # also with more text events: a server may flush held text, a proxy may re-chunk events
             return None
         if self.texts > tokens:
             return f"usage counts {tokens} tokens, text came in {self.texts} pieces"
@@ -178,12 +178,12 @@ class Answer:
 
 
 def model_name(said: object) -> str | None:
-    """Of an answer's field ``model``, short and on one line; None where it names none."""
+    """The model name in a response's ``model`` field, short and on one line; None if it holds no name."""
     return words(said) or None if isinstance(said, str) else None
 
 
 def early_end(finish_reason: object) -> str | None:
-    """Why a choice with this ``finish_reason`` is not whole, in one clause; None where it came to its end."""
+    """The reason why a choice with this ``finish_reason`` is incomplete, as one clause; None if it is complete."""
     if not finish_reason:
         return "cut off: no finish_reason"
     return None if finish_reason in (*_STOPS, "length") else f"ended early with finish_reason {finish_reason!r}"
@@ -194,10 +194,10 @@ def _has_text(part: Mapping[str, Any]) -> bool:
 
 
 def not_a_count(usage: object) -> str | None:
-    """Names what makes a usage one that nothing can be computed from; None where all its counts are counts.
+    """The name of the field that makes a usage unusable; None if all its counts are valid.
 
-    A count is a whole number, not negative. Each field that ends in ``tokens`` must be one, or null, in the details
-    too; ``completion_tokens`` must be there.
+    A count is a non-negative integer. Every field whose name ends in ``tokens`` must be a count or null, also in nested
+    details. ``completion_tokens`` must be present.
     """
     if not isinstance(usage, Mapping):
         return "a form"
@@ -221,9 +221,9 @@ def _is_count(value: object) -> bool:
 
 
 def words(said: object) -> str:
-    """A server's own words, short and on one line: the message of an error document, a page's title, else the text.
+    """A server's message, short and on one line: the message of an error document, a page's title, or the text itself.
 
-    Nothing that a terminal would obey is left in it.
+    Non-printable characters, which a terminal could interpret, are removed.
     """
     text = _message(said)
     if "<" in text and (title := _TITLE.search(text)):

@@ -1,7 +1,8 @@
-"""The values that Dynamo's frontend takes in a request's body, for what a person may set with a load.
+"""The ranges that Dynamo's frontend accepts for the request-body fields that a user may set with a load.
 
-Seen with 1.4.2, of whose frontend ``tests/integration/test_body_ranges.py`` asks each: it answers HTTP 400 to all
-others, and so to every request of a load. Of what else a body may hold, docs/request-fields.md says what becomes.
+Observed with Dynamo 1.4.2; ``tests/integration/test_body_ranges.py`` sends each range to its frontend. The frontend
+answers HTTP 400 to any other value, so every request of a load would fail. docs/request-fields.md describes how the
+other body fields are handled.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from trtx.errors import UsageError
 class Range:
     low: float
     high: float
-    is_whole: bool = False  # integers alone
-    is_open: bool = False  # its lower end is none of it
+    is_whole: bool = False  # only integers
+    is_open: bool = False  # the lower bound is excluded
 
     def holds(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int if self.is_whole else (int, float)):
@@ -28,7 +29,7 @@ class Range:
 
     def __str__(self) -> str:
         kind = "a whole number" if self.is_whole else "a number"
-        if self.high >= 2**31 - 1:  # of the wire's type, which nobody looks for
+        if self.high >= 2**31 - 1:  # the wire type's limit, which isn't worth showing
             return f"{kind} from {self.low:g} on" if self.low > -(2**31) else f"{kind} of 64 bits"
         return (
             f"{kind} {'above' if self.is_open else 'from'} {self.low:g} {'up ' if self.is_open else ''}to {self.high:g}"
@@ -48,7 +49,7 @@ RANGES: Mapping[str, Range] = {
 
 
 def check_body(fields: Mapping[str, Any]) -> None:
-    """Raises UsageError for a value that the frontend refuses; null is none."""
+    """Raises UsageError for a value that the frontend refuses. Null counts as unset."""
     for name, value in fields.items():
         if name in RANGES and value is not None and not RANGES[name].holds(value):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""A cell is one load on one topology of a sweep: its trials, its figures, what they are worth, and its file."""
+"""A cell (sweep point): one load on one topology, with its trials, metrics, checks, and its file ``cell.json``."""
 
 from __future__ import annotations
 
@@ -39,44 +39,45 @@ CELL = Document(
     since="a cell was a mode at a concurrency, without a steady part and a validity",
 )
 
-# ok: every request succeeded. uncounted: so they did, but answers lack usage, so figures do. errors: requests failed.
-# failed: aiperf left no usable records. Of a cell's trials, the worst counts. incomplete: fewer trials than asked.
+# Trial status. ok: every request succeeded. uncounted: every request succeeded, but answers lack usage, so metrics are
+# missing. errors: some requests failed. failed: aiperf left no usable records. A cell has the status of its worst
+# trial; incomplete: it has fewer trials than requested.
 TrialStatus = Literal["ok", "uncounted", "errors", "failed"]
 CellStatus = TrialStatus | Literal["incomplete"]
 _FROM_BAD: tuple[TrialStatus, ...] = ("failed", "errors", "uncounted")
-_SYSTEM_MESSAGE_TOKENS = 16.0  # a chat template's around a system message, at most: 6 in the tiny model's, 5 in Qwen's
+_SYSTEM_MESSAGE_TOKENS = 16.0  # upper bound for template tokens around a system message (tiny model: 6, Qwen: 5)
 DeviceKind = Literal["gpu", "worker"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One aiperf run of a cell. ``directory`` is relative to the cell's own."""
+    """One aiperf run of a cell. ``directory`` is relative to the cell's directory."""
 
     number: int  # from 1
     status: TrialStatus
     directory: str
     figures: Figures | None  # over all measured requests
-    steady: Figures | None  # over the steady part alone; None where it has none
+    steady: Figures | None  # over the steady part alone; None if it has none
     errors: Reasons
-    failure: str | None  # why there are no figures
+    failure: str | None  # why there are no metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured of one load on one topology."""
+    """The measurements of one load on one topology."""
 
-    topology: str  # its label
+    topology: str  # the topology's label
     load: Load
-    device: DeviceKind  # what "per device" means
-    device_count: int | None  # None: not known, so there is no figure per device
+    device: DeviceKind  # the unit of "per device" metrics
+    device_count: int | None  # None: unknown, so there are no per-device metrics
     trials_asked: int
     trials: tuple[Trial, ...]
-    figures: Figures | None  # over all trials that gave any
-    steady: Figures | None  # over their steady parts; None where one of them has none
-    validity: Validity | None  # None where there are no figures
-    pictures: dict[str, PictureCounts] | None = None  # by role, over all trials; None: no worker told of any
-    # By decode and prefill worker, over all trials; empty: it hands nothing over; None: nobody counted.
+    figures: Figures | None  # over all trials that have metrics
+    steady: Figures | None  # over the steady parts; None if a trial has none
+    validity: Validity | None  # None if there are no metrics
+    pictures: dict[str, PictureCounts] | None = None  # by role, over all trials; None: no worker reported any
+    # By decode and prefill worker, over all trials; empty: the topology hands no KV cache over; None: no counters.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
 
     @property
@@ -95,15 +96,15 @@ class Cell:
 
     @property
     def errors(self) -> Reasons:
-        """Why requests failed, over all trials, most frequent first."""
+        """The reasons for failed requests, over all trials, most frequent first."""
         return merge_reasons(trial.errors for trial in self.trials)
 
     def value(self, figure: Figure[T]) -> T | None:
-        """Of its record, over all trials; None where it can't be computed."""
+        """The value of a metric over all trials; None if it can't be computed."""
         return None if self.figures is None else figure.read(self.figures, self.device_count)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept: what follows from the rest stands in it for other programs."""
+        """The JSON document of the cell, including derived values, which other programs can then read directly."""
         return {
             "name": self.name,
             "status": self.status,
@@ -113,7 +114,7 @@ class Cell:
 
 
 def cell_name(topology: str, load: Load) -> str:
-    """``topology`` "": of a load alone, whatever serves it."""
+    """The cell's name. ``topology`` "" names a load alone, independent of what serves it."""
     return f"{topology}-{load.label}" if topology else load.label
 
 
@@ -135,10 +136,10 @@ def measure_cell(
     failures: Mapping[int, str] | None = None,
     restarted: tuple[str, ...] | None = None,
 ) -> Cell:
-    """Reads what aiperf left under ``directory``/trial-NN, of each of the ``trials``, and computes the figures.
+    """Reads aiperf's files in ``directory``/trial-NN for each of ``trials`` and computes the metrics.
 
-    ``failures`` says, by trial number, why aiperf ended a trial without a result; ``restarted`` which processes of the
-    topology were started again meanwhile (None: nobody watched).
+    ``failures`` maps a trial number to the reason why aiperf ended without a result. ``restarted`` names the processes
+    of the topology that were restarted during the cell (None: the topology was not supervised).
     """
     measured: list[Trial] = []
     usable: list[TrialRecords] = []
@@ -174,7 +175,7 @@ def _measure_trial(
     records = TrialRecords((), ())
     try:
         records = read_trial(path) if path.exists() else records
-    except ValueError:  # as a disk leaves it that filled while aiperf wrote: what there is of it is no trial
+    except ValueError:  # the disk filled while aiperf wrote; a partial file is not a trial
         failure = failure or f"aiperf's records break off within a line of {path}"
     failure = _why_unusable(records.measured, load, failure)
     errors = most_common_errors(records.measured)
@@ -214,7 +215,7 @@ def _evidence(
         requests_by_worker=requests,
         handoffs=_handoffs(directories, usable),
         routes_by_prefix=target.routes_by_prefix,
-        gpus=() if target.gpu_count == 0 else gpus,  # none to be throttled or shared
+        gpus=() if target.gpu_count == 0 else gpus,  # without GPUs there is no throttling or sharing to check
         cpu=cores.over_trials(
             [
                 cpu_over(read_readings(directory) or (), _measured_part(records))
@@ -250,7 +251,9 @@ def _measured_part(records: TrialRecords) -> Span:
 def _read_of_server(
     trials: Sequence[Path], usable: Sequence[TrialRecords]
 ) -> tuple[tuple[GpuReading, ...] | None, dict[str, dict[str, int]] | None]:
-    """GPUs and requests by worker over what was measured, of all trials; None where one of them does not tell."""
+    """GPU readings and requests per worker over the measured parts of all trials; None for a value that a trial
+    lacks.
+    """
     gpus, counts = [], []
     for directory, records in zip(trials, usable, strict=True):
         readings = read_readings(directory) or ()
@@ -266,25 +269,28 @@ def _read_of_server(
 
 
 def _input_length(spec: LoadSpec, load: Load) -> AskedLength | None:
-    """None for a dataset's, and for turns: their prompts have the turns before them too, however many those are."""
+    """The requested input length, or None for datasets and multi-turn sessions.
+
+    A later turn's prompt also contains the turns before it, whose number varies.
+    """
     if load.isl is None or spec.has_sessions:
         return None
-    # aiperf 0.13.0 makes room for the template's tokens of one message, and a system prompt is one of its own.
+    # aiperf 0.13.0 reserves template tokens for one message only, and a system prompt is a second message.
     slack = _SYSTEM_MESSAGE_TOKENS if spec.shared_system_prompt_length else 0.0
     return AskedLength(load.isl, spec.isl_stddev, slack)
 
 
 def _output_length(spec: LoadSpec, load: Load) -> AskedLength | None:
-    """None where answers end by themselves, or records of a dataset ask for lengths of their own."""
+    """The requested output length, or None if the model may stop by itself or dataset records set their own lengths."""
     if load.osl is None or spec.dataset is not None or not spec.ignore_eos:
         return None
     return AskedLength(load.osl, spec.osl_stddev)
 
 
 def _why_unusable(records: Sequence[RequestRecord], load: Load, failure: str | None) -> str | None:
-    """None where every measured request has its record, also when ``failure`` says that aiperf ended badly over it.
+    """The reason why a trial is unusable; None if every measured request has a record, whatever ``failure`` says.
 
-    aiperf 0.13.0 exits 1 and writes no result when all requests failed. That is the server's failure, not aiperf's.
+    aiperf 0.13.0 exits 1 and writes no result when all requests failed. That is a failure of the server, not of aiperf.
     """
     if len(records) == load.request_count and (failure is None or not any(record.succeeded for record in records)):
         return None
@@ -296,16 +302,18 @@ def _status(measured: Figures) -> TrialStatus:
 
 
 def read_cell(run_dir: Path, name: str) -> Cell:
-    """One cell of a run. Or UsageError: file and field."""
+    """Reads one cell of a run. Raises UsageError that names the file and the field."""
     return CELL.read(run_dir / "cells" / name, Cell)
 
 
 def read_cells(run_dir: Path) -> tuple[Cell, ...]:
-    """The finished cells of a run, by topology and rising load. Or UsageError: file and field."""
+    """The finished cells of a run, sorted by topology and rising load. Raises UsageError that names the file and the
+    field.
+    """
     cells: dict[str, tuple[Path, Cell]] = {}
     for path in sorted((run_dir / "cells").glob(f"*/{CELL.file}")):
         cell = CELL.read(path.parent, Cell)
-        if cell.name in cells:  # as a copied directory has it: one of the two would be shown, and nobody told which
+        if cell.name in cells:  # for example in a copied directory: only one of the two would be shown, without a hint
             raise UsageError(
                 f"{cells[cell.name][0]} and {path} are both of the cell {quoted(cell.name)}; expected one; move the "
                 f"other out of the run, or {RESTORE}"
@@ -315,5 +323,5 @@ def read_cells(run_dir: Path) -> tuple[Cell, ...]:
 
 
 def in_order(topology: str, load: Load) -> tuple[Any, ...]:
-    """What cells are sorted by wherever they are listed."""
+    """The sort key for every list of cells."""
     return (topology, load.isl or 0, load.osl or 0, load.concurrency is None, load.intensity)

@@ -1,7 +1,8 @@
-"""The fewest tokens that a chat request can have, by the template and the tokenizer of its model.
+"""The minimum number of tokens of a chat request, from the model's chat template and tokenizer.
 
-aiperf 0.13.0 takes the template's tokens off the length that is asked for, and sends one token of text at least: below
-that every prompt is longer than it was asked to be. Neither torch nor transformers is imported, which take seconds.
+aiperf 0.13.0 subtracts the template's tokens from the requested length and sends at least one token of text. If the
+requested length is smaller than this minimum, every prompt is longer than requested. This module imports neither torch
+nor transformers, each of which takes seconds.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Any, NoReturn
 from trtx.errors import UsageError
 from trtx.text import load_decoder
 
-_TEXT = "a"  # as short as text gets
+_TEXT = "a"  # the shortest text
 
 
 def fewest_tokens(tokenizer: Path, enough: int) -> int | None:
-    """Of a request of one message, with the beginning of its answer. ``tokenizer``: its directory.
+    """The token count of a request with one message and the generation prompt. ``tokenizer`` is its directory.
 
-    None where that can't be told here, and where ``enough`` tokens are more than it can have: no token is less than a
-    byte, so nothing has to be counted then.
+    Returns None if the count can't be determined, or if it can't exceed ``enough``: a token has at least one byte, so a
+    rendered text of up to ``enough`` bytes is not tokenized.
     """
     text = _rendered(tokenizer)
     if text is None or len(text.encode()) <= enough:
         return None
     try:
-        # The template writes special tokens itself.
+        # The template itself writes the special tokens.
         return len(load_decoder(tokenizer).encode(text, add_special_tokens=False).ids)
     except UsageError:
         return None
 
 
 def _rendered(tokenizer: Path) -> str | None:
-    """As transformers renders it; None of a model without a template, or of one that takes more than text and time."""
+    """The prompt as transformers renders it; None if the model has no template or the template needs other inputs."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -52,20 +53,20 @@ def _rendered(tokenizer: Path) -> str | None:
         special = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
         message = {"role": "user", "content": _TEXT}
         return environment.from_string(template).render(messages=[message], add_generation_prompt=True, **special)
-    except Exception:  # of the template's own code, or a file that is not what it should be
+    except Exception:  # raised by the template's code, or by a malformed file
         return None
 
 
 def _template(tokenizer: Path, config: dict[str, Any]) -> str | None:
-    """The file before the tokenizer's own."""
+    """The chat template. ``chat_template.jinja`` takes precedence over the tokenizer's configuration."""
     if (path := tokenizer / "chat_template.jinja").is_file():
         return path.read_text(encoding="utf-8")
     found = config.get("chat_template")
-    if isinstance(found, list):  # several, by name
+    if isinstance(found, list):  # several templates, by name
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found if isinstance(found, str) else None
 
 
 def _content(token: Any) -> Any:
-    """Of a token that is kept with how it is matched."""
+    """The text of a special token, which a configuration stores as a string or as a mapping with matching options."""
     return token.get("content") if isinstance(token, dict) else token

@@ -1,6 +1,6 @@
-"""How long the cores of a machine were used, by a run and by whatever else there is on it. Pure.
+"""CPU time of a machine's cores, used by a run and by other processes. Pure.
 
-Whoever reads it counts seconds since the machine was booted; what follows of a part of a trial are differences.
+Readings are seconds since boot. Values for a part of a trial are differences of two readings.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-# From this share of their time on, cores count as short: a process that becomes ready then finds no idle one at once,
-# and what it gets another lacks. A tenth is left for ticks, by which the kernel counts, and for waits of milliseconds.
+# Cores count as short from this utilisation on: a process that becomes runnable then has to wait for a core, and it
+# takes time from another process. The remaining tenth allows for the kernel's tick accounting and for millisecond
+# waits.
 SHORT = 0.90
-STOLEN = "other machines of this host"  # what a hypervisor gave to others ("steal")
+STOLEN = "other machines of this host"  # time that the hypervisor gave to other machines ("steal")
 
-# run: every process of the run is known. client: the deployment is on another machine, of which nothing is read.
-# unknown: it is on this machine, and which processes are its own is not known.
+# run: all processes of the run are known. client: the deployment runs on another machine, which is not read. unknown:
+# the deployment runs on this machine, and its processes are not known.
 Scope = Literal["run", "client", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class BusyProcess:
-    """One that is not the run's, and used a core since the reading before."""
+    """A process outside the run that used CPU time since the previous reading."""
 
     pid: int
     name: str
@@ -32,36 +33,36 @@ class BusyProcess:
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """The cores that a run may use, at one moment: seconds of all of them together."""
+    """CPU time of the cores that a run may use, at one moment: seconds, summed over all cores."""
 
     cores: int
-    total_s: float  # idle ones too
-    idle_s: float  # those that wait for a disk are idle
-    processes_s: float  # used by processes, and by the kernel for them; interrupts are nobody's
-    stolen_s: float  # by other machines of the same host
-    run_s: float  # of those of processes, by the run's
-    others: tuple[BusyProcess, ...] = ()  # that used most, of those that can be seen here
+    total_s: float  # including idle time
+    idle_s: float  # including time waiting for a disk
+    processes_s: float  # used by processes, and by the kernel on their behalf; excludes interrupts
+    stolen_s: float  # used by other machines on the same host
+    run_s: float  # the part of processes_s that the run's processes used
+    others: tuple[BusyProcess, ...] = ()  # the visible processes that used most
     scope: Scope = "run"
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Over measured parts."""
+    """CPU use over the measured parts of one or more trials."""
 
     cores: int
     total_s: float
-    foreign_s: float  # of others, while cores were short
-    by_user: Mapping[str, float]  # of those, as far as it is known whose
+    foreign_s: float  # used by others while cores were short
+    by_user: Mapping[str, float]  # the part of foreign_s whose user is known
     scope: Scope
 
     @property
     def foreign_share(self) -> float:
-        """Of the cores' whole time: what others have while a core is idle takes nothing from the run."""
+        """Foreign time as a share of all core time. Time used while a core was idle takes nothing from the run."""
         return self.foreign_s / self.total_s if self.total_s else 0.0
 
 
 def used(readings: Sequence[CpuReading]) -> CpuUse | None:
-    """From the first reading to the last; None of fewer than two, or where the cores were not the same all the time."""
+    """CPU use from the first reading to the last; None with fewer than two readings, or if cores or scope changed."""
     if len(readings) < 2 or len({(one.cores, one.scope) for one in readings}) > 1:
         return None
     foreign, by_user = 0.0, defaultdict[str, float](float)
@@ -70,7 +71,7 @@ def used(readings: Sequence[CpuReading]) -> CpuUse | None:
         if total <= 0 or now.idle_s - before.idle_s > (1 - SHORT) * total:
             continue
         stolen = now.stolen_s - before.stolen_s
-        # Below 0 by the kernel's rounding alone, which the next interval makes up for.
+        # Negative only through the kernel's rounding, which the next interval compensates.
         foreign += now.processes_s - before.processes_s - (now.run_s - before.run_s) + stolen
         by_user[STOLEN] += stolen
         for one in now.others:
@@ -80,7 +81,7 @@ def used(readings: Sequence[CpuReading]) -> CpuUse | None:
 
 
 def over_trials(trials: Sequence[CpuUse | None]) -> CpuUse | None:
-    """Of all trials together; None where one of them is not known, or there is none."""
+    """CPU use summed over all trials; None if a trial's is unknown or there is no trial."""
     known = [one for one in trials if one is not None]
     if not known or len(known) < len(trials) or len({(one.cores, one.scope) for one in known}) > 1:
         return None

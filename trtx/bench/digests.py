@@ -1,7 +1,8 @@
-"""What the files of a run directory were as they were written: size and SHA-256 of each, kept in the journal.
+"""Size and SHA-256 of the files in a run directory at the time they were written, kept in the journal.
 
-Three events hold them. A trial's end has the files that its cell follows from; a cell has its own as it is written; the
-end of a run has all others. A file that none of them has is in :data:`NOT_COVERED`, with the reason.
+Three journal events hold digests: the end of a trial (the files from which its cell is computed), a cell
+(``cell.json``), and the end of a run (all other files). :data:`NOT_COVERED` lists the files without a digest, with the
+reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from trtx.bench.readings import READINGS
 from trtx.bench.records import RECORDS_FILE
 
-# Figures follow from aiperf's records, checks also from its log and from what was read of the server.
+# Metrics are computed from aiperf's records; checks also use its log and the server readings.
 FOLLOWED = (RECORDS_FILE, "logs/aiperf.log", READINGS.file)
 _CELLS = "cells"
 _OF_PROCESSES = "written by a process while it ran; nothing is read of it afterwards"
@@ -30,8 +31,10 @@ NOT_COVERED: Mapping[str, str] = {
     "*/serve/*": _OF_PROCESSES,
     **dict.fromkeys((".*", "*/.*"), "a part of a file that was being written as the run was killed"),
 }
-"""Patterns of paths within a run directory (``*`` matches ``/`` too) -> why no digest is kept. The files of a trial
-that figures follow from, and ``cell.json``, are covered all the same, by events of their own."""
+"""Patterns of paths within a run directory (``*`` also matches ``/``) -> why the end of a run records no digest.
+
+``cell.json`` and the files from which a trial's metrics are computed are covered by their own events.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +44,24 @@ class FileDigest:
 
 
 def digest_of_text(text: str) -> FileDigest:
-    """Of a file that will hold it, in UTF-8."""
+    """The digest of a file that will hold ``text`` in UTF-8."""
     content = text.encode()
     return FileDigest(len(content), hashlib.sha256(content).hexdigest())
 
 
 def digests_of(directory: Path, names: Iterable[str] = FOLLOWED) -> dict[str, FileDigest]:
-    """By name within ``directory``; a file that is not there, or can't be read, is left out."""
+    """Digests by file name within ``directory``. Missing and unreadable files are left out."""
     return {name: found for name in names if (found := _digest(directory / name)) is not None}
 
 
 def documents_of(run_dir: Path) -> tuple[str, ...]:
-    """Paths within a run directory of all files that the end of the run notes."""
+    """Paths, within a run directory, of all files whose digest the end of the run records."""
     names = (path.relative_to(run_dir).as_posix() for path in sorted(run_dir.rglob("*")) if path.is_file())
     return tuple(name for name in names if why_not_noted(name) is None)
 
 
 def why_not_noted(name: str) -> str | None:
-    """Why the end of a run notes no digest of a file; None: it notes one."""
+    """Why the end of a run records no digest of a file, or None if it records one."""
     if name.startswith(f"{_CELLS}/") and name.count("/") == 2:
         return None if not name.endswith("/cell.json") else "its cell notes one as it is written"
     return next((why for pattern, why in NOT_COVERED.items() if fnmatchcase(name, pattern)), None)
@@ -66,19 +69,21 @@ def why_not_noted(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What became of files since their digests were noted."""
+    """Differences between files and their recorded digests."""
 
-    changed: tuple[str, ...] = ()  # a sentence each, without its full stop
-    gone: tuple[str, ...] = ()  # names: they are not there, or can't be read
+    changed: tuple[str, ...] = ()  # one sentence per file, without a full stop
+    gone: tuple[str, ...] = ()  # names of files that are missing or unreadable
 
 
 def changes_since(trial: Path, then: Mapping[str, FileDigest]) -> Changes:
-    """Reads every file of a trial that was there as it ended."""
+    """Compares a trial's files with the digests from the end of the trial."""
     return changes_in(trial, then, "the trial ended", prefix=f"{trial.name}/")
 
 
 def changes_in(directory: Path, then: Mapping[str, FileDigest], moment: str, *, prefix: str = "") -> Changes:
-    """Reads every file of ``then``, by its name in ``directory``. ``prefix``: of the names that are told."""
+    """Compares every file of ``then`` (by name in ``directory``) with its digest. ``prefix`` is added to reported
+    names.
+    """
     changed, gone = [], []
     for name, before in then.items():
         now, shown = _digest(directory / name), f"{prefix}{name}"

@@ -1,6 +1,8 @@
-"""The documents of a run directory: each with its version, read into its form or refused with file, field and value.
+"""The documents of a run directory: versioned files that are read into a typed form, or refused with file, field and
+value.
 
-A form is a dataclass or a pydantic model. What has no default in it must be there; nothing is converted: "8" is no 8.
+A form is a dataclass or a pydantic model. Fields without a default are required, and values are not converted: the
+string "8" is not accepted as the number 8.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
 
 T = TypeVar("T")
-_LARGEST_BYTES = 16 << 20  # of a YAML document: a lock has some 600 bytes a cell
+_LARGEST_BYTES = 16 << 20  # limit for a YAML document; a run manifest has about 600 bytes per cell
 RESTORE = "put the file back from a copy, or start a new run"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One kind of document: a file of a run directory, or a line of one."""
+    """One kind of document: a file of a run directory, or one line of such a file."""
 
     file: str
-    version: int  # that is written
-    oldest: int  # that is read
-    since: str  # what changed with the oldest: why those before it are not read
+    version: int  # the version that is written
+    oldest: int  # the oldest version that can be read
+    since: str  # what changed with the oldest version, i.e. why older documents can't be read
 
     def write(self, directory: Path, content: Any) -> None:
-        """``directory``/file at once: a reader sees the old one or the new, never a part.
+        """Writes ``directory``/file atomically: a reader sees the old content or the new, never a part.
 
-        ``content``: a form, or the fields of one as plain values.
+        ``content`` is a form, or a mapping with its fields as plain values.
         """
         write_text(directory / self.file, self.text(content))
 
     def text(self, content: Any) -> str:
-        """What :meth:`write` writes."""
+        """The text that :meth:`write` writes."""
         document = self.versioned(content if isinstance(content, dict) else plain(content))
         if self.file.endswith(".yaml"):
             return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
@@ -54,19 +56,21 @@ class Document:
         return {"schema_version": self.version, **fields}
 
     def read(self, directory: Path, form: type[T]) -> T:
-        """``directory``/file. Raises UsageError: file, field, value, what was expected, what to do."""
+        """Reads ``directory``/file. Raises UsageError with the file, field, value, what was expected, and what
+        to do.
+        """
         return self.restored(self.load(directory), form, str(directory / self.file))
 
     def find(self, directory: Path, form: type[T]) -> T | None:
-        """The same; None where there is no such file."""
+        """Like :meth:`read`, but returns None if the file doesn't exist."""
         return self.read(directory, form) if (directory / self.file).exists() else None
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """The fields of ``directory``/file, of a version that is read, and nothing else known of them."""
+        """The fields of ``directory``/file. Only the schema version has been checked."""
         return self.load_file(directory / self.file)
 
     def load_file(self, path: Path) -> dict[str, Any]:
-        """The same of a file of any name, such as a copy."""
+        """Like :meth:`load`, for a file with any name, such as a copy."""
         try:
             if self.file.endswith(".yaml"):
                 what, expected = "run record", "that of a run directory of trtx bench"
@@ -80,7 +84,7 @@ class Document:
         return self.checked(document, str(path))
 
     def checked(self, document: Any, source: str) -> dict[str, Any]:
-        """Raises UsageError where ``document`` is none of ours, or of a version that is not read."""
+        """Returns ``document`` if it is an object with a readable schema version. Raises UsageError otherwise."""
         if not isinstance(document, dict):
             raise UsageError(f"{source} holds {_kind(document)}; expected fields, as trtx bench writes them; {RESTORE}")
         version = document.get("schema_version")
@@ -98,7 +102,7 @@ class Document:
         return str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
 
     def restored(self, fields: Mapping[str, Any], form: type[T], source: str) -> T:
-        """The form of what :meth:`checked` let through."""
+        """Builds the form from fields that :meth:`checked` has accepted."""
         version = fields["schema_version"]
         said = json.dumps({name: value for name, value in fields.items() if name != "schema_version"})
         try:
@@ -114,21 +118,21 @@ def plain(content: Any) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Of JSON, as :func:`trtx.config.strict_json.parse_json`. Raises ValueError, RecursionError."""
+    """Parses JSON like :func:`trtx.config.strict_json.parse_json`. Raises ValueError or RecursionError."""
     return parse_json(text)
 
 
 def problem(error: ValidationError) -> str:
-    """The first thing that is wrong with a document or a sweep: its field, its value, what was expected of it."""
+    """The first error in a document or sweep file: the field, its value, and what was expected."""
     first = error.errors()[0]
-    added = first.get("ctx", {}).get("field")  # a field that came with a later version
+    added = first.get("ctx", {}).get("field")  # a field that a later version added
     where = shown(".".join(str(part) for part in (*first["loc"], *([added] if added else []))))
     if first["type"] == "missing":
         return f"{where} is missing; expected it"
     if first["type"] == "extra_forbidden":
         return f"{where} is no field of it; leave it out"
     reason = first["msg"].removeprefix("Value error, ")
-    if not where or first["type"] == "value_error":  # said by a check of our own, which names the field
+    if not where or first["type"] == "value_error":  # raised by one of trtx's validators, whose message names the field
         return reason
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]
@@ -138,7 +142,7 @@ def problem(error: ValidationError) -> str:
     expected = expected.replace("a valid string", "text").replace("a valid number", "a number")
     expected = expected.replace("valid array", "list").replace("valid dictionary", "map")
     given = first["input"]
-    # Of a server elsewhere: an address, or what stands in place of one, may hold a password.
+    # An attach address, or a value given in its place, may contain a password.
     is_shown = first["loc"][:1] != ("attach",) or isinstance(given, (int, float))
     return f"{where} is {shown(json.dumps(given, default=str)) if is_shown else a_kind(given)}; expected {expected}"
 
@@ -149,7 +153,7 @@ def _adapter(form: type[T]) -> TypeAdapter[T]:
     return _adapters[form]
 
 
-_adapters: dict[type[Any], TypeAdapter[Any]] = {}  # one takes milliseconds to make
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}  # creating an adapter takes milliseconds
 
 
 def _kind(document: Any) -> str:

@@ -1,4 +1,4 @@
-"""Why requests failed, in words: from aiperf's error records to a few short reasons with their counts."""
+"""Turns aiperf's error records into a few short failure reasons with counts."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from trtx.bench.answers import words
 
-INCOMPLETE = "IncompleteAnswer"  # the error type of our own endpoint: its message is a whole reason
+INCOMPLETE = "IncompleteAnswer"  # error type of trtx's endpoint, whose message is a complete reason
 
-# aiperf 0.13.0 keeps an exception as its repr, and an event that it took for an error as the repr of its own object.
+# aiperf 0.13.0 stores an exception as its repr, and an event that it took for an error as the repr of its own object.
 _REPR = re.compile(r"\w+\((['\"])(.*)\1\)", re.DOTALL)
 _EVENT_DATA = re.compile(r"name=\\*'data\\*', value=\\*(['\"])(.*?)\\*\1\)", re.DOTALL)
 _EVENT = "Error occurred in SSE response: "
-# What differs from request to request in what is one reason: ids, addresses, times.
+# Parts of a message that differ between requests with the same reason: ids, addresses, times.
 _OWN = re.compile(r"\b(?=[0-9a-f-]*\d)[0-9a-f-]{8,}\b|\b\d{4,}\b")
-_MOST = 20  # reasons that are told apart
+_MOST = 20  # maximum number of distinct reasons
 _OTHERS = "other reasons"
 
 Reasons = tuple[tuple[str, int], ...]
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """aiperf's ErrorDetails as one short line: the status and the server's own words, or what broke."""
+    """aiperf's ErrorDetails as one short line: the status and the server's message, or the exception."""
     kind, message, code = str(error.get("type") or ""), str(error.get("message") or ""), error.get("code")
     if kind == INCOMPLETE:
         return message
@@ -35,7 +35,7 @@ def reason(error: Mapping[str, Any]) -> str:
         if data := _EVENT_DATA.search(message):
             message = data.group(2)
         return f"error in the answer: {words(message)}"
-    if kind == "InvalidInferenceResultError":  # no byte of a body, or one that aiperf finds nothing in
+    if kind == "InvalidInferenceResultError":  # an empty body, or one in which aiperf finds no content
         return "empty answer"
     said = "" if message == f"{kind}()" else words(message)
     if "Timeout" in kind:
@@ -46,12 +46,14 @@ def reason(error: Mapping[str, Any]) -> str:
 
 
 def count_reasons(reasons: Iterable[str]) -> Reasons:
-    """Each reason once with how often it came, most frequent first; ids and addresses make no two of one."""
+    """Each distinct reason with its count, most frequent first. Reasons that differ only in ids or addresses are
+    merged.
+    """
     return merge_reasons([[(text, 1) for text in reasons]])
 
 
 def merge_reasons(parts: Iterable[Iterable[tuple[str, int]]]) -> Reasons:
-    """The reasons of several parts as those of one; what is beyond the first 20 is one entry, the last."""
+    """Merges the reasons of several parts. Reasons beyond the 20 most frequent become one last entry."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     others = 0
@@ -68,7 +70,7 @@ def merge_reasons(parts: Iterable[Iterable[tuple[str, int]]]) -> Reasons:
 
 
 def describe(reasons: Reasons, most: int = _MOST) -> str:
-    """The most frequent reasons in one clause, with counts where there are several."""
+    """The most frequent reasons as one clause, with counts if there are several."""
     if len(reasons) == 1:
         return reasons[0][0]
     shown = [f"{count} × {text}" for text, count in reasons[:most]]

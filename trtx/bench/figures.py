@@ -1,7 +1,7 @@
-"""What a figure is: one record, from which its place in a cell's file, in the summaries and on the page follows.
+"""The record type of a metric, which determines its place in a cell's file, the summaries and the report page.
 
-The records themselves stand in ``metrics.py``, each around its formula. A figure is looked up by its record, never by a
-name, so a misspelt one is an error when the program is read, not a figure that is missing for ever.
+The records themselves are in ``metrics.py``, each next to its formula. Code refers to a metric by its record, not by
+name, so a misspelt metric fails at import instead of being silently absent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ M = TypeVar("M", bound="Measured[Any]")
 
 Better = Literal["higher", "lower"]
 PERCENTILES = (50, 90, 95, 99)
-FIRST_SCHEMA = 4  # of cell.json that is still read; a figure that came with a later one says so
+FIRST_SCHEMA = 4  # oldest schema of cell.json that is read; metrics added later state their schema
 
 
 class Heading(Enum):
-    """What columns of the page stand under, in its order: throughput first, then latency, as a reader decides."""
+    """Column groups of the report page, in page order: throughput before latency, in the order a reader decides."""
 
     TOKEN_THROUGHPUT = "tokens/s"
     REQUEST_THROUGHPUT = "requests/s"
@@ -47,14 +47,14 @@ class Heading(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Samples of one metric, pooled over the trials of a cell."""
+    """Statistics of one metric's samples, pooled over the trials of a cell."""
 
     count: int
     avg: float
-    percentiles: Mapping[int, float | None]  # None: of a cell from before it was kept
+    percentiles: Mapping[int, float | None]  # None: the cell's file is older than this percentile
 
     def __getitem__(self, q: int) -> float | None:
-        """The q-th percentile; KeyError for one that the figure's record does not have."""
+        """The q-th percentile. Raises KeyError for a percentile that the metric's record doesn't list."""
         return self.percentiles[q]
 
     def supports(self, q: int) -> bool:
@@ -64,7 +64,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The smallest and the largest of what each request has: a mean says nothing of any one of them."""
+    """The minimum and maximum over requests, which a mean would hide."""
 
     min: float
     max: float
@@ -77,25 +77,26 @@ def whole(records: Records) -> Records:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Figure(ABC, Generic[T]):
-    """One figure, all that is known of it. ``{device}`` in a text of one over devices stands for GPU or worker.
+    """One metric with all its metadata. In the texts of a per-device metric, ``{device}`` becomes GPU or worker.
 
-    A column is one number of it: None is the figure itself or its mean, 90 its 90th percentile.
+    A column shows one number of the metric: None is the value itself or its mean, 90 is its 90th percentile.
     """
 
-    _filled_in: ClassVar[frozenset[str]] = frozenset()  # what texts may leave open
+    _filled_in: ClassVar[frozenset[str]] = frozenset()  # placeholders that texts may contain
 
-    name: str  # key in cell.json, and in the summaries, as aiperf names it
+    name: str  # key in cell.json and in the summaries; aiperf's name of the metric
     title: str
     unit: str
-    meaning: str  # formula in words: for the page and docs/figures.md
-    better: Better | None = None  # which way a server is better; None: it says what was done, not how well
-    statistic: str = "avg"  # aiperf's word for what column None is of its metric
+    meaning: str  # formula in words, for the report page and docs/figures.md
+    # The better direction for a server; None: the metric describes the load, not the server.
+    better: Better | None = None
+    statistic: str = "avg"  # aiperf's name for the statistic in column None
     heading: Heading | None = None  # None: not on the page
-    label: str = ""  # under the heading, where the column is no percentile; no other figure there has it
-    table: Mapping[int | None, str] = field(default_factory=dict)  # columns for a terminal, their headers there
+    label: str = ""  # label below the heading for a column that is not a percentile; unique within the heading
+    table: Mapping[int | None, str] = field(default_factory=dict)  # columns of the terminal table, with their headers
     markdown: Sequence[int | None] = ()  # columns of summary.md
-    of_images: bool = False  # it has columns in runs alone whose requests have images
-    of_stream: bool = False  # no request has it whose answer came as one body
+    of_images: bool = False  # shown only in runs whose requests have images
+    of_stream: bool = False  # undefined for requests that are answered without streaming
 
     def __post_init__(self) -> None:
         filled = {part for text in self._texts for _, part, *_ in Formatter().parse(text) if part is not None}
@@ -115,7 +116,7 @@ class Figure(ABC, Generic[T]):
 
     @property
     def _texts(self) -> tuple[str, ...]:
-        """What the name of the device is filled into."""
+        """Texts in which the device placeholder is replaced."""
         return (self.title, self.unit, self.label, *self.table.values())
 
     @property
@@ -123,61 +124,62 @@ class Figure(ABC, Generic[T]):
         return (None,)
 
     def key(self, device: str) -> str:
-        """In the summaries of a run whose devices are called so."""
+        """The metric's key in the summaries of a run with this kind of device."""
         return self.name
 
     @abstractmethod
     def read(self, figures: Figures, device_count: int | None) -> T:
-        """Its value among the figures of one cell."""
+        """The metric's value in the metrics of one cell."""
 
     def number(self, value: T, column: int | None) -> float | None:
-        """What stands in a column."""
-        return value  # type: ignore[return-value]  # of one number; others say it themselves
+        """The number to show in a column."""
+        return value  # for plain numbers; subclasses override it
 
     def flat(self, value: T | None, key: str) -> dict[str, Any]:
-        """Its keys and values in a row of the summaries."""
+        """The metric's keys and values in one row of the summaries."""
         return {key: value}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured(Figure[T]):
-    """Computed from the records of a cell's trials, and kept in its file."""
+    """A metric that is computed from the records of a cell's trials and stored in the cell's file."""
 
     formula: Callable[[Records], Any]
-    window: Window = whole  # which of a trial's records it is computed from
-    since: int = FIRST_SCHEMA  # schema of cell.json that it came with: an older cell lacks it, and it is None there
+    window: Window = whole  # selects the records of a trial to compute from
+    since: int = FIRST_SCHEMA  # first schema of cell.json with this metric; it is None in older cells
 
     def read(self, figures: Figures, device_count: int | None) -> T:
         return figures[self]
 
     @abstractmethod
     def over(self, trials: Sequence[Records]) -> Any:
-        """As it is kept, over the trials of a cell, each already cut to the window."""
+        """The value to store, computed over the trials of a cell. Each trial has already been cut to the window."""
 
     def over_spans(self, trials: Sequence[Records], spans: Sequence[Span]) -> Any:
-        """As it is kept, over one part of each trial: of the requests that were sent in it."""
+        """The value to store, computed over one part of each trial: the requests sent within its span."""
         return self.over([sent_in(trial, span) for trial, span in zip(trials, spans, strict=True)])
 
     def restored(self, kept: Any) -> T:
-        """What :meth:`over` gave, or a file had."""
-        return kept  # type: ignore[no-any-return]  # checked when the file was read
+        """The metric's value, from the result of :meth:`over` or from a file."""
+        return kept  # checked when the file was read
 
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The form in which it is kept."""
+        """The pydantic schema of the stored value."""
         return handler.generate_schema(get_type_hints(self.formula)["return"])
 
     def __call__(self, records: Records) -> T:
-        """Of one trial."""
+        """The metric of one trial."""
         return self.restored(self.over([self.window(records)]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Number(Measured[N]):
-    """One number: from the requests of all trials, or the mean of each trial's own."""
+    """A single number, computed over the requests of all trials together, or as the mean of the trials' values."""
 
     mean_over_trials: bool = False
-    samples: Callable[[Figures], int] | None = None  # requests that a median is of; None: all that succeeded
-    within: Callable[[Records, Span], N] | None = None  # over a part of a trial, where time enters; a mean over trials
+    samples: Callable[[Figures], int] | None = None  # number of requests behind a median; None: all that succeeded
+    # Computes it over a span, if time enters; requires mean_over_trials.
+    within: Callable[[Records, Span], N] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,16 +200,16 @@ class Number(Measured[N]):
         return self._mean([self.within(trial, span) for trial, span in zip(trials, spans, strict=True)])
 
     def _mean(self, values: Sequence[Any]) -> Any:
-        # None where one trial has none: the others alone would be the better half.
+        # None if a trial lacks it: the mean of the other trials would be biased towards the better ones.
         return None if None in values or not values else sum(values) / len(values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spread(Measured[Distribution | None]):
-    """A distribution over requests; ``formula`` gives the samples, none where it can't be computed."""
+    """A distribution over requests. ``formula`` returns the samples, or none if the metric can't be computed."""
 
     percentiles: tuple[int, ...] = PERCENTILES
-    percentiles_since: Mapping[int, int] = field(default_factory=dict)  # as ``since``, of those that came later
+    percentiles_since: Mapping[int, int] = field(default_factory=dict)  # like ``since``, for percentiles added later
 
     @property
     def columns(self) -> tuple[int | None, ...]:
@@ -243,7 +245,7 @@ class Spread(Measured[Distribution | None]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extent(Measured[Range | None]):
-    """The smallest and the largest; ``formula`` gives the samples, none where it can't be computed. In no table."""
+    """A minimum and maximum. ``formula`` returns the samples, or none if they can't be computed. It is in no table."""
 
     @property
     def columns(self) -> tuple[int | None, ...]:
@@ -266,9 +268,10 @@ class Extent(Measured[Range | None]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerDevice(Figure[float | None]):
-    """Another figure over the GPUs of the topology, prefill's too, or over its workers where no GPU is known of.
+    """Another metric divided by the number of the topology's GPUs (prefill included), or of its workers without known
+    GPUs.
 
-    None where neither is known.
+    None if neither number is known.
     """
 
     _filled_in = frozenset({"device"})
@@ -287,12 +290,12 @@ _records: dict[str, Figure[Any]] = {}
 
 
 def all_figures() -> tuple[Figure[Any], ...]:
-    """Every record, in the order in which ``metrics.py`` has them, which is that of the summaries."""
+    """All metric records, in the order of ``metrics.py``, which is also the order of the summaries."""
     return tuple(_records.values())
 
 
 def latest_schema() -> int:
-    """Of cell.json: the one with which the last figure, or percentile of one, came."""
+    """The current schema of cell.json: the one that added the most recent metric or percentile."""
     figures = [record.since for record in all_figures() if isinstance(record, Measured)]
     parts = [
         max(record.percentiles_since.values(), default=0) for record in all_figures() if isinstance(record, Spread)
@@ -301,12 +304,12 @@ def latest_schema() -> int:
 
 
 def figure(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
-    """Makes a record of the formula that it decorates, whose name is the figure's."""
+    """Decorates a formula: returns its metric record, which takes the function's name."""
     return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
 
 
 def per_device(of: Number[float | None], **said: Any) -> PerDevice:
-    """The record of another figure over the devices of the topology."""
+    """Creates the per-device record of another metric."""
     return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, **said))
 
 
@@ -325,7 +328,7 @@ def _taken_in(record: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one cell, or one trial of it, came to: looked up by the figure's record."""
+    """The metrics of one cell or one trial, indexed by metric record."""
 
     stored: Mapping[str, Any]  # as in cell.json
 
@@ -334,9 +337,9 @@ class Figures:
 
     @classmethod
     def over(cls, trials: Sequence[Records], spans: Sequence[Span] | None = None) -> Figures:
-        """All figures of a cell: over its whole trials, or over one span of each, such as its steady part.
+        """Computes all metrics of a cell over whole trials, or over one span of each trial, such as its steady part.
 
-        The two answer different questions, so a comparison has the same one on both sides.
+        The two are not comparable: both sides of a comparison must use the same one.
         """
         measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
         cut = {figure: [figure.window(trial) for trial in trials] for figure in measured}
@@ -354,7 +357,7 @@ class Figures:
 
 
 def _not_negative(form: CoreSchema) -> CoreSchema:
-    """No count, time or rate is: a share of failed requests below 0 would keep any bound."""
+    """Refuses negative numbers. A negative share of failed requests, for example, would satisfy any bound."""
 
     def check(value: Any) -> Any:
         if isinstance(value, (int, float)) and value < 0:
@@ -365,7 +368,7 @@ def _not_negative(form: CoreSchema) -> CoreSchema:
 
 
 def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSchema:
-    """An object with these fields; those that came later may be missing where the document is older."""
+    """Schema of an object with these fields. A field added later may be missing in an older document."""
     first = {name: since.get(name, FIRST_SCHEMA) == FIRST_SCHEMA for name in forms}
     fields = {name: core_schema.typed_dict_field(form, required=first[name]) for name, form in forms.items()}
 

@@ -1,6 +1,6 @@
-"""What decode workers tell of the handoffs of a trial: for which requests KV came, and for which it did not.
+"""KV handoff counters of the decode workers: for which requests KV arrived from a prefill worker.
 
-Pure. Counters of a worker grow from its start; a trial's are what they grew by while it was measured.
+Pure. A worker's counters grow from its start; a trial's counts are their increase during its measured part.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 NO_PREFILL = ""
-"""In place of a prefill worker's name: of the requests that none had."""
+"""Key that replaces the prefill worker's name for requests that had no prefill worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffCounts:
-    """Requests that ended in one decode worker, of those from one prefill worker: since it began, or over a trial."""
+    """Requests that ended on one decode worker and came from one prefill worker, since the worker's start or over a
+    trial.
+    """
 
-    read: int = 0  # KV came
-    nothing: int = 0  # none had to: the own prefix cache had the prompt
-    recomputed: int = 0  # none came that had to: the prompt was computed a second time
-    unknown: int = 0  # the engine does not say
+    read: int = 0  # KV arrived
+    nothing: int = 0  # no KV was needed: the worker's own prefix cache held the prompt
+    recomputed: int = 0  # needed KV didn't arrive, so the prompt was computed again
+    unknown: int = 0  # the engine doesn't report it
     whole: int = 0  # no prefill worker had the request, so the decode worker computed its prompt
-    bytes: int = 0  # of KV that came
-    seconds: float = 0.0  # of the reads, summed
+    bytes: int = 0  # of KV that arrived
+    seconds: float = 0.0  # total duration of the reads
 
     def since(self, before: HandoffCounts) -> HandoffCounts | None:
-        """What came after ``before``; None where a counter fell, as of a worker that was started again."""
+        """The increase since ``before``; None if a counter fell, because the worker was restarted."""
         found = {one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)}
         return None if any(value < 0 for value in found.values()) else HandoffCounts(**found)
 
@@ -38,7 +40,7 @@ class HandoffCounts:
 
     @property
     def lost(self) -> int:
-        """Requests of a decode worker that had no KV from a prefill worker, and should have had."""
+        """Requests without KV from a prefill worker that should have had it."""
         return self.recomputed + self.whole
 
 
@@ -46,8 +48,10 @@ HandoffsByPair = Mapping[str, Mapping[str, HandoffCounts]]  # by decode worker, 
 
 
 def grown(first: HandoffsByPair | None, last: HandoffsByPair | None) -> dict[str, dict[str, HandoffCounts]] | None:
-    """By pair, between two readings; None where they are not of the same decode workers, or one counts anew. Empty: of
-    a topology that hands nothing over."""
+    """The increase per pair between two readings.
+
+    None if the readings cover different decode workers or a counter was reset. Empty for a topology without handoffs.
+    """
     if first is None or last is None or first.keys() != last.keys():
         return None
     total: dict[str, dict[str, HandoffCounts]] = {}
@@ -63,7 +67,7 @@ def grown(first: HandoffsByPair | None, last: HandoffsByPair | None) -> dict[str
 
 
 def over_trials(trials: Sequence[HandoffsByPair | None]) -> dict[str, dict[str, HandoffCounts]] | None:
-    """By pair; None where one of the trials tells nothing, or there is none."""
+    """Counts per pair over all trials; None if a trial has none or there is no trial."""
     total: dict[str, dict[str, HandoffCounts]] = {}
     for of_trial in trials:
         if of_trial is None:
@@ -76,5 +80,5 @@ def over_trials(trials: Sequence[HandoffsByPair | None]) -> dict[str, dict[str, 
 
 
 def told_pair(decode: str, prefill: str) -> str:
-    """A pair as a person knows it."""
+    """A pair of workers, as text for the user."""
     return f"{prefill or 'no prefill worker'} to {decode}"

@@ -1,4 +1,4 @@
-"""The images of a load's requests, which aiperf draws. Fields have the names of aiperf 0.13.0's flags."""
+"""The images that aiperf generates for a load's requests. Fields are named after aiperf 0.13.0's flags."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtx.bench.load_field import LoadField, field_records
 
-MAX_IMAGES = 1_000  # of a request
-MAX_IMAGE_SIDE = 16_384  # pixels; a noise image of that size is 800 MB before it is compressed
+MAX_IMAGES = 1_000  # per request
+MAX_IMAGE_SIDE = 16_384  # pixels; a noise image of this size has 800 MB before compression
 ImageSource = Literal["noise", "assets"]
 ImageFormat = Literal["png", "jpeg", "random"]
 
 _SINCE = 6  # version of run.lock.yaml
-# Of a pixel of noise, as aiperf 0.13.0 writes it: PNG can't make it smaller, JPEG of quality 85 has 1.58 (Pillow 12.3).
+# Per pixel of noise, as aiperf 0.13.0 writes it: PNG can't compress it; JPEG at quality 85 takes 1.58 (Pillow 12.3).
 _LEAST_BYTES_PER_PIXEL = {"png": 3.0, "jpeg": 1.55, "random": 3.0}
 
 
 class Images(BaseModel):
-    """What every request shows beside its text, as flags or YAML give it. No image without a batch size."""
+    """The images of every request, as given by flags or YAML. A batch size of 0 means no images."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,9 +110,9 @@ class Images(BaseModel):
 
     @property
     def image_words(self) -> tuple[str, ...]:
-        """What aiperf is told of them beside what it is told of each field; nothing where there are none."""
+        """aiperf's image arguments, except those that a field declares; empty without images."""
         if not self.image_batch_size:
-            return ()  # aiperf 0.13.0 sends one as soon as a size is named
+            return ()  # aiperf 0.13.0 sends an image as soon as a size is given
         return (
             "--image-batch-size", str(self.image_batch_size),
             "--image-width-mean", str(self.image_width_mean),
@@ -123,20 +123,22 @@ class Images(BaseModel):
 
     @property
     def least_image_bytes(self) -> int:
-        """Of the file of an image of mean size; where the format is drawn, of a PNG. 0 where there is none, or a photo
-        decides."""
+        """Minimum file size of an image of mean dimensions (of a PNG if the format is random).
+
+        0 without images, or if the images are photos.
+        """
         if not self.image_batch_size or self.image_source != "noise":
             return 0
         return int(self.image_width_mean * self.image_height_mean * _LEAST_BYTES_PER_PIXEL[self.image_format])
 
     @property
     def repeats_images(self) -> bool:
-        """The same pictures come again and again."""
+        """Whether requests use the same images repeatedly."""
         return bool(self.image_batch_size) and self.image_source != "noise"
 
     @property
     def images_said(self) -> str:
-        """In a few words, for a report; empty where there are none."""
+        """A short description for reports; empty without images."""
         if not self.image_batch_size:
             return ""
         width, height = (

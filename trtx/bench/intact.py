@@ -1,4 +1,6 @@
-"""Whether the files of a run are what it wrote, by the digests in its journal. Without a digest it is not known."""
+"""Checks whether a run's files are unchanged, by the digests in its journal. Without a digest, the answer is
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from trtx.bench.judge.checks import Level
 from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
-NAME = "records"  # beside those of the checks
-_TOLD = 3  # files in one sentence
+NAME = "records"  # listed with the names of the checks
+_TOLD = 3  # maximum number of files in one sentence
 
-Digests = Mapping[tuple[str, int], Mapping[str, FileDigest]]  # by cell and number of the trial
+Digests = Mapping[tuple[str, int], Mapping[str, FileDigest]]  # by cell and trial number
 
 
 def digests_in(journal: Iterable[Event]) -> Digests:
-    """Of each trial as it ended the last time. One that was begun again, and whose end nobody noted, has none."""
+    """The file digests of each trial from its last end. A trial that was restarted without a recorded end has none."""
     found: dict[tuple[str, int], Mapping[str, FileDigest]] = {}
     for event in journal:
         if isinstance(event, TrialStarted | TrialEnded):
@@ -41,8 +43,11 @@ def digests_in(journal: Iterable[Event]) -> Digests:
 
 
 def cell_digests_in(journal: Sequence[Event]) -> dict[str, tuple[FileDigest, ...]]:
-    """Of each cell's file, by the cell's name: as it was written last. Where the journal ends there, as that of a run
-    that was killed as it wrote, the file may be the one before still."""
+    """The digests that each cell's file may have, by cell name: normally the one of the last write.
+
+    If the journal ends with the write, the run may have been killed before the file was replaced, so the previous
+    digest is valid as well.
+    """
     found: dict[str, tuple[FileDigest, ...]] = {}
     for event in journal:
         if isinstance(event, CellWritten):
@@ -53,17 +58,17 @@ def cell_digests_in(journal: Sequence[Event]) -> dict[str, tuple[FileDigest, ...
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What became of the files of one cell."""
+    """State of the files of one cell, compared with their digests."""
 
-    changed: tuple[str, ...] = ()  # a sentence each: files that the cell follows from
+    changed: tuple[str, ...] = ()  # one sentence for each changed file from which the cell is computed
     gone: tuple[str, ...] = ()
-    unknown: bool = False  # what the files of a trial were was not noted
-    rewritten: str | None = None  # that the cell's own file holds other figures than were written, a sentence
-    unknown_cell: bool = False  # what the cell's own file was was not noted
+    unknown: bool = False  # a trial has no recorded digests
+    rewritten: str | None = None  # a sentence: the cell's file differs from what was written
+    unknown_cell: bool = False  # the cell's file has no recorded digest
 
     @property
     def told(self) -> tuple[str, ...]:
-        """A sentence for each file that is another by now."""
+        """One sentence for each changed file."""
         return self.changed if self.rewritten is None else (*self.changed, self.rewritten)
 
     @property
@@ -72,7 +77,7 @@ class Kept:
 
     @property
     def unchecked(self) -> str | None:
-        """Why it is not known of a file what it was; None: it is known of all."""
+        """Why some file could not be checked; None if all were."""
         if self.gone:
             return f"{_some(self.gone)} gone"
         if self.unknown:
@@ -81,7 +86,7 @@ class Kept:
 
 
 def kept_of(run_dir: Path, cell: Cell, digests: Digests, written: Mapping[str, tuple[FileDigest, ...]]) -> Kept:
-    """Reads the files of its trials that gave figures, and its own. ``written``: of :func:`cell_digests_in`."""
+    """Checks the cell's file and the files of its trials with metrics. ``written``: from :func:`cell_digests_in`."""
     found: list[Changes] = []
     unknown = False
     for trial in cell.trials:
@@ -102,29 +107,29 @@ def kept_of(run_dir: Path, cell: Cell, digests: Digests, written: Mapping[str, t
 
 
 def read_kept(run_dir: Path) -> dict[str, tuple[Cell, Kept]]:
-    """Every cell of a run, by its name, with what became of its files."""
+    """Every cell of a run, by name, with the state of its files."""
     journal = read_journal(run_dir)
     digests, written = digests_in(journal), cell_digests_in(journal)
     return {cell.name: (cell, kept_of(run_dir, cell, digests, written)) for cell in read_cells(run_dir)}
 
 
 def run_ended(run_dir: Path) -> RunEnded:
-    """With the digests of all files that no other event has."""
+    """The event for the end of a run, with the digests of all files that no other event covers."""
     return RunEnded(files=digests_of(run_dir, documents_of(run_dir)))
 
 
 def run_failed(run_dir: Path, error: BaseException) -> RunFailed:
-    """The same of a run that ended early."""
+    """The event for a run that failed, with the same digests as :func:`run_ended`."""
     return RunFailed(error=str(error) or type(error).__name__, files=digests_of(run_dir, documents_of(run_dir)))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptDocuments:
-    """What became of the files of a run beside those of its cells since it ended."""
+    """State of a run's files outside its cells, compared with the end of the run."""
 
-    changed: tuple[str, ...] = ()  # a sentence each
+    changed: tuple[str, ...] = ()  # one sentence each
     gone: tuple[str, ...] = ()
-    unknown: bool = False  # the run noted none: it is an older one, or was killed
+    unknown: bool = False  # no digests recorded: the run is older, or was killed
 
     @property
     def unchecked(self) -> str | None:
@@ -134,7 +139,7 @@ class KeptDocuments:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader has to know before all else."""
+        """Warnings to show at the top of a report."""
         return (f"Changed since the run ended: {_some(self.changed)}.",) if self.changed else ()
 
     @property
@@ -147,7 +152,7 @@ class KeptDocuments:
 
 
 def read_kept_documents(run_dir: Path) -> KeptDocuments:
-    """Reads every file that the end of the run noted."""
+    """Checks every file whose digest the end of the run recorded."""
     then: Mapping[str, FileDigest] | None = None
     for event in read_journal(run_dir):
         if isinstance(event, RunResumed):
@@ -162,7 +167,7 @@ def read_kept_documents(run_dir: Path) -> KeptDocuments:
 
 
 def refuse_changed_documents(run_dir: Path, *, under: tuple[str, ...] = ("",)) -> KeptDocuments:
-    """Raises UsageError where a file of the run is another than as it ended. ``under``: of those below these alone."""
+    """Raises UsageError if a file of the run has changed since its end. Only files with a prefix in ``under`` count."""
     kept = read_kept_documents(run_dir)
     if changed := [one for one in kept.changed if one.startswith(under)]:
         raise UsageError(
@@ -173,12 +178,14 @@ def refuse_changed_documents(run_dir: Path, *, under: tuple[str, ...] = ("",)) -
 
 
 def as_kept(cell: Cell, kept: Kept) -> Cell:
-    """The cell, with what its records say of its validity by now."""
+    """The cell, with its validity updated for the state of its records."""
     return cell if cell.validity is None else replace(cell, validity=beside_records(cell.validity, kept))
 
 
 def refuse_changed(run_dir: Path, kept: Mapping[str, Kept]) -> None:
-    """Raises UsageError where figures are of other records than lie there, naming the first file. ``kept``: by cell."""
+    """Raises UsageError, naming the first file, if metrics no longer match the records on disk. ``kept`` is by cell
+    name.
+    """
     changed = {name: one.told for name, one in kept.items() if one.told}
     if changed:
         first, files = next(iter(changed.items()))
@@ -191,7 +198,7 @@ def refuse_changed(run_dir: Path, kept: Mapping[str, Kept]) -> None:
 
 
 def why_unchecked(kept: Mapping[str, Kept]) -> str | None:
-    """Of which cells, by name, nobody can tell whether their records are what they were, and why; None: of none."""
+    """A clause that names the cells whose records can't be checked, with the reasons; None if all can."""
     cells: dict[str, list[str]] = {}
     for name, one in kept.items():
         if (why := one.unchecked) is not None:
@@ -200,7 +207,7 @@ def why_unchecked(kept: Mapping[str, Kept]) -> str | None:
 
 
 def beside_records(validity: Validity, kept: Kept) -> Validity:
-    """A cell whose figures are of other records than lie there is INVALID, whatever it was as it was measured."""
+    """The validity, updated: a cell whose metrics don't match its records is INVALID, whatever its earlier level."""
     if kept.told:
         reason = Reason(NAME, Level.INVALID, f"{_some(kept.told)}; its figures are not those of its records")
         return replace(validity, level=Level.INVALID, reasons=(reason, *validity.reasons))

@@ -1,4 +1,4 @@
-"""The run's journal: what happened, one JSON object a line, only ever appended to. Each kind of event is a class."""
+"""The run's journal: append-only, one JSON object per line. Each kind of event is a class."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ JOURNAL = Document(
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened, now. Its name in the journal is its class's: ``sweep_started``."""
+    """Something that happened at the time of creation. Its name in the journal is the class name: ``sweep_started``."""
 
-    time: float = field(default_factory=lambda: round(time.time(), 3))  # s since 1970, UTC
+    time: float = field(default_factory=lambda: round(time.time(), 3))  # seconds since 1970, UTC
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +41,7 @@ class TopologyReady(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRestart:
-    """Of one process, while it was measured."""
+    """The restart of one process during a measurement."""
 
     name: str
     at: float
@@ -56,7 +56,7 @@ class TopologyStopping(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerKilled(Event):
-    """By the run itself, which asks what becomes of its streams."""
+    """The run itself killed the worker, to test what happens to its streams."""
 
     topology: str
     worker: str
@@ -72,8 +72,8 @@ class SweepStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadStarted(Event):
-    session: int  # of the process that has aiperf imported
-    scratch: str  # TMPDIR of it and of all that it starts
+    session: int  # session id of the aiperf host process
+    scratch: str  # TMPDIR of the host and of every process it starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class TrialStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLengthened(Event):
-    """Its warm-up was not steady when it ended: it is made again with a longer one."""
+    """The warm-up wasn't steady when it ended, so the trial is repeated with a longer one."""
 
     cell: str
     trial: int
-    warmup_request_count: int  # of the next
+    warmup_request_count: int  # of the repeated trial
     why: str
 
 
@@ -97,14 +97,14 @@ class TrialLengthened(Event):
 class TrialEnded(Event):
     cell: str
     trial: int
-    aiperf_exit_code: int | None  # None: it was ended
-    restarted: tuple[str, ...] | None  # processes of the topology, meanwhile; None: nobody watched them
-    files: dict[str, FileDigest] | None = None  # that its cell follows from, by name; None: nobody looked
+    aiperf_exit_code: int | None  # None: aiperf was killed
+    restarted: tuple[str, ...] | None  # processes of the topology restarted during the trial; None: not supervised
+    files: dict[str, FileDigest] | None = None  # files the cell is computed from, by name; None: not recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellWritten(Event):
-    """Its file is about to be replaced at once by one with this digest."""
+    """The cell's file is about to be replaced atomically by one with this digest."""
 
     cell: str
     file: FileDigest
@@ -127,35 +127,35 @@ class RunResumed(Event):
     command: str
     kept: tuple[str, ...]
     missing: tuple[str, ...]
-    changed: tuple[str, ...] = ()  # files of missing trials that are others than as they ended, a sentence each
+    changed: tuple[str, ...] = ()  # changed files of missing trials, a sentence each
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFailed(Event):
     error: str
-    files: dict[str, FileDigest] | None = None  # as those of RunEnded
+    files: dict[str, FileDigest] | None = None  # like RunEnded.files
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    files: dict[str, FileDigest] | None = None  # by path within the run directory; None: an older run, which noted none
+    files: dict[str, FileDigest] | None = None  # by path within the run directory; None: an older run without digests
 
 
 class Journal:
-    """Appends to ``journal.jsonl``. Each line reaches the disk before :meth:`note` returns."""
+    """Appends to ``journal.jsonl``. Each line is synced to disk before :meth:`note` returns."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / JOURNAL.file
 
     def note(self, event: Event) -> None:
-        """One line. Raises OSError, and leaves no part of it, where it can't be written."""
+        """Appends one event as one line. Raises OSError, and leaves no partial line, if it can't be written."""
         fields = asdict(event)
         line = json.dumps(JOURNAL.versioned({"time": fields.pop("time"), "event": event.name(), **fields}))
-        # O_APPEND and one write: lines of two writers never mix, and a killed run leaves whole lines.
+        # O_APPEND and a single write: lines of two writers never mix, and a killed run leaves whole lines.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             data = (line + "\n").encode()
-            if (written := os.write(descriptor, data)) < len(data):  # the disk is full: the next line begins its own
+            if (written := os.write(descriptor, data)) < len(data):  # disk full: remove the partial line
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
@@ -163,15 +163,15 @@ class Journal:
             os.close(descriptor)
 
     def mend(self) -> None:
-        """Cuts off a last line that a full disk cut short, so that the next one begins a line of its own."""
+        """Removes a partial last line left by a full disk, so that the next event starts a new line."""
         if self.path.exists() and not (text := self.path.read_bytes()).endswith(b"\n"):
             os.truncate(self.path, text.rfind(b"\n") + 1)
 
 
 def read_journal(run_dir: Path) -> tuple[Event, ...]:
-    """The events so far, in order; none when nothing was noted yet. A last line cut short is left out.
+    """All events so far, in order; empty if there is no journal. A partial last line is ignored.
 
-    Raises UsageError naming the line, and the field, that can't be read.
+    Raises UsageError that names the line and the field that can't be read.
     """
     path = run_dir / JOURNAL.file
     if not path.exists():
@@ -186,7 +186,7 @@ def _event(line: str, source: str) -> Event:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{source} is not JSON ({error}); {RESTORE}") from error
     fields = JOURNAL.checked(document, source)
-    if "time" not in fields:  # which a new event has by itself
+    if "time" not in fields:  # a new event would default to the current time
         raise UsageError(f"{source}: time is missing; expected it; {RESTORE}")
     kinds = {kind.name(): kind for kind in Event.__subclasses__()}
     name = fields.get("event")

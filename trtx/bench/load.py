@@ -1,4 +1,4 @@
-"""What is asked of a topology (the load) and who is asked (the target)."""
+"""The load sent to a topology, and the target that receives it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.bench.prompts import MAX_LENGTH, MAX_REQUESTS, Prompts
 from trtx.stats.percentiles import samples_needed
 
-_TIMED = "mooncake_trace"  # aiperf's form of a trace with a time, and a request, in each line
-MAX_TRIALS = 100  # a typing mistake costs no night
-MAX_CONCURRENCY = 65_000  # connections that aiperf 0.13.0 may be let open, and about as many as an address has ports
+_TIMED = "mooncake_trace"  # aiperf's trace format: each line has a request and its time
+MAX_TRIALS = 100  # limits the cost of a typing mistake
+MAX_CONCURRENCY = 65_000  # connection limit of aiperf 0.13.0, and roughly the number of ports of an address
 MAX_RATE = 1_000_000.0  # requests/s
-MIN_RATE = 0.0001  # one in three hours
-MAX_TIMEOUT_S = 604_800.0  # a week
-MAX_SEED = 2**53 - 1  # readers of JSON lose digits of larger ones
+MIN_RATE = 0.0001  # one request in three hours
+MAX_TIMEOUT_S = 604_800.0  # one week
+MAX_SEED = 2**53 - 1  # JSON readers lose digits of larger integers
 
 Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE, allow_inf_nan=False)]
@@ -30,46 +30,46 @@ Arrival = Literal["poisson", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A served model. Whatever answers OpenAI's API at ``url`` can be one."""
+    """A served model: any server that answers OpenAI's API at ``url``."""
 
     url: str
-    model: str  # the name that requests carry
-    tokenizer_path: Path  # directory with the tokenizer and chat template of that model
-    topology: str  # its label: agg, disagg-1p2d, or the name given to an attached deployment
-    gpu_count: int | None = None  # 0: none, so figures are per worker; None: not known
-    worker_count: int | None = None  # None: not known
-    routes_by_prefix: bool | None = None  # its router prefers workers that hold a prompt's beginning; None: not known
-    api_key: str | None = field(default=None, repr=False)  # sent with each request, and written nowhere
-    certificate: Path | None = None  # of a server that trtx started and that speaks TLS, in PEM
+    model: str  # the model name in requests
+    tokenizer_path: Path  # directory with the model's tokenizer and chat template
+    topology: str  # label: agg, disagg-1p2d, or the name given to an attached deployment
+    gpu_count: int | None = None  # 0: no GPU, so metrics are per worker; None: unknown
+    worker_count: int | None = None  # None: unknown
+    routes_by_prefix: bool | None = None  # the router prefers workers that cache a prompt's prefix; None: unknown
+    api_key: str | None = field(default=None, repr=False)  # sent with each request, never written
+    certificate: Path | None = None  # PEM certificate of a TLS server that trtx started
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one cell: either so many requests in flight, or so many sent a second."""
+    """The load of one cell: a fixed number of requests in flight, a request rate, or a trace's own times."""
 
-    label: str  # names the cell within its topology, and is its prompts' seed: the same in every topology
-    concurrency: int | None  # requests in flight; None: as many as come of the rate
-    request_rate: float | None  # requests/s, sent whether or not others have ended; None of both: by a trace's times
-    isl: int | None  # mean input tokens of a request, or of a session's turn; None: the dataset's
-    osl: int | None  # mean output tokens of a request; None: the dataset's
+    label: str  # names the cell within its topology and seeds its prompts: the same in every topology
+    concurrency: int | None  # requests in flight; None: determined by the arrivals
+    request_rate: float | None  # requests/s, open loop; None with concurrency None: a trace's times
+    isl: int | None  # mean input tokens per request or session turn; None: the dataset's
+    osl: int | None  # mean output tokens per request; None: the dataset's
     request_count: int  # measured requests
-    warmup_request_count: int  # requests sent before, in the same way, and not measured
+    warmup_request_count: int  # unmeasured requests, sent before in the same way
 
     @property
     def asked(self) -> str:
-        """As a person says it: ``concurrency 8``, ``2.5 requests/s`` or ``its own times``."""
+        """A description for users: ``concurrency 8``, ``2.5 requests/s`` or ``its own times``."""
         if self.concurrency is None and self.request_rate is None:
             return "its own times"
         return f"concurrency {self.concurrency}" if self.concurrency else f"{plain(self.request_rate)} requests/s"
 
     @property
     def intensity(self) -> float:
-        """What loads are put in order by, among those of a kind."""
+        """Sort key among loads of the same kind."""
         return self.concurrency or self.request_rate or 1.0  # a trace's own times are the only load of their kind
 
 
 def _listed(value: Any) -> Any:
-    """One value for a list of one."""
+    """Turns a single value into a tuple of one."""
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
@@ -78,12 +78,12 @@ Lengths = Annotated[tuple[Length, ...], BeforeValidator(_listed)]
 
 
 class LoadSpec(Prompts):
-    """The loads of a sweep, as flags or YAML give them."""
+    """The loads of a sweep, as given by flags or YAML."""
 
     concurrency: Annotated[
         tuple[Concurrency, ...],
         LoadField(help="Requests in flight, one cell each.", metavar="1,8,64", ignored=("open loop", "schedule")),
-    ] = (1, 8, 64)  # an axis; none where there are request rates
+    ] = (1, 8, 64)  # an axis; empty with request rates
     request_rate: Annotated[
         tuple[Rate, ...],
         LoadField(
@@ -116,8 +116,8 @@ class LoadSpec(Prompts):
             ignored=("closed loop",),
         ),
     ] = Field(default=None, ge=0.001, le=1000, allow_inf_nan=False)
-    # Input tokens with chat template and shared beginning; none of both with a dataset, where an osl is for records
-    # that ask for no length themselves.
+    # Input tokens include chat template and shared prefix. With a dataset, both lists are empty by default, and an osl
+    # applies to records that request no length themselves.
     isl: Annotated[
         Lengths,
         LoadField(
@@ -158,10 +158,11 @@ class LoadSpec(Prompts):
         default=7, ge=0, le=MAX_SEED
     )
     streaming: Annotated[bool, LoadField()] = True
-    ignore_eos: Annotated[bool, LoadField()] = True  # with a dataset the default is false: answers end by themselves
+    # With a dataset the default is false, so the model may stop by itself.
+    ignore_eos: Annotated[bool, LoadField()] = True
     request_timeout_s: Annotated[float, LoadField()] = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
-    # Further fields of every request body, and further words of aiperf's command line: their options are typed in
-    # another form (trtx/cli/request_options.py).
+    # Additional fields of every request body, and additional aiperf arguments. Their options are declared in another
+    # form (trtx/cli/request_options.py).
     extra_inputs: Annotated[dict[str, Any], LoadField()] = Field(default_factory=dict)
     aiperf_args: Annotated[tuple[str, ...], LoadField()] = ()
 
@@ -178,7 +179,7 @@ class LoadSpec(Prompts):
         if self.dataset is not None:
             for name in ("isl", "osl"):
                 if name not in self.model_fields_set:
-                    self.__dict__[name] = ()  # the default gives way
+                    self.__dict__[name] = ()  # overrides the default
             if "ignore_eos" not in self.model_fields_set:
                 self.__dict__["ignore_eos"] = False
             if self.isl:
@@ -196,7 +197,7 @@ class LoadSpec(Prompts):
 
     @model_validator(mode="after")
     def _trace(self) -> LoadSpec:
-        """aiperf 0.13.0 sends all of a trace, whatever ``--request-count`` says."""
+        """Checks a trace. aiperf 0.13.0 always sends the whole trace and ignores ``--request-count``."""
         if not self.fixed_schedule:
             return self
         if self.input_file is None or self.custom_dataset_type not in (None, _TIMED):
@@ -206,7 +207,7 @@ class LoadSpec(Prompts):
             )
         self.__dict__["custom_dataset_type"] = _TIMED
         if "concurrency" not in self.model_fields_set:
-            self.__dict__["concurrency"] = ()  # the default gives way
+            self.__dict__["concurrency"] = ()  # overrides the default
         for name in ("concurrency", "request_rate"):
             if getattr(self, name):
                 raise ValueError(f"{name} and fixed_schedule are two ways to say when a request is sent; leave one out")
@@ -218,13 +219,14 @@ class LoadSpec(Prompts):
                 f"request_count is {self.request_count}, and {self.dataset} has {found} requests, all of which are "
                 "sent; leave it out"
             )
-        self.__dict__["request_count"] = self.request_count or found or 1  # 1: it is told later that it can't be read
+        # 1: a later check reports that the file can't be read.
+        self.__dict__["request_count"] = self.request_count or found or 1
         return self
 
     @model_validator(mode="after")
     def _one_axis(self) -> LoadSpec:
         if self.request_rate and "concurrency" not in self.model_fields_set:
-            self.__dict__["concurrency"] = ()  # the default gives way
+            self.__dict__["concurrency"] = ()  # overrides the default
         if not self.concurrency and not self.request_rate and not self.fixed_schedule:
             raise ValueError("concurrency is an empty list; expected at least one value, or a request_rate")
         if self.request_rate and self.concurrency:
@@ -261,7 +263,9 @@ class LoadSpec(Prompts):
 
     @property
     def pairs(self) -> tuple[tuple[int | None, int | None], ...]:
-        """Input and output tokens of each load; one length of either goes with every one of the other."""
+        """Input and output length of each load. A single length of either kind is combined with every length of the
+        other.
+        """
         isl: tuple[int | None, ...] = self.isl or (None,)
         osl: tuple[int | None, ...] = self.osl or (None,)
         count = max(len(isl), len(osl))
@@ -269,7 +273,7 @@ class LoadSpec(Prompts):
 
     @property
     def load_count(self) -> int:
-        """How many :attr:`loads` there are, without making them."""
+        """The number of :attr:`loads`, without creating them."""
         return len(self.pairs) * len(self._intensities)
 
     @property
@@ -291,7 +295,7 @@ class LoadSpec(Prompts):
 
     def _load(self, isl: int | None, osl: int | None, concurrency: int | None, rate: float | None) -> Load:
         label = "trace" if self.fixed_schedule else f"c{concurrency}" if rate is None else f"r{plain(rate)}"
-        # A trace's own prompts would warm up: those after would find them in the prefix cache.
+        # A warm-up would use the trace's own prompts, and later requests would find them in the prefix cache.
         warm_up = 0 if self.fixed_schedule else _warmup_request_count(concurrency or 1)
         return Load(
             label=label if len(self.pairs) == 1 else f"{label}{_part('i', isl)}{_part('o', osl)}",
@@ -305,19 +309,19 @@ class LoadSpec(Prompts):
 
     @property
     def outputs_are_exact(self) -> bool:
-        """Every answer has as many tokens as its request asked for."""
+        """Whether every answer has exactly as many tokens as its request asked for."""
         return self.ignore_eos and not self.osl_stddev and self.dataset is None
 
     def held_concurrency(self, load: Load) -> int | None:
-        """Requests that are in flight all the time; None: they come at a rate, or after pauses within a session."""
+        """Number of requests constantly in flight; None if they arrive at a rate, or if sessions have pauses."""
         return None if self.session_turn_delay_mean else load.concurrency
 
     def request_body(self, load: Load) -> dict[str, Any]:
-        """Fields that every request carries beside those that aiperf writes.
+        """Additional fields of every request, on top of those that aiperf writes.
 
-        ``ignore_eos`` and ``min_tokens`` at the top level make the output length exact. Dynamo 1.4.2 takes them
-        there, and answers HTTP 400 to the older ``nvext.ignore_eos``. Where lengths are drawn, each request has its own
-        ``max_tokens``, which ``ignore_eos`` alone makes exact.
+        ``ignore_eos`` and ``min_tokens`` at the top level make the output length exact. Dynamo 1.4.2 accepts them there
+        and answers HTTP 400 to the older ``nvext.ignore_eos``. If lengths are drawn, each request has its own
+        ``max_tokens``, and ``ignore_eos`` alone makes the length exact.
         """
         exact: dict[str, Any] = {"ignore_eos": True} if self.ignore_eos else {}
         if self.outputs_are_exact:
@@ -330,11 +334,14 @@ def _part(name: str, length: int | None) -> str:
 
 
 def _request_count(concurrency: int) -> int:
-    """Measured requests without a number given: at least as many as p90 needs beside three rounds of the concurrency,
-    which fill up, empty the start's queue and run dry, and four rounds in all (aiperf's own default is two)."""
+    """The default number of measured requests.
+
+    At least as many as p90 needs plus three rounds of the concurrency (filling up, draining the initial queue, running
+    dry), and at least four rounds in all (aiperf's default is two).
+    """
     return max(samples_needed(90) + 3 * concurrency, 4 * concurrency)
 
 
 def _warmup_request_count(concurrency: int) -> int:
-    """Unmeasured requests before them, without a number given: as many as it takes to tell that it was enough."""
+    """The default number of warm-up requests: the minimum with which the warm-up can be judged."""
     return warm_up_needed(concurrency)

@@ -1,8 +1,8 @@
-"""What is written once of each field of a load, beside its type, default and bounds, and what is made of it.
+"""The record attached to each load field, next to its type, default and bounds.
 
-Its option and the uses that would ignore that (``trtx/cli``), its word for aiperf (``aiperf.py``), the flag that
-``--aiperf-args`` may not hold (``aiperf_flags.py``), and what a run did before there was the field
-(``experiment/directory.py``) follow from the record in its ``Annotated``.
+From this record in the field's ``Annotated`` follow: the command-line option and the uses of trtx that would ignore it
+(``trtx/cli``), the aiperf argument (``aiperf/command.py``), the flags that ``--aiperf-args`` must not contain
+(``aiperf/flags.py``), and the behaviour of runs that are older than the field (``experiment/directory.py``).
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadField:
-    """Stands in the ``Annotated`` of each field of a load. A field without ``help`` has no option of its own name."""
+    """Metadata of a load field, given in its ``Annotated``. A field without ``help`` has no option of its own name."""
 
-    help: str = ""  # of its option; the default is added where the field has one
-    panel: Literal["Load", "Prompts", "Images"] = "Load"  # of the help
+    help: str = ""  # help text of the option; the field's default is appended
+    panel: Literal["Load", "Prompts", "Images"] = "Load"  # panel in the help output
     metavar: str | None = None
-    ignored: tuple[str, ...] = ()  # uses of trtx bench that would ignore the option; --resume ignores all of them
-    flag: str = ""  # aiperf's, which gets a value other than the default (aiperf's too) as it stands
-    since: int = 1  # version of run.lock.yaml that the field came with
-    before: Any = None  # what runs of the versions before that did
+    ignored: tuple[str, ...] = ()  # uses of trtx bench that ignore the option; --resume ignores all
+    # aiperf's flag; it gets the field's value unless that is the default, which must be aiperf's default too.
+    flag: str = ""
+    since: int = 1  # first version of run.lock.yaml with this field
+    before: Any = None  # the value that describes runs of earlier versions
 
 
 @functools.cache
 def field_records(model: type[BaseModel]) -> Mapping[str, LoadField]:
-    """The records of a load by field. Raises LookupError for a field that has none."""
+    """The record of each field of a load model. Raises LookupError for a field without one."""
     found: dict[str, LoadField] = {}
     for name, field in model.model_fields.items():
         records = [one for one in field.metadata if isinstance(one, LoadField)]
@@ -44,7 +45,7 @@ def field_records(model: type[BaseModel]) -> Mapping[str, LoadField]:
 
 
 def aiperf_words(load: BaseModel) -> tuple[str, ...]:
-    """What aiperf is told of the fields that have a flag of its own, where they have another value than the default."""
+    """aiperf's arguments for the fields that have a flag and a non-default value."""
     words: list[str] = []
     for name, record in field_records(type(load)).items():
         value = getattr(load, name)
@@ -54,5 +55,5 @@ def aiperf_words(load: BaseModel) -> tuple[str, ...]:
 
 
 def plain(value: object) -> str:
-    """As a person types it: no digit is lost, and a whole number has no point."""
+    """A value as a user types it: no digit is lost, and an integral float has no decimal point."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,11 +1,11 @@
-"""The figures of a cell: one formula each, named as aiperf names it, in the record of what is said and shown of it.
+"""The metrics of a cell, named as in aiperf. Each is defined by one formula in a record with its texts.
 
-Every formula leaves out warm-up. Latencies, lengths and tokens come from requests that succeeded; the time that
-throughput is divided by runs from the first measured request's start to the last one's end, failed ones included.
-A figure is None, never 0, where it can't be computed: no request succeeded, or one that did lacks what it takes.
+All formulas exclude warm-up. Latencies, lengths and tokens come from successful requests. Throughputs are divided by
+the time from the start of the first measured request to the end of the last one, failed requests included. A metric
+that can't be computed is None, never 0: no request succeeded, or a successful one lacks an input.
 
-Over a span of a trial (``windows.py``), rates count what came in it and divide by its length; all else is of the
-requests that were sent in it.
+Over a span of a trial (``windows.py``), rates count what was served within the span and divide by its length; all other
+metrics cover the requests sent within it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def output_token_throughput(records: Records) -> float | None:
 
 
 def _paced_request_count(figures: Figures) -> int:
-    """Requests that have an ITL."""
+    """Number of requests with an ITL."""
     found = figures[inter_token_latency]
     return 0 if found is None else found.count
 
@@ -171,7 +171,8 @@ def _paced_request_count(figures: Figures) -> int:
     markdown=[None],
 )
 def output_token_throughput_per_user(records: Records) -> float | None:
-    # aiperf's p50. Its mean is ruled by the few answers whose tokens came nearly at once: 1 / ITL has no upper end.
+    # aiperf's p50. The mean would be dominated by the few answers whose tokens arrived almost at once: 1 / ITL is
+    # unbounded.
     rates = [1000 / latency for latency in _values(records, "inter_token_latency")]
     return percentile(rates, 50) if rates and _all_counted(records) else None
 
@@ -262,7 +263,7 @@ def output_sequence_lengths(records: Records) -> list[float]:
 
 
 def most_common_errors(records: Records) -> Reasons:
-    """Why requests failed, with how often, most frequent first."""
+    """The reasons for failed requests with their counts, most frequent first."""
     return count_reasons(record.error for record in records if record.error is not None)
 
 
@@ -272,18 +273,20 @@ def _values(records: Records, tag: str) -> list[float]:
 
 
 def _all_counted(records: Records) -> bool:
-    """A part of the answers can't stand for all: one without usage takes every figure that needs tokens with it."""
+    """Whether every successful answer has a usage. Without that, metrics that need tokens are undefined, because the
+    counted answers would not be representative.
+    """
     return uncounted_request_count(records) == 0
 
 
 def _counted(records: Records, tag: str) -> list[float]:
-    """The lengths of all answers that succeeded; none where one does not say it."""
+    """The lengths of all successful answers; empty if any is unknown."""
     values = _values(records, tag)
     return values if _all_counted(records) and len(values) == request_count(records) else []
 
 
 def _rate(amount: float, records: Records) -> float | None:
-    """``amount`` / duration, in 1/s; None where no request succeeded."""
+    """``amount`` / duration, in 1/s; None if no request succeeded."""
     duration = benchmark_duration(records)
     return amount / duration if duration and request_count(records) else None
 

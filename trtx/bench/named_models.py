@@ -1,7 +1,7 @@
-"""Which model answers say that they are of, held against the one that was asked for. Pure.
+"""Compares the model names in answers with the requested model. Pure.
 
-An answer without a name proves nothing. Another name throughout may be an alias that a gateway resolved, or another
-model: no client can tell, so it is told. Several names are several models, whichever of them was meant.
+An answer without a name proves nothing. A single different name may be an alias that a gateway resolved or a different
+model; a client can't tell, so the user gets a warning. Several names mean that several models answered.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from trtx.bench.answers import model_name
 from trtx.config.wording import quoted
 
-_LONGEST = 60  # characters of a name in a sentence
-_TOLD = 3  # names in one
+_LONGEST = 60  # maximum length of a name in a sentence, in characters
+_TOLD = 3  # maximum number of names in a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class OtherModels:
-    """Answers that name others than the model that was asked for."""
+    """Answers that name a model other than the requested one."""
 
     are_several: bool
-    sentence: str  # short, without its full stop
+    sentence: str  # short, without a full stop
 
 
 def other_models(asked: str, answers: Iterable[Iterable[str]]) -> OtherModels | None:
-    """``answers``: the names in each. None where none of them names another."""
+    """Checks the names in ``answers``, one list per answer. None if no answer names another model."""
     counts = Counter(name for names in answers for name in dict.fromkeys(names))
     if counts.keys() <= {model_name(asked)}:
         return None

@@ -1,6 +1,6 @@
-"""What workers tell of the pictures of a trial: where their time went, and what the embedding caches found.
+"""Image counters of the workers: time per stage, and hits of the embedding caches.
 
-Pure. Counters of a worker grow from its start; a trial's are what they grew by while it was measured.
+Pure. A worker's counters grow from its start; a trial's counts are their increase during its measured part.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class PictureCounts:
-    """Of one worker since it began, or of a role over a trial."""
+    """Counters of one worker since its start, or of a role over a trial."""
 
     lookups: Mapping[str, int]  # in the embedding cache, by outcome: hit, joined, miss
     pictures: Mapping[
         str, int
-    ]  # that passed a stage: prepare, encode, remote, put; of fetch, those of a request as one
-    seconds: Mapping[str, float]  # that they took in it, summed
+    ]  # images by stage: prepare, encode, remote, put; fetch counts the images of a request as one
+    seconds: Mapping[str, float]  # total time by stage
 
     def since(self, before: PictureCounts) -> PictureCounts | None:
-        """What came after ``before``; None where a counter fell, as of a worker that was started again."""
+        """The increase since ``before``; None if a counter fell, because the worker was restarted."""
         found = PictureCounts(
             {name: count - before.lookups.get(name, 0) for name, count in self.lookups.items()},
             {name: count - before.pictures.get(name, 0) for name, count in self.pictures.items()},
@@ -41,16 +41,16 @@ class PictureCounts:
 
     @property
     def asked(self) -> int:
-        """Pictures that were looked for in the cache."""
+        """Number of images looked up in the cache."""
         return sum(self.lookups.values())
 
     @property
     def hit_rate(self) -> float | None:
-        """% of them that were there, or being made for another request; None where none was looked for."""
+        """Percentage of lookups that hit or joined another request's computation; None without lookups."""
         return 100 * (self.asked - self.lookups.get("miss", 0)) / self.asked if self.asked else None
 
     def ms(self, stage: str) -> float | None:
-        """Mean time of a picture in a stage, in fetch of a request's; None where none passed it."""
+        """Mean time per image in a stage (in fetch: per request); None if no image passed the stage."""
         count = self.pictures.get(stage, 0)
         return 1000 * self.seconds.get(stage, 0.0) / count if count else None
 
@@ -59,7 +59,7 @@ CountsByWorker = Mapping[str, Mapping[str, PictureCounts]]  # by role, then by w
 
 
 def grown(first: CountsByWorker | None, last: CountsByWorker | None) -> dict[str, PictureCounts] | None:
-    """By role, between two readings; None where they are not of the same workers, or one counts anew."""
+    """The increase per role between two readings; None if their workers differ or a counter was reset."""
     if not first or not last or _workers(first) != _workers(last):
         return None
     total: dict[str, PictureCounts] = {}
@@ -72,7 +72,7 @@ def grown(first: CountsByWorker | None, last: CountsByWorker | None) -> dict[str
 
 
 def over_trials(trials: Sequence[Mapping[str, PictureCounts] | None]) -> dict[str, PictureCounts] | None:
-    """By role; None where one of the trials, or all of them, tell nothing."""
+    """Counts per role over all trials; None if a trial has none or there are no counts at all."""
     total: dict[str, PictureCounts] = {}
     for of_trial in trials:
         if of_trial is None:

@@ -1,6 +1,6 @@
-"""Where the prompts of a load come from: text of aiperf's own, a file of records, or a public dataset.
+"""The source of a load's prompts: text that aiperf generates, a file of records, or a public dataset.
 
-Fields have the names of aiperf 0.13.0's flags.
+Fields are named after aiperf 0.13.0's flags.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trtx.config.wording import shown
 
 Corpus = Literal["sonnet", "coding", "random"]
 
-# aiperf makes all prompts before it sends the first, and keeps a record of each request.
+# aiperf creates all prompts before it sends the first one, and keeps a record of each request.
 MAX_REQUESTS = 1_000_000
 MAX_LENGTH = 10_000_000  # tokens; no published model has a longer context
-MAX_TURNS = 10_000  # of a session, every one of which is made before the first is sent
-MAX_DELAY_MS = 86_400_000.0  # a day
+MAX_TURNS = 10_000  # per session; all turns are created before the first request is sent
+MAX_DELAY_MS = 86_400_000.0  # one day
 
 _NAMED = Field(default=None, min_length=1)
-# Of drawn turns, how many standard errors of their sum the number of conversations leaves room for.
+# Margin for the drawn number of turns: standard errors of their sum that the number of conversations allows for.
 _SPARE_ERRORS = 3
 
 
 class Prompts(Images):
-    """The prompts of every request of a sweep, as flags or YAML give them."""
+    """The prompts of a sweep's requests, as given by flags or YAML."""
 
     prompt_corpus: Annotated[
         Corpus | None,
@@ -172,15 +172,15 @@ class Prompts(Images):
 
     @property
     def dataset(self) -> str | None:
-        """What prompts are read from, as a person says it; None where aiperf makes them."""
+        """Name of the source of prompts, for users; None if aiperf generates them."""
         name = self.public_dataset if self.input_file is None else self.input_file.name
         return None if name is None else shown(name)
 
     @property
     def dataset_sha256(self) -> str | None:
-        """Of what an ``input_file`` holds, wherever it lies and whatever it is called; None without one.
+        """SHA-256 of the ``input_file``'s content, independent of its location and name; None without one.
 
-        All of it is read. Raises OSError where it can't be.
+        Reads the whole file or directory. Raises OSError if that fails.
         """
         if self.input_file is None:
             return None
@@ -192,30 +192,30 @@ class Prompts(Images):
 
     @property
     def trace_request_count(self) -> int | None:
-        """Requests of an ``input_file``, one a record; None where it can't be read. All of it is."""
+        """Number of requests in an ``input_file``, one per record; None if it can't be read. Reads the whole file."""
         return None if self.input_file is None or self.input_file.is_dir() else count_records(self.input_file)
 
     @property
     def has_sessions(self) -> bool:
-        """Requests are turns of conversations."""
+        """Whether requests are turns of conversations."""
         return self.session_turns_mean > 1
 
     @property
     def shared_length(self) -> int:
-        """Tokens at the beginning of a prompt that other prompts have too."""
+        """Number of tokens of the prefix that a prompt shares with others."""
         return self.prefix_prompt_length + self.shared_system_prompt_length
 
     @property
     def sharing(self) -> Literal["unique", "shared"] | None:
-        """Whether the load repeats prompts or their beginnings; None: it is for a dataset to say."""
+        """Whether prompts or their prefixes repeat; None: depends on the dataset."""
         if self.dataset is not None:
             return None
-        # A chat template may put images before the text: then those that come again are a beginning that prompts share.
+        # A chat template may place images before the text, so repeated images are a shared prefix.
         return "shared" if self.has_sessions or self.shared_length or self.repeats_images else "unique"
 
     @property
     def said(self) -> str:
-        """In a few words, for a report; empty where each prompt is text of its own."""
+        """A short description for reports; empty if every prompt is unique text."""
         parts = [f"of {self.dataset}"] if self.dataset else []
         if self.prompt_corpus:
             parts.append(f"{self.prompt_corpus} text")
@@ -233,8 +233,11 @@ class Prompts(Images):
         return ", ".join(parts)
 
     def conversation_count(self, requests: int, open_at_once: int) -> int:
-        """Conversations that ``requests`` turns take, so that none comes twice: those still open when a phase ends
-        have begun as well, and drawn numbers of turns may be small ones."""
+        """Number of conversations required for ``requests`` turns without a repetition.
+
+        It allows for conversations that are still open when a phase ends, and for drawn numbers of turns that are
+        small.
+        """
         if not self.has_sessions:
             return requests
         needed = math.ceil(requests / self.session_turns_mean)

@@ -1,7 +1,7 @@
-"""What whoever serves a topology reads of it while a trial is made: its GPUs, the cores, how far each worker has come.
+"""Readings of a topology during a trial: its GPUs, CPU cores, and the progress of each worker.
 
-Readings of a trial stand beside aiperf's files, each with its time, and are judged by the part that was measured. What
-can't be read is None, which is not the same as nothing there.
+The process that serves the topology takes them. They are stored next to aiperf's files, each with its time, and only
+the measured part is evaluated. None means that a value could not be read, which differs from an absence.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from trtx.bench.pictures import PictureCounts, grown
 from trtx.bench.windows import Span
 
 READINGS = Document("readings.json", version=1, oldest=1, since="")
-# A reading this close to an edge of the measured part is of that edge: they come about once a second, and one that
-# waits for a busy worker takes longer.
+# Maximum distance between a reading and the edge of the measured part that it represents. Readings come about once a
+# second, and take longer while a worker is busy.
 _EDGE_NS = 3_000_000_000
 
-WorkerCounts = Mapping[str, Mapping[str, int]]  # requests by role, then by worker
+WorkerCounts = Mapping[str, Mapping[str, int]]  # number of requests by role, then by worker
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """A process on one of the topology's GPUs that is not one of the topology's."""
+    """A process on one of the topology's GPUs that doesn't belong to the topology."""
 
     pid: int
-    name: str | None  # None: not to be told, as of another user's
-    sm_percent: float | None = None  # of the GPU's time, as NVML samples it
+    name: str | None  # None: unknown, e.g. another user's process
+    sm_percent: float | None = None  # share of the GPU's time, as sampled by NVML
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one moment, as NVML says it; None is what it does not say here."""
+    """One GPU at one moment, from NVML; None if NVML doesn't report a value."""
 
-    name: str  # as a person knows it: "GPU 0"
+    name: str  # as shown to users: "GPU 0"
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
-    clock_reasons: tuple[str, ...] | None = None  # why the clock is not higher, in the words of trtx doctor
+    clock_reasons: tuple[str, ...] | None = None  # why the clock isn't higher, in the wording of trtx doctor
     power_w: float | None = None
     temperature_c: int | None = None
     memory_used_bytes: int | None = None
@@ -55,25 +55,26 @@ class GpuReading:
 class ServerReading:
     """A topology at one moment."""
 
-    at_ns: int  # since 1970
-    gpus: tuple[GpuReading, ...] | None  # those that it uses; None: they can't be read
-    ended_requests: dict[str, dict[str, int]] | None  # so far, by role and worker; None: not every worker says
-    # So far, by role and worker, of those that take pictures; None: none does, or one of them does not say.
+    at_ns: int  # ns since 1970
+    gpus: tuple[GpuReading, ...] | None  # the topology's GPUs; None: unreadable
+    # Since start, by role and worker; None: a worker doesn't report it.
+    ended_requests: dict[str, dict[str, int]] | None
+    # Since start, by role and worker, for workers that process images; None: there is none, or one doesn't report it.
     pictures: dict[str, dict[str, PictureCounts]] | None = None
-    # So far, by decode worker and prefill worker; empty: it has no decode workers; None: one of them does not say.
+    # Since start, by decode and prefill worker; empty: no decode workers; None: one doesn't report it.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
-    cpu: CpuReading | None = None  # of the machine that the reader is on; None: the kernel does not say
+    cpu: CpuReading | None = None  # of the machine that takes the readings; None: not reported by the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class TrialReadings:
-    """The form of the file, in the order of time."""
+    """Content of the file, in order of time."""
 
     readings: tuple[ServerReading, ...]
 
 
 def write_readings(directory: Path, readings: Sequence[ServerReading]) -> None:
-    """Of one trial, a reading a line. Raises OSError."""
+    """Writes the readings of one trial, one per line. Raises OSError."""
     fields = READINGS.versioned(plain(TrialReadings(tuple(readings))))
     lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in fields["readings"])
     text = f'{{"schema_version": {fields["schema_version"]}, "readings": [\n{lines}\n]}}\n'
@@ -81,24 +82,24 @@ def write_readings(directory: Path, readings: Sequence[ServerReading]) -> None:
 
 
 def read_readings(directory: Path) -> tuple[ServerReading, ...] | None:
-    """Of one trial; None where nobody read anything. Or UsageError: file and field."""
+    """The readings of one trial; None if there are none. Raises UsageError that names the file and the field."""
     found = READINGS.find(directory, TrialReadings)
     return None if found is None else found.readings
 
 
 def gpus_over(readings: Sequence[ServerReading], measured: Span) -> tuple[GpuReading, ...] | None:
-    """Every reading of every GPU from one edge of a measured part to the other; None where an edge has none."""
+    """All readings of all GPUs throughout a measured part; None if one of its edges has no reading."""
     around = _around(readings, measured)
     if around is None:
         return None
     found = [one.gpus for one in around]
     known = [gpus for gpus in found if gpus is not None]
-    # In between some may be lacking, as NVML answers in its own time. At the edges it is what "throughout" means.
+    # A reading may be missing in between, since NVML may be slow. The edges are required for "throughout".
     return None if found[0] is None or found[-1] is None else tuple(gpu for gpus in known for gpu in gpus)
 
 
 def cpu_over(readings: Sequence[ServerReading], measured: Span) -> CpuUse | None:
-    """How cores were used from one edge of a measured part to the other; None where an edge has no reading of them."""
+    """CPU use throughout a measured part; None if one of its edges has no CPU reading."""
     around = _around(readings, measured)
     if around is None or around[0].cpu is None or around[-1].cpu is None:
         return None
@@ -106,13 +107,14 @@ def cpu_over(readings: Sequence[ServerReading], measured: Span) -> CpuUse | None
 
 
 def requests_over(readings: Sequence[ServerReading], measured: Span, answered: int) -> dict[str, dict[str, int]] | None:
-    """Requests that ended in each worker in a measured part, by role and worker.
+    """Requests that ended on each worker in a measured part, by role and worker.
 
-    None where a worker did not say, or all of them together saw fewer than the ``answered`` requests: then others did
-    the work, as behind a forwarded port.
+    None if a worker didn't report, or if all workers together saw fewer than the ``answered`` requests: then other
+    workers served some of them, for example behind a forwarded port.
 
-    Until its last reading, as nothing else is sent in a trial, and a worker counts a request a moment after its client
-    has the answer. From up to some seconds before its start: a few may be of the warm-up.
+    The count extends to the last reading, because a trial sends nothing else afterwards and a worker counts a request
+    slightly after the client has its answer. It starts up to a few seconds early, so it may include some warm-up
+    requests.
     """
     around = _around(readings, measured)
     if around is None:
@@ -124,26 +126,28 @@ def requests_over(readings: Sequence[ServerReading], measured: Span, answered: i
         role: {worker: count - first[role][worker] for worker, count in counts.items()} for role, counts in last.items()
     }
     if any(count < 0 for counts in counted.values() for count in counts.values()):
-        return None  # it was started again, and counts from 0
+        return None  # a worker was restarted and counts from 0
     seen = max((sum(counts.values()) for counts in counted.values()), default=0)
     return counted if seen >= answered else None
 
 
 def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, PictureCounts] | None:
-    """What became of the pictures of a measured part, by role: from the last reading before it to the last of all, as
-    :func:`requests_over`. None where workers did not say."""
+    """Image counters of a measured part, by role; None if workers didn't report.
+
+    Like :func:`requests_over`, this covers the time from the last reading before the part to the very last reading.
+    """
     around = _around(readings, measured)
     return None if around is None else grown(around[0].pictures, readings[-1].pictures)
 
 
 def handoffs_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, dict[str, HandoffCounts]] | None:
-    """What became of the KV of a measured part's requests, by decode and prefill worker, as :func:`pictures_over`."""
+    """Handoff counters of a measured part, by decode and prefill worker; the time is as in :func:`pictures_over`."""
     around = _around(readings, measured)
     return None if around is None else handoffs.grown(around[0].handoffs, readings[-1].handoffs)
 
 
 def summed(counts: Sequence[WorkerCounts]) -> dict[str, dict[str, int]]:
-    """Over trials, by role and worker."""
+    """Sums over trials, by role and worker."""
     total: dict[str, Counter[str]] = {}
     for of_trial in counts:
         for role, by_worker in of_trial.items():
@@ -156,7 +160,9 @@ def _workers(counts: WorkerCounts) -> set[tuple[str, str]]:
 
 
 def _around(readings: Sequence[ServerReading], measured: Span) -> Sequence[ServerReading] | None:
-    """Those from the last before a part to the first after it; None where either is far from it, or there is none."""
+    """The readings from the last one before a part to the first one after it; None if one is missing or too far
+    away.
+    """
     before = [place for place, one in enumerate(readings) if one.at_ns <= measured.start_ns]
     after = [place for place, one in enumerate(readings) if one.at_ns >= measured.end_ns]
     if not before or not after:

@@ -1,4 +1,4 @@
-"""aiperf's record of one request, reduced to what the figures and the checks of a cell need."""
+"""aiperf's record of one request, reduced to the values that metrics and checks use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Literal
 from trtx.bench.failures import reason
 
 RECORDS_FILE = "profile_export.jsonl"  # aiperf 0.13.0, --export-level records
-NAMED_MODELS = "trtx_named_models"  # our own field of a record's metadata (endpoint/naming.py)
+NAMED_MODELS = "trtx_named_models"  # trtx's field in a record's metadata (endpoint/naming.py)
 
 _Phase = Literal["warmup", "profiling"]  # aiperf's CreditPhase
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request. A metric is None where it can't be computed: all of them, when the request failed."""
+    """One request. A metric that can't be computed is None; a failed request has none at all."""
 
     start_ns: int
     end_ns: int
@@ -28,37 +28,37 @@ class RequestRecord:
     request_latency: float | None  # ms
     input_sequence_length: float | None  # tokens
     output_sequence_length: float | None  # tokens
-    credit_issued_ns: int | None = None  # when it was due; aiperf has none where it replays a schedule
-    cached_input_tokens: float | None = None  # of the input, found in the prefix cache; None: the usage does not say
-    image_count: float | None = None  # None: it has none, as far as aiperf counted
-    models: tuple[str, ...] = ()  # that the answer says it is of; none: it names none, or nobody looked
+    credit_issued_ns: int | None = None  # when the request was due; aiperf has none when it replays a schedule
+    cached_input_tokens: float | None = None  # tokens found in the prefix cache; None: not in the usage
+    image_count: float | None = None  # None: aiperf counted no images
+    models: tuple[str, ...] = ()  # model names in the answer; empty: it names none, or they were not recorded
 
     @property
     def succeeded(self) -> bool:
-        """Its answer was whole: our endpoint saw to it that aiperf recorded an error otherwise."""
+        """Whether the answer was complete. trtx's endpoint makes aiperf record an error otherwise."""
         return self.error is None
 
     @property
     def is_counted(self) -> bool:
-        """The server said how many tokens its answer has."""
+        """Whether the server reported the answer's token count."""
         return self.output_sequence_length is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecords:
-    """The requests of one aiperf run, failures too."""
+    """The requests of one aiperf run, including failures."""
 
     warm_up: tuple[RequestRecord, ...]
     measured: tuple[RequestRecord, ...]
 
 
 def read_records(path: Path) -> tuple[RequestRecord, ...]:
-    """The measured requests of one aiperf run: warm-up is left out, failures are kept."""
+    """The measured requests of one aiperf run, including failures but without warm-up."""
     return read_trial(path).measured
 
 
 def read_trial(path: Path) -> TrialRecords:
-    """All requests of one aiperf run, by phase. ValueError where the file breaks off within a line."""
+    """All requests of one aiperf run, by phase. Raises ValueError if the file ends within a line."""
     phases: dict[_Phase, list[RequestRecord]] = {"warmup": [], "profiling": []}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
@@ -71,7 +71,7 @@ def read_trial(path: Path) -> TrialRecords:
 
 def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, Any] | None) -> RequestRecord:
     def value(tag: str) -> float | None:
-        """What is no number, as JSON has null for, nobody measured."""
+        """The metric's value; None if it is missing or not a number (null in JSON)."""
         found = metrics.get(tag, {}).get("value")
         return float(found) if found is not None and math.isfinite(found) else None
 
@@ -82,7 +82,7 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         end_ns=metadata["request_end_ns"],
         error=None if error is None else reason(error),
         time_to_first_token=value("time_to_first_token"),
-        # 0: all tokens came in one piece, so there is no time between them to measure.
+        # 0: all tokens came in one piece, so there is no time between tokens.
         inter_token_latency=value("inter_token_latency") or None,
         request_latency=value("request_latency"),
         input_sequence_length=value("input_sequence_length"),

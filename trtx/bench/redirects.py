@@ -1,7 +1,9 @@
-"""A server that sends its client on to another address. Nobody here follows: another host would be measured than was
-named, or each request be sent twice, and what a request carries would go where nobody meant it to go. So it would by
-a proxy that the environment names: aiperf goes past it, as no proxy's time is a server's, and so does every other
-request, or a run would ask one server and measure another.
+"""Detects HTTP redirects and proxies, neither of which trtx uses.
+
+Redirects are never followed: the benchmark would measure a different host from the one named, or send each request
+twice, and the request's content would reach an unintended host. Proxies from the environment are bypassed for the same
+reason. aiperf bypasses them, because the proxy's time is not the server's; all other requests of a run must do the same
+to reach the same server.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ _STATUSES = (301, 302, 303, 307, 308)
 
 
 def sent_on(status: int | None, location: str | None, asked: str) -> str | None:
-    """That an answer to ``asked``, an address, leads elsewhere, in a clause; None where it does not.
+    """A clause that describes where a response to a request for the URL ``asked`` redirects; None if it doesn't.
 
-    ``location``: of its header. Of that no user and no query is shown: either may hold a secret.
+    ``location`` is the response's Location header. User info and query are not shown, because they may contain secrets.
     """
     if status not in _STATUSES:
         return None
@@ -32,8 +34,10 @@ def sent_on(status: int | None, location: str | None, asked: str) -> str | None:
 
 
 def proxy_passed(url: str) -> str:
-    """That the environment names a proxy for ``url`` and that it is not taken, as a clause; empty where it names none.
-    Not shown itself: its address may hold a password."""
+    """A clause saying that the environment's proxy for ``url`` is bypassed; empty if there is none.
+
+    The proxy itself is not shown, because its address may contain a password.
+    """
     parts = urlsplit(url)
     if parts.scheme not in getproxies() or proxy_bypass(parts.hostname or ""):
         return ""

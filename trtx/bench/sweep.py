@@ -1,4 +1,4 @@
-"""One sweep: aiperf against a target, a call for each trial, watched while it runs; cells written as trials end."""
+"""A sweep: one aiperf call per trial against a target, supervised while it runs. Cells are written as trials end."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
 
 POLL_S = 0.25
-# aiperf 0.13.0 waits for ever for a request that one of its workers lost. Each request ends within its timeout, in the
-# phase before it and in its own; the rest is for what aiperf does between: prompts are made, results are written.
+# aiperf 0.13.0 waits forever for a request that one of its workers lost. The limit allows a full request timeout in the
+# previous phase and in the current one, plus time for aiperf to create prompts and write results.
 _REQUESTS_IN_A_ROW, _BETWEEN_REQUESTS_S = 2, 600.0
-_LENGTHENED = 3  # times as many requests as in a warm-up that had not come to rest
+_LENGTHENED = 3  # factor by which a warm-up that wasn't steady is lengthened
 _ERROR_LINE = re.compile(r"\bERROR\b\W*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """What one aiperf call measures: one trial of one cell. What is resumed, and what ends alone."""
+    """The unit of one aiperf call: one trial of one cell. Trials are resumed and fail individually."""
 
     load: Load
     number: int  # from 1
@@ -55,19 +55,21 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a sweep is: one cell's trial, and how many of its requests have ended."""
+    """Progress of a sweep: the current trial of a cell, and how many of its requests have ended."""
 
     cell: str
     trial: int
     trials: int
     phase: Literal["starting", "running", "ended"]
-    requests: int  # ended, warm-up included
+    requests: int  # ended requests, warm-up included
     requests_total: int
 
 
 def planned_trials(spec: LoadSpec) -> tuple[PlannedTrial, ...]:
-    """All of a sweep on one topology. Every cell's first trial comes before any second, so that a slow drift of the
-    machine meets every load alike."""
+    """All trials of a sweep on one topology, in order.
+
+    The first trials of all cells precede any second trial, so that a slow drift of the machine affects all loads alike.
+    """
     return tuple(PlannedTrial(load, number) for number in range(1, spec.trials + 1) for load in spec.loads)
 
 
@@ -83,15 +85,18 @@ def sweep(
     restarts: Callable[[], Sequence[str]] | None = None,
     read_server: Callable[[], ServerReading] | None = None,
 ) -> tuple[Cell, ...]:
-    """Measures ``trials`` of ``spec`` (None: all) against ``target``, in their order, and returns their cells.
+    """Measures ``trials`` of ``spec`` (None: all) against ``target``, in order, and returns their cells.
 
-    Under ``run_dir`` it writes ``cells/<topology>-<load>/{cell.json, trial-NN/<aiperf's files>}`` as each trial ends,
-    and lines of ``journal.jsonl``. ``still_serving`` is called between looks and ends the sweep by raising;
-    ``restarts`` says which processes of the topology were started again so far (None: nobody watches);
-    ``read_server`` is called about once a second in a thread of its own (None: it can't be read). Whatever ends it
-    early (an interrupt too), the cell that was measured until then is written first. Raises LoadGeneratorError when
-    aiperf's first call measured nothing, or when no request ends for much longer than the request timeout. A later call
-    that measures nothing is its cell's failure.
+    Writes ``cells/<topology>-<load>/{cell.json, trial-NN/<aiperf's files>}`` under ``run_dir`` as each trial ends, and
+    lines of ``journal.jsonl``. If the sweep ends early for any reason (including an interrupt), the cell with the
+    trials so far is written first.
+
+    ``still_serving`` is called between polls and ends the sweep by raising. ``restarts`` returns the processes of the
+    topology that have been restarted so far (None: not supervised). ``read_server`` is called about once a second in
+    its own thread (None: no readings are available).
+
+    Raises LoadGeneratorError if aiperf's first call measured nothing, or if no request ends for much longer than the
+    request timeout. A later call that measures nothing counts as a failure of its cell.
     """
     trials = planned_trials(spec) if trials is None else trials
     journal = Journal(run_dir)
@@ -113,14 +118,17 @@ def sweep(
 
 
 def held_trials(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[PlannedTrial, ...]:
-    """Those of an earlier attempt that have a result, by aiperf's own files: a killed run may not have come to write
-    its cell, and files may have been removed, or changed, since."""
+    """The trials of an earlier attempt that have a result, according to aiperf's files.
+
+    The cell files aren't sufficient: a killed run may not have written its cell, and files may have been removed or
+    changed since.
+    """
     digests = digests_in(read_journal(run_dir))
     return tuple(trial for load in spec.loads for trial in _held(run_dir, target, spec, load, digests))
 
 
 def changed_files(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[str, ...]:
-    """Of trials that ended and do not hold any more: which of their files are others than then, a sentence each."""
+    """For trials that ended but are no longer usable: one sentence for each file that has changed since."""
     digests = digests_in(read_journal(run_dir))
     held = held_trials(run_dir, target, spec)
     told: list[str] = []
@@ -135,7 +143,7 @@ def changed_files(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[str, .
 
 
 def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
-    """Writes each cell that has trials with a result anew, from those alone."""
+    """Rewrites every cell that has usable trials, from these trials alone."""
     digests = digests_in(read_journal(run_dir))
     for load in spec.loads:
         if numbers := [trial.number for trial in _held(run_dir, target, spec, load, digests)]:
@@ -147,8 +155,10 @@ def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
 
 
 def _write_noted(journal: Journal, directory: Path, cell: Cell) -> None:
-    """The digest comes first: a run that is killed in between has the file that it noted before. What lies there and
-    is noted already is left alone."""
+    """Writes a cell after its digest, unless the same content and digest are already there.
+
+    The digest comes first; if the run is killed in between, the file still matches the previous digest.
+    """
     text = CELL.text(cell.to_json())
     digest = digest_of_text(text)
     noted = cell_digests_in(read_journal(journal.path.parent)).get(cell.name, ())[-1:]
@@ -169,14 +179,15 @@ def _held(run_dir: Path, target: Target, spec: LoadSpec, load: Load, digests: Di
     return [
         PlannedTrial(load, trial.number)
         for trial in measure_cell(directory, target, spec, load, intact).trials
-        # Without its last file aiperf was killed as it wrote, but for where all failed: it writes no result then.
+        # Without its last file, aiperf was killed while writing, except when all requests failed: then it writes no
+        # result.
         if trial.figures is not None
         and (TrialFiles(directory / trial.directory).ended or not trial.figures[request_count])
     ]
 
 
 def _restarted(run_dir: Path, cell: str, trials: Sequence[int]) -> tuple[str, ...] | None:
-    """Processes that were started again during these trials; None where nobody watched one of them."""
+    """Processes restarted during these trials; None if any trial was not supervised."""
     ended = {
         event.trial: event.restarted
         for event in read_journal(run_dir)
@@ -188,7 +199,7 @@ def _restarted(run_dir: Path, cell: str, trials: Sequence[int]) -> tuple[str, ..
 
 
 class _Measured:
-    """One trial while aiperf makes it, followed by its files."""
+    """One trial while aiperf runs it; progress is read from aiperf's files."""
 
     def __init__(
         self,
@@ -214,7 +225,7 @@ class _Measured:
         self._last_seen: tuple[object, ...] = ()
 
     def run(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
-        """The trial; once more, with a longer warm-up, where the first had not come to rest."""
+        """Runs the trial, and repeats it with a longer warm-up if the first warm-up wasn't steady."""
         self._run_once(on_progress, still_serving)
         if (why := self._why_not_warm()) is not None:
             self._warmup_request_count *= _LENGTHENED
@@ -264,7 +275,7 @@ class _Measured:
                 self.journal.note(CellEnded(cell=cell.name, status=cell.status, failure=cell.failure))
 
     def _why_not_warm(self) -> str | None:
-        """None where the warm-up was steady when it ended, or nobody can tell."""
+        """The reason why the warm-up wasn't steady at its end; None if it was, or if that can't be decided."""
         if not self.files.ended or not self._warmup_request_count:
             return None
         trial, concurrency = (
@@ -280,11 +291,11 @@ class _Measured:
 
     @property
     def is_empty(self) -> bool:
-        """aiperf left not one record."""
+        """Whether aiperf left no records."""
         return _size(self.files.directory / RECORDS_FILE) == 0
 
     def _write(self) -> Cell:
-        """The cell, with this trial and those of it before."""
+        """Writes the cell with this trial and the earlier ones."""
         failures = {} if self.files.ended else {self.trial.number: self._failure()}
         numbers = range(1, self.spec.trials + 1)
         started = [number for number in numbers if trial_directory(self.cell_directory, number).exists()]
@@ -296,7 +307,7 @@ class _Measured:
         return cell
 
     def _failure(self) -> str:
-        """One sentence: why this trial has no result."""
+        """One sentence that says why this trial has no result."""
         if self.exit_code is None:
             return "stopped before it ended"
         errors = _ERROR_LINE.findall(tail(self.files.log, 200))
@@ -304,7 +315,7 @@ class _Measured:
         return f"aiperf exited {self.exit_code} without a result{reason}"
 
     def _check_moves(self) -> None:
-        """Raises LoadGeneratorError when for too long no request has ended, and aiperf has not."""
+        """Raises LoadGeneratorError if no request has ended for too long although aiperf is still running."""
         seen = (self.files.ended, _size(self.files.directory / RECORDS_FILE))
         now = time.monotonic()
         if seen != self._last_seen:

@@ -1,4 +1,4 @@
-"""Reads a topology about once a second while a trial is made, in a thread that nothing waits for."""
+"""Takes readings of a topology about once a second during a trial, in a daemon thread."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Self
 
 from trtx.bench.readings import ServerReading
 
-EVERY_S = 1.0  # as nvidia-smi -l 1; clocks and processes change within seconds
-_LAST_S = 5.0  # that the last reading may take: a driver that hangs holds up nothing
+EVERY_S = 1.0  # like nvidia-smi -l 1; clocks and processes change within seconds
+_LAST_S = 5.0  # limit for the last reading, so that a hanging driver doesn't block the run
 
 
 class Watch:
-    """One trial's readings: one as it is entered, then one a second, one as it is left."""
+    """The readings of one trial: one on entry, then one per second, and one on exit."""
 
     def __init__(self, read: Callable[[], ServerReading] | None, every_s: float = EVERY_S) -> None:
-        """``read`` None: nobody can."""
+        """``read``: takes one reading; None if no readings are available."""
         self._read = read
         self._every_s = every_s
         self._left = threading.Event()
@@ -26,7 +26,7 @@ class Watch:
 
     @property
     def readings(self) -> tuple[ServerReading, ...]:
-        """So far, in the order of time."""
+        """The readings so far, in order of time."""
         return tuple(self._found)
 
     def __enter__(self) -> Self:

@@ -1,11 +1,13 @@
-"""Ramp, steady part and drain of one trial, found from the times of its requests. Pure.
+"""Splits a trial into ramp, steady part and drain, by the times of its requests. Pure.
 
-What others do, and why this differs. SGLang's bench takes the longest interval above a share of the peak concurrency,
-Triton's perf_analyzer repeats windows until their means agree, vLLM's and aiperf 0.13.0 divide by the whole run, and
-MLPerf's LoadGen asks for runs so long that the edges vanish. A trial here is short and its load is known, so the
-edges are found from the load itself. The first requests, sent at once to an idle server, queue for each other's
-prefill: their time to the first token is a start's, not the load's (mlcommons/endpoints #86, modelscope/evalscope
-#1641). So the ramp ends not where the concurrency is reached, but where as many requests as that have ended since.
+Other tools do this differently. SGLang's bench takes the longest interval above a share of the peak concurrency,
+Triton's perf_analyzer repeats windows until their means agree, vLLM's bench and aiperf 0.13.0 divide by the whole run,
+and MLPerf's LoadGen requires runs so long that the edges vanish. A trtx trial is short and its load is known, so the
+edges follow from the load.
+
+The first requests reach an idle server all at once and queue for each other's prefill, so their TTFT reflects the start
+and not the load (mlcommons/endpoints #86, modelscope/evalscope #1641). Therefore the ramp doesn't end when the
+concurrency is reached, but when that many requests have ended since.
 
 docs/validity.md has the definitions.
 """
@@ -19,13 +21,13 @@ from fractions import Fraction
 
 from trtx.bench.records import RequestRecord
 
-# Of the slots of a closed loop, how many must be in use on average. Below, the load was another one than asked.
+# Minimum mean share of a closed loop's slots in use. Below it, the actual load was not the requested one.
 HELD_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time, its start included and its end not, in ns since 1970."""
+    """A half-open interval [start, end) in ns since 1970."""
 
     start_ns: int
     end_ns: int
@@ -38,7 +40,9 @@ class Span:
         return self.start_ns <= at_ns < self.end_ns
 
     def share_of(self, start_ns: int, end_ns: int) -> float:
-        """Which part of a time lies in this one: 0 to 1. An instant lies in it or not."""
+        """The share of the interval [``start_ns``, ``end_ns``) that lies in this span: 0 to 1. For an instant,
+        0 or 1.
+        """
         if end_ns <= start_ns:
             return float(self.has(start_ns))
         return max(0.0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns)) / (end_ns - start_ns)
@@ -46,35 +50,36 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """One trial cut in three, with what the steady part holds."""
+    """The three parts of a trial, with the content of the steady part."""
 
     ramp: Span
     steady: Span
     drain: Span
-    sent_count: int  # requests sent in the steady part: those whose latencies and lengths count
-    ended_count: int  # requests that ended in it, failed ones too
-    mean_in_flight: float  # requests, over the steady part
+    sent_count: int  # requests sent in the steady part, over which latencies and lengths are computed
+    ended_count: int  # requests that ended in it, including failures
+    mean_in_flight: float  # number of requests, over the steady part
 
 
 @dataclass(frozen=True, slots=True)
 class NoSteadyPart:
-    """Why a trial has none, in one clause."""
+    """The reason why a trial has no steady part, as one clause."""
 
     reason: str
-    remedy: str = ""  # what to do, where a longer trial would have one
-    mean_in_flight: float | None = None  # where the load's times were found, but it was not held between them
+    remedy: str = ""  # what to do, if a longer trial would help
+    mean_in_flight: float | None = None  # known if the edges were found but the concurrency wasn't held between them
 
 
 def phases_of(records: Sequence[RequestRecord], concurrency: int | None) -> Phases | NoSteadyPart:
-    """Of a trial's requests; ``concurrency`` None: they came at a rate."""
+    """The phases of a trial's requests. ``concurrency`` None: an open loop."""
     return open_loop_phases(records) if concurrency is None else closed_loop_phases(records, concurrency)
 
 
 def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Phases | NoSteadyPart:
-    """Of a load that keeps ``concurrency`` requests in flight.
+    """The phases of a load that keeps ``concurrency`` requests in flight.
 
-    Steady: from where, with all slots in use, as many requests as there are slots have succeeded since, until the last
-    request is sent; from then on no slot is filled again. At least one request a slot must be sent in it.
+    The steady part starts when, after all slots were in use, as many requests as there are slots have succeeded. It
+    ends when the last request is sent, since no slot is refilled afterwards. At least one request per slot must be sent
+    in it.
     """
     if none := _nothing_succeeded(records):
         return none
@@ -101,11 +106,11 @@ def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Ph
 
 
 def open_loop_phases(records: Sequence[RequestRecord]) -> Phases | NoSteadyPart:
-    """Of a load that sends requests at a rate, whatever became of those before.
+    """The phases of a load that sends requests at a rate, independent of earlier requests.
 
-    Steady: from where nine of ten requests sent at the start would have ended (the 90th percentile of the latencies, as
-    one request's own may be a straggler's), until the last one is sent. It must be as long as the ramp: a server that
-    falls behind has latencies that grow with the run, and so none.
+    The steady part starts when nine of ten requests sent at the start would have ended: after the 90th percentile of
+    the latencies, since a single request may be a straggler. It ends when the last request is sent, and must be longer
+    than the ramp. A server that falls behind has no steady part, because its latencies grow with the run.
     """
     if none := _nothing_succeeded(records):
         return none
@@ -121,31 +126,33 @@ def open_loop_phases(records: Sequence[RequestRecord]) -> Phases | NoSteadyPart:
 
 
 def sent_in(records: Sequence[RequestRecord], span: Span) -> list[RequestRecord]:
-    """The requests that count for latencies and lengths: sent in the span, wherever they end.
+    """The requests that count for latencies and lengths: those sent in the span, wherever they end.
 
-    Those that also end in it would be the short ones, as a long request is more likely to cross the span's end.
+    Counting only requests that also end in the span would bias the sample towards short ones, because a long request is
+    more likely to cross the span's end.
     """
     return [record for record in records if span.has(record.start_ns)]
 
 
 def is_in_flight_within(record: RequestRecord, span: Span) -> bool:
-    """At some moment of the span, the one of its end too."""
+    """Whether the request was in flight at some moment of the span, including its end."""
     return record.start_ns < span.end_ns and record.end_ns >= span.start_ns
 
 
 def requests_in(record: RequestRecord, span: Span) -> float:
-    """How much of one request was served in the span: its share of the request's time.
+    """The share of a request that was served in the span, by time.
 
-    Whole ones alone, by their ends, jump by a round where requests end together.
+    Counting whole requests by their end would make the result jump by a full round when requests end together.
     """
     return span.share_of(record.start_ns, record.end_ns)
 
 
 def output_tokens_in(record: RequestRecord, span: Span) -> float:
-    """Output tokens of one counted request that came in the span.
+    """The number of output tokens of one counted request that arrived in the span.
 
-    The first when it came; the others evenly from then to the last content. Without a first token's time (no stream),
-    all of them evenly over the request. Spans that cover a request without overlap have all of its tokens together.
+    The first token counts at its arrival; the others are spread evenly from then to the last content. Without a TTFT
+    (no streaming), all tokens are spread evenly over the request. For adjacent spans that cover the whole request, the
+    results add up to all of its tokens.
     """
     tokens = record.output_sequence_length or 0.0
     last_ns = record.end_ns if record.request_latency is None else _after(record, record.request_latency)
@@ -156,7 +163,9 @@ def output_tokens_in(record: RequestRecord, span: Span) -> float:
 
 
 def _after(record: RequestRecord, latency_ms: float) -> int:
-    """The time at which a latency had passed, in ns since 1970. Whole, as a float of that size is up to 128 ns off."""
+    """The time ``latency_ms`` after the start, in ns since 1970; an int, because a float of that size is off by up to
+    128 ns.
+    """
     return record.start_ns + round(latency_ms * 1e6)
 
 
@@ -167,7 +176,7 @@ def _nothing_succeeded(records: Sequence[RequestRecord]) -> NoSteadyPart | None:
 
 
 def _filled(records: Sequence[RequestRecord], concurrency: int) -> tuple[int | None, int]:
-    """When first all slots were in use, if ever, and the most that were until then."""
+    """The time at which all slots were first in use (None: never), and the maximum in use until then."""
     ends = sorted(record.end_ns for record in records)
     most = 0
     for sent, start_ns in enumerate(sorted(record.start_ns for record in records), start=1):
@@ -192,7 +201,7 @@ def _cut(records: Sequence[RequestRecord], start_ns: int, end_ns: int) -> Phases
 
 
 def _percentile_90_ns(latencies_ns: Sequence[int]) -> int:
-    """As :func:`trtx.stats.percentiles.percentile`, exact: in floats half a nanosecond is rounded either way."""
+    """Like :func:`trtx.stats.percentiles.percentile`, but exact: in floats, half a nanosecond may round either way."""
     ordered = sorted(latencies_ns)
     whole, rest = divmod((len(ordered) - 1) * 90, 100)
     if rest == 0:

@@ -1,1 +1,1 @@
-"""aiperf's command line, its processes, and what trtx adds inside them."""
+"""aiperf's command line, its processes, and the patches that trtx applies inside them."""

@@ -1,7 +1,7 @@
-"""The aiperf call that makes one trial of a cell: its command line, and what it leaves.
+"""The aiperf command line of one trial, and the files that the trial leaves.
 
-Each trial is a call of its own, so that it can be made again, resumed and judged alone, and trials of several cells can
-take turns. Facts here are of aiperf 0.13.0.
+Each trial is a separate aiperf call, so that a trial can be repeated, resumed and checked alone, and so that the trials
+of several cells can be interleaved. All statements about aiperf refer to version 0.13.0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trtx.bench.load_field import aiperf_words, plain
 from trtx.errors import UsageError
 
 PROGRAM = "aiperf"
-_SETTINGS = "AIPERF_"  # what the names of its variables begin with
-_READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes for one run
-# Where cores are few, aiperf shares them with what it measures, so it is asked to get along with little:
-# - one worker process, which carries some thousand tokens/s;
-# - a request rate that no such machine reaches. With a concurrency alone, aiperf 0.13.0 asks without a pause whether a
-#   request has ended while all are under way (RequestRateStrategy.execute_phase), which keeps a core busy for the whole
-#   run. With a rate of 1,000/s it asks every ms, so the next request is sent at most 1 ms late.
-# The rate can go with a release of aiperf that waits for a request's end in place of asking.
+_SETTINGS = "AIPERF_"  # prefix of aiperf's environment variables
+_READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes in a run
+# On a machine with few cores, aiperf competes for them with the server that it measures. Two settings reduce its load:
+# - one worker process, which handles a few thousand tokens/s;
+# - a request rate that such a machine never reaches. With a concurrency alone, aiperf 0.13.0 polls for a finished
+#   request in a busy loop while all slots are in use (RequestRateStrategy.execute_phase), which occupies one core for
+#   the whole run. With a rate of 1,000/s it polls once per ms, so the next request is sent at most 1 ms late.
+# Remove the rate once an aiperf release waits for the end of a request instead of polling.
 _FEW_CORES = 4
 _ONE_WORKER = ("--workers-max", "1")
 _NO_POLLING = ("--request-rate", "1000", "--arrival-pattern", "constant")
@@ -36,13 +36,13 @@ _NO_POLLING = ("--request-rate", "1000", "--arrival-pattern", "constant")
 
 @dataclass(frozen=True, slots=True)
 class TrialFiles:
-    """The directory of one trial, as aiperf fills it."""
+    """The directory of one trial, with the file layout that aiperf uses."""
 
     directory: Path
 
     @property
     def console(self) -> Path:
-        """What aiperf writes to its terminal."""
+        """The file that receives aiperf's terminal output."""
         return self.directory / "aiperf-console.log"
 
     @property
@@ -51,12 +51,12 @@ class TrialFiles:
 
     @property
     def ended(self) -> bool:
-        """aiperf wrote its result. It writes none where all requests failed."""
+        """Whether aiperf wrote its result. It writes none if all requests failed."""
         return (self.directory / _READY_FILE).exists()
 
 
 def check_endpoint() -> None:
-    """Raises UsageError where aiperf would not find our endpoint, before anything is started for it to measure."""
+    """Raises UsageError if aiperf would not find trtx's endpoint plugin. Call this before a server is started."""
     if not entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT):
         raise UsageError(
             f"the installed trtx does not offer aiperf its endpoint {ENDPOINT_TYPE!r} (entry point {ENTRY_POINT!r} of "
@@ -65,8 +65,11 @@ def check_endpoint() -> None:
 
 
 def check_settings() -> None:
-    """Raises UsageError where the environment has settings of aiperf: it would take them without a word, such as a new
-    connection for each request, or end over one before it has a log, and nothing of a run says so."""
+    """Raises UsageError if an environment variable sets an aiperf option.
+
+    aiperf would apply it without a message, although it may change the measurement (for example, a new connection per
+    request) or stop aiperf before it has a log. No file of the run would record the setting.
+    """
     if found := sorted(name for name in os.environ if name.startswith(_SETTINGS)):
         raise UsageError(
             f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set, which aiperf would measure by and no run "
@@ -77,9 +80,9 @@ def check_settings() -> None:
 def command(
     target: Target, spec: LoadSpec, load: Load, trial: int, directory: Path, *, attempt: int = 1
 ) -> tuple[str, ...]:
-    """The call for one trial, counted from 1, of ``load`` on one topology; its files go to ``directory``.
+    """The command line for trial number ``trial`` (from 1) of ``load`` on one topology. aiperf writes to ``directory``.
 
-    ``attempt``: how often it was made on this server, this time included.
+    ``attempt``: how many times this trial has been run on the same server, including this time.
     """
     argv = [
         PROGRAM, "profile",
@@ -87,13 +90,14 @@ def command(
         "--tokenizer", str(target.tokenizer_path),
         "--url", target.url,
         "--endpoint-type", ENDPOINT_TYPE,
-        # Lengths as the server sees them: prompts are made shorter by the chat template's own tokens, and counts come
-        # from the answers' usage, because tokens sampled past a model's own ending do not survive being re-encoded.
+        # Prompt lengths as the server counts them: aiperf shortens each prompt by the chat template's tokens, and token
+        # counts come from the response's usage, because tokens sampled after the model's own EOS don't survive
+        # re-encoding.
         "--apply-chat-template",
         "--use-server-token-count",
-        # Each trial draws its own prompts, or the second would find all of the first's in the prefix cache.
+        # Each trial has its own prompts. Otherwise the second trial would find those of the first in the prefix cache.
         "--random-seed", str(prompt_seed(spec.seed, load.label, trial, attempt)),
-        # One prompt a request, warm-up included, or later ones would be found in the prefix cache.
+        # One prompt per request, warm-up included. Otherwise later requests would hit the prefix cache.
         "--num-dataset-entries", str(
             spec.conversation_count(load.warmup_request_count + load.request_count, load.concurrency or 1)
         ),
@@ -104,14 +108,14 @@ def command(
         "--no-server-metrics",
         "--request-count", str(load.request_count),
     ]  # fmt: skip
-    if load.isl is not None:  # aiperf puts what is shared before it
+    if load.isl is not None:  # aiperf adds the shared prefix in front of it
         argv += ["--isl", str(load.isl - spec.shared_length)]
     if load.osl is not None:
         argv += ["--osl", str(load.osl)]
     argv += [*aiperf_words(spec), *spec.image_words]
-    if spec.prefix_prompt_length:  # aiperf has no prefix without their number
+    if spec.prefix_prompt_length:  # aiperf adds no prefix without this number
         argv += ["--num-prefix-prompts", str(spec.num_prefix_prompts)]
-    if spec.input_file is not None:  # without either, what the first record has decides
+    if spec.input_file is not None:  # without either flag, aiperf decides by the first record
         argv += ["--fixed-schedule" if spec.fixed_schedule else "--no-fixed-schedule"]
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
@@ -131,11 +135,11 @@ def command(
 
 
 def prompt_seed(seed: int, label: str, trial: int, attempt: int = 1) -> int:
-    """Of one trial's prompts: the same in every topology, and others in each load and trial.
+    """Seed of one trial's prompts: the same for every topology, different for each load and trial.
 
-    It is what aiperf itself makes of the seed for one run of a sweep (``derive_variation_seed``, whose trials count
-    from 0), so a trial that is measured anew gets the prompts that it would have had. A second ``attempt`` on the same
-    server gets others: it holds the first one's in its prefix cache.
+    The value equals the one that aiperf derives for one run of a sweep (``derive_variation_seed``, which counts trials
+    from 0), so a trial that is measured again gets the same prompts. A second ``attempt`` on the same server gets
+    different prompts, because the server's prefix cache holds those of the first.
     """
     which = label if attempt == 1 else f"{label}:attempt:{attempt}"
     digest = hashlib.sha256(f"{seed}:variation:{which}:trial:{trial - 1}".encode()).digest()
@@ -143,7 +147,7 @@ def prompt_seed(seed: int, label: str, trial: int, attempt: int = 1) -> int:
 
 
 def tail(path: Path, lines: int) -> str:
-    """The last lines of a log, without empty ones; empty when there is no log."""
+    """The last ``lines`` non-empty lines of a log, or "" if there is no log."""
     if not path.exists():
         return ""
     kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -151,7 +155,9 @@ def tail(path: Path, lines: int) -> str:
 
 
 def complaint(log_path: Path) -> str:
-    """What aiperf's console says went wrong, in one line: its last box's reason or first paragraph, else its end."""
+    """aiperf's error in one line: the reason or first paragraph of the last box on its console, else the last
+    log line.
+    """
     _, found, box = tail(log_path, 200).rpartition("╭")
     if not found:
         return words(tail(log_path, 1)) or "its log is empty"

@@ -1,4 +1,4 @@
-"""What a load makes of aiperf's command line, asked of aiperf's own parser before anything starts."""
+"""Checks a load's aiperf flags with aiperf's own parser, before anything is started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trtx.bench.sent_dataset import dataset_of, is_readable
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-# Fields of aiperf 0.13.0's CLIConfig that trtx fills itself, or whose use would measure something else than a cell is:
-# each with the field of a load that says it, or None. Flags have several names, a field has one. What a field of a load
-# has as its flag belongs to them by itself.
+# Fields of aiperf 0.13.0's CLIConfig that trtx sets itself, or that would make aiperf measure something other than a
+# cell. Each maps to the LoadSpec field that sets it, or to None. The keys are field names, since a flag may have
+# several names. Flags that a LoadSpec field declares are added by :func:`owned`.
 _OWNED: Mapping[str, str | None] = {
     "model_names": None, "urls": None, "endpoint_type": None, "api_key": None, "tokenizer_name": None,
     "apply_chat_template": None, "use_server_token_count": None, "artifact_directory": None, "ui_type": None,
@@ -31,7 +31,7 @@ _OWNED: Mapping[str, str | None] = {
     "prompt_prefix_pool_size": "num_prefix_prompts", "image_batch_size": "image_batch_size",
     "image_width_mean": "image_width_mean", "image_height_mean": "image_height_mean", "image_format": "image_format",
     "image_source": "image_source", "image_source_sampling": None,
-    # Other lengths, another end of a trial, other times of sending, several trials in one call.
+    # Fields that change lengths, the end of a trial or send times, or that run several trials in one call.
     "prompt_sequence_distribution": "isl", "isl_osl_pairs": "isl", "prompt_random_range_ratio": "isl_stddev",
     "prompt_batch_size": None, "system_prompt": "shared_system_prompt_length",
     "system_prompt_file": "shared_system_prompt_length", "prompt_prefix_user_context_length": None,
@@ -41,20 +41,20 @@ _OWNED: Mapping[str, str | None] = {
     "scenario": None, "num_profile_runs": "trials", "search_space": None, "search_recipe": None, "sweep_variants": None,
     "accuracy_benchmark": None, "custom_endpoint": None,
 }  # fmt: skip
-# Of those without a field of a load, what says it in place of them.
+# For fields without a LoadSpec field: the trtx option to use instead.
 _SAID_BY = {
     "model_names": "--model", "urls": "--url", "tokenizer_name": "--tokenizer", "artifact_directory": "-o",
     "api_key": "the variable OPENAI_API_KEY",
 }  # fmt: skip
-_TYPED_OTHERWISE = ("extra_inputs",)  # fields of a load whose options are not made of them
-_SECRET = re.compile(r"auth|cookie|token|secret|password|api-?key", re.IGNORECASE)  # in the name of a header
+_TYPED_OTHERWISE = ("extra_inputs",)  # LoadSpec fields whose options are declared by hand
+_SECRET = re.compile(r"auth|cookie|token|secret|password|api-?key", re.IGNORECASE)  # credential header names
 _NOBODY = Target("http://127.0.0.1:9", "model", Path("tokenizer"), "agg")
-_DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # of pydantic
+_DETAILS = re.compile(r"^\d+ validation errors? for \w+\s+| \[type=.*", re.DOTALL)  # noise in pydantic's messages
 
 
 @functools.cache
 def owned() -> Mapping[str, str | None]:
-    """Fields of aiperf's CLIConfig that ``--aiperf-args`` may not fill -> the field of a load that says it, or None.
+    """Fields of aiperf's CLIConfig that ``--aiperf-args`` must not set -> the LoadSpec field to use instead, or None.
 
     Imports aiperf.
     """
@@ -63,10 +63,10 @@ def owned() -> Mapping[str, str | None]:
 
 
 def check_load(spec: LoadSpec) -> None:
-    """Raises UsageError for a load that aiperf would refuse, or end over, once everything is started for it.
+    """Raises UsageError for a load that aiperf would refuse or fail on, before anything is started.
 
-    Imports aiperf, one to four seconds, only where the load has words that trtx does not know all of itself: further
-    arguments, or a dataset.
+    Imports aiperf (one to four seconds) only if the load has additional arguments or a dataset, which trtx can't fully
+    check by itself.
     """
     if not spec.aiperf_args and spec.dataset is None:
         return
@@ -84,7 +84,7 @@ def check_load(spec: LoadSpec) -> None:
     argv = command(_NOBODY, sent, spec.loads[0], 1, Path("trial"))
     try:
         build_benchmark_plan(resolve_config(_parsed(argv[2:])))
-    except Exception as error:  # whatever aiperf would end over
+    except Exception as error:  # any error at which aiperf would stop
         what = f"--aiperf-args {_names(spec.aiperf_args)}" if spec.aiperf_args else f"dataset {spec.dataset}"
         raise UsageError(
             f"{what}: aiperf refuses it ({_reason(error)}); correct it, or leave it out (aiperf profile --help lists "
@@ -95,19 +95,19 @@ def check_load(spec: LoadSpec) -> None:
 def _refuse_owned(words: tuple[str, ...]) -> None:
     if not words:
         return
-    # By name first: what aiperf can't read, as it lacks its value, it may leave out or take from the word behind it.
+    # Check flag names first: if a flag lacks its value, aiperf's parser may drop it or consume the next word.
     flags = _fields_by_flag()
     fields = {flags[flag] for word in words if (flag := word.partition("=")[0]) in flags}
     _refuse_fields(fields)
     try:
         given = _parsed(("--model", "model", *words))
     except Exception as error:
-        if "headers" in fields:  # aiperf would show it
+        if "headers" in fields:  # aiperf's message would show the header's value
             raise UsageError(
                 "--aiperf-args holds a header, and aiperf can't read all of it; expected --header NAME:VALUE, and "
                 "flags that aiperf profile --help lists"
             ) from error
-        return  # told by the whole command line
+        return  # the check of the whole command line reports this
     fields = given.model_fields_set - {"model_names"}
     if len(given.model_names) > 1:
         fields |= {"model_names"}
@@ -138,24 +138,24 @@ def _way_out(name: str) -> str:
 
 @functools.cache
 def _fields_by_flag() -> Mapping[str, str]:
-    """Flags of aiperf, as they are typed -> the field of its CLIConfig. Imports aiperf."""
+    """aiperf's flags as typed -> the CLIConfig field that they set. Imports aiperf."""
     from aiperf.config.flags import CLIConfig
 
     return {
         str(flag): name
         for name, field in CLIConfig.model_fields.items()
         for said in field.metadata
-        for flag in getattr(said, "name", None) or ()  # of cyclopts' Parameter
+        for flag in getattr(said, "name", None) or ()  # cyclopts' Parameter
     }
 
 
 def _names(words: tuple[str, ...]) -> str:
-    """Without values, of which one may be a secret."""
+    """The flag names without their values, because a value may be a secret."""
     return shown(" ".join(word.partition("=")[0] for word in words if word.startswith("-")) or "without a flag")
 
 
 def _parsed(words: tuple[str, ...]) -> Any:
-    """aiperf's CLIConfig of the words behind ``aiperf profile``."""
+    """aiperf's CLIConfig for the words after ``aiperf profile``."""
     from aiperf.cli import app
 
     _, bound, *_ = app.parse_args(("profile", *words), exit_on_error=False, print_error=False)

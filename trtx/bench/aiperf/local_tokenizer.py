@@ -1,9 +1,9 @@
-"""Lets aiperf 0.13.0 read a tokenizer's directory in the processes in which it sets ``HF_HUB_OFFLINE`` itself.
+"""Patches aiperf 0.13.0 to read a tokenizer from a directory in processes in which it sets ``HF_HUB_OFFLINE`` itself.
 
-Those make the prompts of a trace from its ``hash_ids`` (``dataset/generator/parallel_decode.py``). Offline, aiperf
-looks for whatever ``--tokenizer`` names in Hugging Face's cache alone, so with a directory it measured no trace of ten
-records or more: "A process in the process pool was terminated abruptly". Imported where aiperf is, before it forks.
-Drop it when a release takes a directory.
+These processes create the prompts of a trace from its ``hash_ids`` (``dataset/generator/parallel_decode.py``). Offline,
+aiperf looks for the value of ``--tokenizer`` only in Hugging Face's cache. With a directory it therefore failed on
+every trace of ten or more records: "A process in the process pool was terminated abruptly". The host process imports
+this module before it forks. Remove the module once an aiperf release accepts a directory.
 """
 
 from __future__ import annotations

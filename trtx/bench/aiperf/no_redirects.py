@@ -1,6 +1,6 @@
-"""Keeps aiperf 0.13.0 at the server that it was told to ask: aiohttp follows a redirect, and no record says a word.
+"""Patches aiperf 0.13.0 to refuse HTTP redirects: aiohttp follows them, and no record mentions it.
 
-Imported where aiperf is, before it forks. Drop it when a release can be told not to.
+The host process imports this module before it forks. Remove it once an aiperf release has an option for this.
 """
 
 from __future__ import annotations

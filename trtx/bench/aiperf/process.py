@@ -1,4 +1,4 @@
-"""aiperf's processes: one that has it imported, for a whole run, and in it one call a trial."""
+"""aiperf's processes: a host that imports aiperf once per run, and one call per trial that the host forks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from trtx.tls import CA_VARIABLE, trusted_beside
 
 GRACE_S = 5.0
 SCRATCH_PREFIX = "trtx-aiperf-"
-KEPT_VARIABLE = "TRTX_AIPERF_KEPT"  # directory of what all calls of a run read (kept_corpus.py)
+KEPT_VARIABLE = "TRTX_AIPERF_KEPT"  # directory of files that all calls of a run share (kept_corpus.py)
 _KEPT = "kept"
 _TRUSTED = "trusted.pem"
-_SOCKET_PATH_BYTES = 107  # Linux's sun_path, its closing NUL aside
+_SOCKET_PATH_BYTES = 107  # size of Linux's sun_path without the terminating NUL
 _BELOW_SCRATCH_BYTES = len(f"/{SCRATCH_PREFIX}12345678/tmp12345678/aiperf/dataset_manager_proxy_frontend.ipc")
-# What aiperf's processes import for a run like ours, each anew: 7 s of CPU a trial where it takes 3 once and then 0.
+# Modules that every aiperf process imports for a trtx run. Importing them once costs 3 s of CPU; without the host, each
+# trial would cost 7 s.
 _ENTRY = "aiperf.cli:app"
 _PRELOAD = (
-    "-torch",  # which transformers imports where it is there, 1.3 s of CPU, and a tokenizer needs not
+    "-torch",  # transformers imports torch if installed (1.3 s of CPU); tokenizers don't need it
     "aiperf.cli_commands.profile",
     "aiperf.cli_runner._single_run",
     "aiperf.common.tokenizer",
@@ -57,11 +58,11 @@ _PRELOAD = (
 
 
 class AiperfHost:
-    """aiperf imported once, forked for each trial (``warm_host.py``). A context manager, which starts it at once: its
-    imports take seconds, in which a topology starts.
+    """A process that imports aiperf once and forks it for each trial (``warm_host.py``).
 
-    Leaving the context ends it, and removes its temporary directory, where aiperf's processes keep sockets and dataset
-    files; aiperf talks to itself over Unix sockets there and listens on no port.
+    A context manager. Entering starts the process at once, so that its imports (seconds) overlap with the start of the
+    topology. Leaving ends the process and removes its temporary directory, in which aiperf's processes keep sockets and
+    dataset files. aiperf communicates internally over Unix sockets in this directory and listens on no port.
     """
 
     def __init__(
@@ -73,17 +74,22 @@ class AiperfHost:
         certificates: Sequence[Path] = (),
         program: Sequence[str] = (_ENTRY, *_PRELOAD),
     ) -> None:
-        """``guard`` is for whoever ends all if we are killed. It gets the temporary directory before that is made, and
-        what it returns gets the session of what was started: each process of it has ``TMPDIR`` set to that directory,
-        in whatever session it is. ``api_key`` reaches our endpoint by the environment: a command line is for everybody
-        to see. ``certificates``: PEM, of servers that are trusted beside those that are trusted here."""
+        """Creates the host without starting it.
+
+        ``guard`` registers processes for cleanup in case this process is killed. It is called with the temporary
+        directory before that directory exists, and returns a function that is called with the session id of the started
+        host. All processes of the run have ``TMPDIR`` set to the directory, whatever session they are in.
+
+        ``api_key`` is passed to trtx's endpoint in the environment, because command lines are visible to all users.
+        ``certificates`` are PEM files of servers to trust, in addition to those that this machine trusts.
+        """
         self.log_path = log_path
         self.api_key = api_key
         self._certificates = tuple(certificates)
         self._guard = guard
         self._program = tuple(program)
         self._unread = b""
-        self.is_ready = False  # it has imported all, and takes calls
+        self.is_ready = False  # all imports are done and the host accepts calls
 
     def __enter__(self) -> Self:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +114,7 @@ class AiperfHost:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._process.terminate()  # it may still import, which nobody needs any more; one that takes calls stays
+        self._process.terminate()  # it may still be importing; once it accepts calls, it blocks SIGTERM
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -117,7 +123,11 @@ class AiperfHost:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _trust(self) -> dict[str, str]:
-        """aiperf 0.13 verifies a server as aiohttp does by default: what OpenSSL reads of the environment."""
+        """Environment variable with the certificates to trust.
+
+        aiperf 0.13 verifies servers as aiohttp does by default: with the certificates that OpenSSL finds through the
+        environment.
+        """
         if not self._certificates:
             return {}
         file = self.scratch / _TRUSTED
@@ -125,14 +135,16 @@ class AiperfHost:
         return {CA_VARIABLE: str(file)}
 
     def call(self, argv: Sequence[str], log_path: Path) -> None:
-        """Has it run once; :meth:`replies` says what became of it, also where the host has died."""
+        """Requests one run. :meth:`replies` returns its outcome, also if the host has died."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write((json.dumps({"argv": list(argv), "log": str(log_path)}) + "\n").encode())
             self._process.stdin.flush()
 
     def replies(self, wait_s: float) -> list[dict[str, Any]]:
-        """What it has said since, after ``wait_s`` at most; ``{"exit": code}`` of its own when it died."""
+        """The host's new replies, after at most ``wait_s`` seconds; ``{"exit": code}`` with its own exit code if it
+        died.
+        """
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -148,7 +160,7 @@ class AiperfHost:
         return [reply for reply in found if "ready" not in reply]
 
     def tidy(self) -> None:
-        """Removes what a call that ended left in the temporary directory, but what the next one reads."""
+        """Removes a finished call's files from the temporary directory, except those that the next call reads."""
         for path in self.scratch.glob("*"):
             if path.name in (_KEPT, _TRUSTED):
                 continue
@@ -159,24 +171,23 @@ class AiperfHost:
 
 
 class Aiperf:
-    """One running aiperf call, in a session of its own, writing its console to a log. A context manager, which ends
-    every process of that session when it is left.
+    """One running aiperf call in its own session, with its console output in a log.
 
-    Where a server has written its key back into an error, it is taken out of all that lies beside the log, where aiperf
-    writes.
+    A context manager. Leaving it ends every process of that session. If a server has echoed the API key in an error
+    message, the key is removed from all files next to the log, which is where aiperf writes.
     """
 
     def __init__(self, host: AiperfHost, argv: Sequence[str], log_path: Path) -> None:
         self.argv = tuple(argv)
         self._host = host
         self._log_path = log_path
-        self._is_called = False  # the host was asked for it, which takes calls once it has imported all
+        self._is_called = False  # the call was sent to the host, which accepts calls once its imports are done
         self._session: int | None = None  # None until the host has forked it
         self._exit_code: int | None = None
 
     def __enter__(self) -> Self:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path.touch()  # whoever is told to read it finds it, also where the call is ended before its fork
+        self._log_path.touch()  # the log exists even if the call ends before its fork
         self._call_once_ready()
         return self
 
@@ -185,16 +196,18 @@ class Aiperf:
     ) -> None:
         self.poll()
         deadline = time.monotonic() + GRACE_S
-        while self._is_called and self._session is None and self.poll(0.05) is None:  # it forks within milliseconds
+        while self._is_called and self._session is None and self.poll(0.05) is None:  # the fork takes milliseconds
             if time.monotonic() > deadline:
                 break
         self._end_session()
         self._host.tidy()
-        if self._host.api_key is not None:  # aiperf keeps it out of what it writes, not out of a server's own words
+        if self._host.api_key is not None:  # aiperf redacts the key, but not in messages from the server
             take_out(self._host.api_key, self._log_path.parent)
 
     def poll(self, wait_s: float = 0) -> int | None:
-        """Exit code, negative for a signal, or None while it runs; waits for its end for ``wait_s`` at most."""
+        """The exit code (negative for a signal), or None while aiperf runs. Waits at most ``wait_s`` seconds for the
+        end.
+        """
         if self._exit_code is None:
             for reply in self._host.replies(wait_s):
                 self._session = reply.get("pid", self._session)
@@ -203,7 +216,9 @@ class Aiperf:
         return self._exit_code
 
     def _call_once_ready(self) -> None:
-        """Not before: a call that waited in its pipe would be made after this one is left, and nobody would end it."""
+        """Sends the call once the host is ready. A call that waited in the pipe could start after this context has
+        ended, and nothing would end it.
+        """
         if self._host.is_ready and not self._is_called and self._exit_code is None:
             self._is_called = True
             self._host.call(self.argv, self._log_path)
@@ -213,7 +228,7 @@ class Aiperf:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                os.killpg(self._session, number)  # the leader's children outlive it at times, so always all of them
+                os.killpg(self._session, number)  # children may outlive the leader, so signal the whole group
             except ProcessLookupError:
                 break
             deadline = time.monotonic() + GRACE_S
@@ -222,13 +237,13 @@ class Aiperf:
                 time.sleep(0.01)
         deadline = time.monotonic() + GRACE_S
         while self.poll(0.05) is None and time.monotonic() < deadline:
-            pass  # the host says so, and takes the next call then
+            pass  # wait for the host to report the end, so that it accepts the next call
 
 
 def _short_directory() -> str:
-    """The temporary directory, or /tmp where that is too long: a Unix socket's path has 107 bytes at most.
+    """The temporary directory, or /tmp if its path is too long: a Unix socket's path has at most 107 bytes.
 
-    aiperf puts its own under ``<ours>/<tempfile's>/aiperf/dataset_manager_proxy_frontend.ipc``.
+    aiperf creates its own sockets as ``<scratch>/<tempfile's>/aiperf/dataset_manager_proxy_frontend.ipc``.
     """
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _SOCKET_PATH_BYTES - _BELOW_SCRATCH_BYTES else "/tmp"
@@ -243,9 +258,9 @@ def _group_lives(group: int) -> bool:
 
 
 def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
-    # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer in Hugging Face's cache only and refuses a
-    # directory (Tokenizer._resolve_local_snapshot). Without it the directory is read as it is; an endpoint that
-    # nothing listens on keeps every other look-up on this machine. Drop both when a release takes a directory.
+    # With HF_HUB_OFFLINE set, aiperf 0.13.0 looks for a tokenizer only in Hugging Face's cache and refuses a directory
+    # (Tokenizer._resolve_local_snapshot). Without the variable it reads the directory. HF_ENDPOINT names a port without
+    # a listener, so that no other look-up leaves this machine. Remove both once a release accepts a directory.
     dropped = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", API_KEY_VARIABLE)
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {
@@ -254,11 +269,12 @@ def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
         KEPT_VARIABLE: str(scratch / _KEPT),
-        # Its own limit, 2,500 to a worker process, would let the requests above it wait in the client, unseen.
+        # aiperf's default of 2,500 per worker process would queue further requests in the client, unseen.
         "AIPERF_HTTP_CONNECTION_LIMIT": str(MAX_CONCURRENCY),
         "COLUMNS": "120",
-        "PYTHONIOENCODING": "utf-8",  # it prints its table's lines before it has written its result, or ends over them
+        # aiperf prints its table before it writes its result, and must be able to encode it.
+        "PYTHONIOENCODING": "utf-8",
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # that there is no torch
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # silences the warning that torch is missing
     }

@@ -1,17 +1,17 @@
 """``python -m trtx.bench.aiperf.warm_host MODULE:FUNCTION NAME...`` imports a program once and runs it many times.
 
-``NAME`` is a module that is imported too, or behind a minus one that is not there while all is imported.
+Each ``NAME`` is a further module to import. ``-NAME`` hides a module from the imports, as if it were not installed.
 
-Imports everything, writes a line ``{"ready": true}``, and then for each line ``{"argv": […], "log": PATH}`` on its
-standard input forks a process that leads a session of its own, writes to the log, and calls the function as if started
-with that ``sys.argv``. It answers ``{"pid": N}``, and when that process has ended ``{"exit": CODE}``, negative for a
-signal. One runs at a time. When its standard input ends, so does the session of what still runs, and it itself.
+After the imports, the process writes the line ``{"ready": true}``. For each line ``{"argv": […], "log": PATH}`` on
+standard input, it forks a child that leads its own session, writes to the log, and calls the function with that
+``sys.argv``. It replies ``{"pid": N}``, and after the child's end ``{"exit": CODE}`` (negative for a signal). Only one
+child runs at a time. When standard input ends, the process kills the running child's session and exits.
 
-Nothing that it starts can be left behind: a function is not called before the answer names its process, so that whoever
-reads the answers can end its session should this process be killed, and the process dies with this one. SIGTERM ends it
-while it imports, and does nothing once it takes calls: the end of its standard input is how it learns of the end then.
+No child is left behind. The function is called only after the reply that names the child's pid, so the reader of the
+replies can end the child's session if this process is killed; the child itself dies with this process. SIGTERM ends
+this process during its imports and is blocked afterwards; from then on, the end of standard input ends it.
 
-It forks, as aiperf 0.13.0 does for its own services, so it must not start threads before: it only imports.
+The process forks, as aiperf 0.13.0 does for its services, so it must not start threads. It only imports modules.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-FAILED = 70  # exit code of a program that raised where it should have exited
+FAILED = 70  # exit code if the program raised an exception other than SystemExit
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(entry: str, names: list[str]) -> int:
-    # Standard output is the launcher's pipe: whatever a module prints as it is imported goes to the log.
+    # Standard output is the launcher's pipe, so send the output of imported modules to the log.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     module, _, function = entry.partition(":")
@@ -43,9 +43,9 @@ def main(entry: str, names: list[str]) -> int:
         importlib.import_module(name)
     for name in absent:
         del sys.modules[name]
-    gc.freeze()  # or the first collection in each fork would copy every page that holds an object
+    gc.freeze()  # otherwise the first collection in each fork would copy every page that holds an object
     libc = ctypes.CDLL(None)
-    # Blocked, not ignored: one that comes for a fork before it has taken the block away is kept for it.
+    # Blocked, not ignored: a SIGTERM that reaches a fork before it unblocks the signal stays pending.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     replies.write('{"ready": true}\n')
     for line in sys.stdin:
@@ -58,9 +58,9 @@ def main(entry: str, names: list[str]) -> int:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _become(getattr(sys.modules[module], function), request, its)
         its.close()
-        ours.recv(1)  # it leads its session; nothing: it died first
+        ours.recv(1)  # the child leads its session now; an empty read means that it died first
         replies.write(json.dumps({"pid": pid}) + "\n")
-        with ours, contextlib.suppress(OSError):  # somebody who read that has ended it already
+        with ours, contextlib.suppress(OSError):  # the reader of the reply may have ended the child already
             ours.send(b"1")
         if (code := _wait(pid)) is None:
             return 0
@@ -75,7 +75,7 @@ def _become(program: Any, request: dict[str, Any], host: socket.socket) -> NoRet
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         with host:
             host.send(b"1")
-            if not host.recv(1):  # the host died before anybody was told of this process
+            if not host.recv(1):  # the host died before it reported this process
                 os._exit(FAILED)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -96,7 +96,7 @@ def _become(program: Any, request: dict[str, Any], host: socket.socket) -> NoRet
 
 
 def _wait(pid: int) -> int | None:
-    """The exit code of ``pid``; None when standard input ended first, and its session was ended then."""
+    """The exit code of ``pid``, or None if standard input ended first; then the child's session has been killed."""
     watched = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([watched, sys.stdin.fileno()], [], [])

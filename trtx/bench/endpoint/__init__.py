@@ -1,14 +1,15 @@
-"""The endpoint that trtx gives aiperf, as a plugin: aiperf's own for chat, where only a whole answer is a success.
+"""trtx's endpoint plugin for aiperf: aiperf's chat endpoint, but only a complete answer counts as a success.
 
-Owns ``plugins.yaml``, which aiperf finds through the entry point ``aiperf.plugins`` of the installed trtx, and the
-classes that it names. Does not send, time or judge: aiperf does the first two, ``bench/answers.py`` the last.
-Enter through ``--endpoint-type`` :data:`ENDPOINT_TYPE`; ``chat`` is imported by aiperf's processes alone.
-Always holds: an aiperf that does not know the endpoint refuses the command line, so no answer goes unjudged.
+This package owns ``plugins.yaml``, which aiperf finds through the entry point ``aiperf.plugins`` of the installed trtx,
+and the classes named in it. aiperf sends and times the requests; ``bench/answers.py`` checks the answers. Select it
+with ``--endpoint-type`` :data:`ENDPOINT_TYPE`. Only aiperf's processes import ``chat``. Invariant: an aiperf that
+doesn't know this endpoint refuses the command line, so every answer is checked.
 """
 
 ENDPOINT_TYPE = "trtx_chat"
 ENTRY_POINT_GROUP = "aiperf.plugins"
 ENTRY_POINT = "trtx"
-API_KEY_VARIABLE = "TRTX_BENCH_API_KEY"  # how bench hands the endpoint a key, which aiperf itself never has
+# Passes an API key from bench to the endpoint; aiperf itself never gets the key.
+API_KEY_VARIABLE = "TRTX_BENCH_API_KEY"
 
 __all__ = ["API_KEY_VARIABLE", "ENDPOINT_TYPE", "ENTRY_POINT", "ENTRY_POINT_GROUP"]

@@ -1,9 +1,9 @@
-"""aiperf's chat endpoint, strict: an answer that is not whole becomes the record's error.
+"""aiperf's chat endpoint with strict checks: an incomplete answer becomes an error of its record.
 
-aiperf 0.13.0 reads no finish reason, compares no count, and takes for an error on a stream only ``event: error``. Its
-record processor asks the endpoint to read the answer before any metric is computed: an error set there leaves the
-record out of every figure, aiperf's own too, and stands in ``profile_export.jsonl`` with its reason. Drop this when
-aiperf demands a finish reason itself.
+aiperf 0.13.0 ignores finish reasons, compares no token counts, and recognises an error in a stream only as ``event:
+error``. Its record processor calls the endpoint to parse each answer before it computes metrics. An error set here
+excludes the record from all metrics, including aiperf's own, and appears in ``profile_export.jsonl`` with its reason.
+Remove this once aiperf itself requires a finish reason.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from trtx.bench.records import NAMED_MODELS
 
 
 class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped here
-    """``/v1/chat/completions``, each answer judged by :meth:`Answer.fault` as it is read."""
+    """The ``/v1/chat/completions`` endpoint, which checks each answer with :meth:`Answer.fault` as it parses it."""
 
     def get_endpoint_headers(self, request_info: RequestInfo) -> dict[str, str]:
-        """With the key that ``bench`` was given for this server. aiperf 0.13.0 takes one for its own use from a command
-        line or a file alone, where others could read it; it keeps no header unredacted in what it writes."""
+        """Adds the API key that ``bench`` was given for this server.
+
+        aiperf 0.13.0 takes a key only from its command line or a file, where other users could read it. aiperf redacts
+        all headers in its output.
+        """
         headers: dict[str, str] = super().get_endpoint_headers(request_info)
         key = os.environ.get(API_KEY_VARIABLE)
         return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
 
     def extract_response_data(self, record: RequestRecord) -> list[ParsedResponse]:
-        """What aiperf's own does, in one pass with the judgement: no event is decoded twice."""
+        """Like aiperf's method, but parses and checks in one pass, so that no event is decoded twice."""
         if record._parsed_responses_cache is not None:
             return list(record._parsed_responses_cache)
         answer = Answer()
@@ -53,10 +56,12 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         return parsed
 
     def _parse_json_response(self, perf_ns: int, json_obj: Any) -> ParsedResponse | None:
-        """aiperf's own, given nothing that it can't compute with: it reads every event through here, in all processes.
+        """Like aiperf's method, but drops values that aiperf can't compute with. All of aiperf's processes parse events
+        here.
 
-        What raises in an aiperf 0.13.0 worker (a usage that counts "8" or 8.0 tokens) loses the request's credit, and
-        the run waits for it for ever. The judge reads the event as it came, and tells what is wrong with it.
+        An exception in an aiperf 0.13.0 worker (for a usage that counts "8" or 8.0 tokens) loses the request's credit,
+        and the run then waits for it forever. :class:`Answer` gets the event unchanged and reports what is wrong with
+        it.
         """
         if not isinstance(json_obj, dict):
             return None
@@ -64,15 +69,15 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
             json_obj = {name: value for name, value in json_obj.items() if name != "usage"}
         try:
             parsed: ParsedResponse | None = super()._parse_json_response(perf_ns, json_obj)
-        except Exception:  # whatever it is that aiperf did not expect of a server
+        except Exception:  # any error that aiperf raises for an unexpected response
             return None
         return parsed
 
     def _asked(self, record: RequestRecord) -> Asked:
-        """The body as :meth:`format_payload` merged it; the body itself does not travel with the record.
+        """What the request asked for, rebuilt from its settings: the record doesn't contain the request body.
 
-        Form and length are aiperf's own: what ``extra_inputs``, or a record, might say of them was refused. A record
-        without a length, and without one of the load's, is sent without: its answer ends by itself.
+        Streaming and length are those of aiperf, because ``extra_inputs`` and dataset records that set them were
+        refused. A request without a length limit, from the record or the load, ends when the model stops.
         """
         endpoint = self.model_endpoint.endpoint
         limit = record.request_info.max_tokens
@@ -81,7 +86,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
 
 
 def _unread(answer: Answer, texts: int) -> str | None:
-    """What keeps aiperf from timing a whole answer, of which it found text in so many events."""
+    """Why aiperf can't time a complete answer in which it found ``texts`` events with text; None if it can."""
     if not texts and not answer.texts:
         return "no text" if answer.tokens is None else f"{answer.tokens} tokens without text"
     if texts < answer.texts:

@@ -1,7 +1,7 @@
-"""What aiperf's records keep of an answer's own words: the models that it says it is of.
+"""Adds the model names in an answer to aiperf's records.
 
-aiperf 0.13.0 writes no field of an answer into ``profile_export.jsonl``. A record's metadata take fields beside their
-own, and an observer is the last who sees them before they leave the process. Drop this when aiperf exports the name.
+aiperf 0.13.0 writes no field of a response into ``profile_export.jsonl``. A record's metadata accepts additional
+fields, and a record observer runs last before the metadata leave the process. Remove this once aiperf exports the name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trtx.bench.records import NAMED_MODELS
 
 
 class NamedModels(AIPerfLifecycleMixin):  # type: ignore[misc]  # aiperf is untyped here
-    """Hands on what our endpoint (``chat.py``) found in an answer; records of other endpoints stay as they are."""
+    """Copies the model names that trtx's endpoint (``chat.py``) found; records of other endpoints are unchanged."""
 
     async def observe(self, context: RecordObserverContext) -> None:
         if names := getattr(context.record.request, NAMED_MODELS, None):

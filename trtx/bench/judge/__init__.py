@@ -1,1 +1,1 @@
-"""What a sweep point is worth: checks of its validity, objectives, and the gate against a baseline."""
+"""Judges sweep points: validity checks, SLO objectives, and the gate against a baseline."""

@@ -1,6 +1,6 @@
-"""What a check of a cell is: one record around its rule, from which its reason and its row in docs/validity.md follow.
+"""The record type of a validity check, from which a cell's reasons and docs/validity.md are generated.
 
-The records themselves stand in ``record_checks.py`` and ``server_checks.py``.
+The records themselves are in ``record_checks.py`` and ``server_checks.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from enum import Enum
 
 from trtx.bench.judge.evidence import Evidence
 
-# Of a request's time: what the client adds to it is no server's, so a slow-down by 10 % is understated by this share.
+# Share of a request's time that the client adds. It doesn't grow with the server's time, so a slow-down of the server
+# is understated by this share.
 CLIENT_SUSPECT, CLIENT_INVALID = 0.10, 0.25
 
 
@@ -23,30 +24,30 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule says where something speaks against the cell."""
+    """A rule's result if something speaks against the cell."""
 
     level: Level
-    sentence: str  # short, with its figures, without its full stop
+    sentence: str  # short, with the numbers, without a full stop
 
 
 @dataclass(frozen=True, slots=True)
 class NotObserved:
-    """What a rule says where the evidence is missing, or too little for an answer."""
+    """A rule's result if evidence is missing or insufficient."""
 
     why: str
 
 
-# None: it was looked at, and nothing speaks against the cell.
+# None: the rule was checked, and nothing speaks against the cell.
 Rule = Callable[[Evidence], Found | NotObserved | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One reason for which a cell can be SUSPECT or INVALID. The texts are those of docs/validity.md."""
+    """One reason why a cell can be SUSPECT or INVALID. Its texts appear in docs/validity.md."""
 
     name: str
     rule: Rule
-    suspect: str  # from where on; empty: never
+    suspect: str  # the threshold in words; empty: never
     invalid: str
     why: str
 
@@ -55,7 +56,7 @@ _checks: dict[str, Check] = {}
 
 
 def check(*, name: str, why: str, suspect: str = "", invalid: str = "") -> Callable[[Rule], Rule]:
-    """Makes the record of the rule that it decorates."""
+    """Decorates a rule: registers it as a check."""
 
     def taken_in(rule: Rule) -> Rule:
         if name in _checks:
@@ -67,12 +68,12 @@ def check(*, name: str, why: str, suspect: str = "", invalid: str = "") -> Calla
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Every record, as ``record_checks.py`` and then ``server_checks.py`` have them."""
+    """All checks: those of ``record_checks.py``, then those of ``server_checks.py``."""
     return tuple(_checks.values())
 
 
 def client_share(share: float, sentence: str) -> Found | None:
-    """What follows where a load generator takes this share of the time that is measured."""
+    """The result for a load generator that takes ``share`` of the measured time."""
     if share <= CLIENT_SUSPECT:
         return None
     return Found(Level.INVALID if share > CLIENT_INVALID else Level.SUSPECT, sentence)

@@ -1,9 +1,10 @@
-"""The gate of a baseline: is a candidate worse than it by more than a limit, beyond what chance explains?
+"""The gate against a baseline: is a candidate worse by more than a limit, beyond what chance explains?
 
-For each cell and metric the ratio candidate / baseline and its interval over trials. Worse by more than the limit with
-the whole interval: REGRESSED. With none of it: PASS. The limit within it: NO_VERDICT, which is no pass. The intervals
-of one gate hold all at once with its confidence (Bonferroni), so that ten cells are no ten chances of a false alarm.
-docs/verdicts.md has the rules and their sources.
+For each cell and metric, the gate computes the ratio candidate / baseline and its confidence interval over trials. If
+the whole interval is worse than the limit, the verdict is REGRESSED; if none of it is, PASS. If the limit lies within
+the interval, the verdict is NO_VERDICT, which doesn't count as a pass. All intervals of one gate hold together with its
+confidence (Bonferroni), so that ten cells don't give ten chances of a false alarm. docs/verdicts.md has the rules and
+their sources.
 """
 
 from __future__ import annotations
@@ -25,29 +26,31 @@ from trtx.bench.metrics import (
 from trtx.errors import UsageError
 from trtx.stats.intervals import CONFIDENCE, Interval, paired_ratio_interval, per_interval, ratio_interval
 
-# What a server does for all and for one: work a second, the wait for the first token, the pace of the others. E2E
-# latency follows from the last two, and tails take more requests than a short job has: --metrics has them.
+# Throughput of the server, time to the first token, and the pace of the following tokens. E2E latency follows from the
+# last two; tail percentiles need more requests than a short job has, and are available with --metrics.
 DEFAULT_METRICS = (
     Metric(output_token_throughput, None),
     Metric(time_to_first_token, 50),
     Metric(inter_token_latency, 50),
 )
-Design = Literal["independent", "paired"]  # trials of two runs, or rounds of an A/B run
+Design = Literal["independent", "paired"]  # trials of two runs, or blocks of an A/B run
 _BASELINE = "baseline: "
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most by which a metric may be worse, in % of the baseline: more of a latency, less of a throughput."""
+    """The maximum by which a metric may be worse, in % of the baseline: higher for a latency, lower for a
+    throughput.
+    """
 
     percent: float
 
     def ratio(self, metric: Metric) -> float:
-        """Of candidate / baseline, at which the metric is worse by just the limit."""
+        """The ratio candidate / baseline at which the metric is worse by exactly the limit."""
         return 1 + self._sign(metric) * self.percent / 100
 
     def margin(self, metric: Metric) -> float:
-        """How far that is from 1, as a factor above 1."""
+        """The distance of that ratio from 1, as a factor above 1."""
         return math.exp(abs(math.log(self.ratio(metric))))
 
     def verdict(self, metric: Metric, ratio: Interval) -> Verdict:
@@ -62,7 +65,7 @@ class Limit:
 
 
 def parse_limit(text: str) -> Limit:
-    """``5%`` of ``--max-regression``. Or UsageError."""
+    """Parses the value of ``--max-regression``, such as ``5%``. Raises UsageError."""
     percent = parse_percent("--max-regression", text)
     if not 0 < percent < 100:
         raise UsageError(f"--max-regression {text}: expected above 0% and below 100%; no measurement resolves 0%")
@@ -70,7 +73,9 @@ def parse_limit(text: str) -> Limit:
 
 
 def parse_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
-    """``output_token_throughput``, ``time_to_first_token:p99`` … of ``--metrics``, each once. Or UsageError."""
+    """Parses the values of ``--metrics``, such as ``time_to_first_token:p99``; each may occur once. Raises
+    UsageError.
+    """
     metrics = [_compared(text) for text in texts]
     twice = [metric.name for place, metric in enumerate(metrics) if metric in metrics[:place]]
     if twice:
@@ -97,10 +102,10 @@ def compare(
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> tuple[Judgement, ...]:
-    """One judgement for each of the candidate's cells and metrics, in their order.
+    """One judgement for each cell and metric of the candidate, in their order.
 
-    ``candidate`` has every cell that was to be measured, those without a result too: they fail. Cells that the baseline
-    alone has are not judged. ``max_error_rate`` is in %; ``confidence`` is of all intervals together.
+    ``candidate`` must contain every planned cell, also those without a result, which fail. Cells that only the baseline
+    has are ignored. ``max_error_rate`` is in %. ``confidence`` applies to all intervals together.
     """
     of_baseline = {sample.cell: sample for sample in baseline}
     each = per_interval(confidence, max(1, len(candidate) * len(metrics)))
@@ -120,18 +125,18 @@ def compare(
 
 
 def doubts_of_both(baseline: Sample | None, candidate: Sample | None) -> tuple[str, ...]:
-    """Why a cell is SUSPECT, on either side."""
+    """The reasons why a cell is SUSPECT, on either side."""
     sides = ((candidate, ""), (baseline, _BASELINE))
     return tuple(doubt for sample, side in sides if sample is not None for doubt in doubts(sample, side))
 
 
 def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.0) -> tuple[float, ...] | Refusal:
-    """A metric's value in each trial of a cell, or why there is nothing to compare."""
+    """A metric's value in each trial of a cell, or the reason why it can't be compared."""
     if refusal := why_not_judged(sample):
         return refusal
     error_rate = sample.whole.value(Metric(request_error_rate, None))
     if error_rate is None or error_rate > max_error_rate:
-        # Its figures are those of the requests that succeeded: the easy ones, under less load.
+        # The metrics cover only the requests that succeeded: the easy ones, under less load.
         told = "–" if error_rate is None else f"{error_rate:.3g}"
         return Refusal(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
     if why := sample.lacks_device(metric):
@@ -160,14 +165,16 @@ def measured_ratio(
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> Interval | Refusal:
-    """candidate / baseline in one cell, ``confidence`` of this interval alone; or why there is none."""
+    """The ratio candidate / baseline in one cell, or why there is none. ``confidence`` applies to this interval
+    alone.
+    """
     of_candidate = comparable_values(candidate, metric, max_error_rate)
     if isinstance(of_candidate, Refusal):
         return of_candidate
     if baseline is None:
         return Refusal(Verdict.NO_VERDICT, "the baseline has no such cell; measure it there too")
     of_baseline = comparable_values(baseline, metric, max_error_rate)
-    if isinstance(of_baseline, Refusal):  # no fault of the candidate's, whatever it is
+    if isinstance(of_baseline, Refusal):  # not the candidate's fault
         return Refusal(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
     if isinstance(metric.figure, PerDevice) and baseline.device != candidate.device:
         over = " and ".join(

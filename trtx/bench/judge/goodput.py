@@ -1,7 +1,7 @@
-"""Goodput: requests per second that each met the objectives of all latencies.
+"""Goodput: the rate of requests that each met the objectives for all latencies, in requests/s.
 
-aiperf's definition, and that of DistServe (Zhong et al., OSDI 2024): good requests / duration of the trial. A request
-that lacks one of the latencies, as an answer of one token has no ITL, is not good.
+The definition is that of aiperf and of DistServe (Zhong et al., OSDI 2024): good requests / duration of the trial. A
+request without one of the latencies is not good (an answer of one token, for example, has no ITL).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Bounds = Mapping[Spread, Bound]
 
 
 def request_bounds(objectives: Sequence[Objective]) -> Bounds:
-    """What each request has to keep to be good. Or UsageError, where no objective is about a latency.
+    """The bound that a request must meet for each latency to be good.
 
-    Where a latency has several objectives it is the widest: one of its p50 lets half of the requests be slower.
+    Raises UsageError if no objective is about a latency. If a latency has several objectives, the widest bound applies:
+    an objective for its p50 allows half of the requests to be slower.
     """
     bounds: dict[Spread, Bound] = {}
     for objective in objectives:
@@ -40,10 +41,11 @@ def request_bounds(objectives: Sequence[Objective]) -> Bounds:
 
 
 def goodput(records: Records, bounds: Bounds, span: Span | None = None) -> float | None:
-    """Of one trial, in requests/s; None where no time passed, as no request was measured, and where a latency of a
-    request can't be computed because nobody counted its tokens: it may have been good.
+    """Goodput of one trial in requests/s.
 
-    ``span``: of this part of it, in which each good request counts by the share of its time that lies in it.
+    None if the trial has no duration, or if a request's latency is unknown because its tokens were not counted: the
+    request may have been good. With ``span``, only this part of the trial counts, and each good request is weighted by
+    the share of its time that lies within the span.
     """
     if any(_is_unknown(record, bounds) for record in records):
         return None
@@ -54,7 +56,7 @@ def goodput(records: Records, bounds: Bounds, span: Span | None = None) -> float
 
 
 def judge_goodput(sample: Sample, goodputs: Sequence[float | None], minimum: float) -> Judgement:
-    """Of one cell: the mean over trials of their :func:`goodput` against the least that there has to be."""
+    """Judges one cell: compares the mean of its trials' :func:`goodput` with the required minimum."""
     bound = Bound("ge", minimum, "requests/s")
     criterion = f"goodput:avg:ge:{minimum:.10g}"
     if refusal := why_not_judged(sample):
@@ -65,7 +67,7 @@ def judge_goodput(sample: Sample, goodputs: Sequence[float | None], minimum: flo
 
 
 def _is_unknown(record: RequestRecord, bounds: Bounds) -> bool:
-    """Nobody counted its tokens, and all that is known of it keeps its bounds."""
+    """Whether the tokens were not counted and every latency that is known meets its bound."""
     if not record.succeeded or record.is_counted:
         return False
     samples = _samples(record, bounds)
@@ -79,5 +81,5 @@ def _is_good(record: RequestRecord, bounds: Bounds) -> bool:
 
 
 def _samples(record: RequestRecord, bounds: Bounds) -> list[tuple[list[float], Bound]]:
-    """By the figure's own formula, which gives none of a request that failed."""
+    """Latencies from the metrics' own formulas, which return none for a failed request."""
     return [(figure.formula([record]), bound) for figure, bound in bounds.items()]

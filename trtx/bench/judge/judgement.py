@@ -1,7 +1,7 @@
-"""What is said of one criterion in one cell, and what all of it says of a run.
+"""The result for one criterion in one cell, and the outcome of a run that follows from all results.
 
-Bad news outweighs no news, and no news outweighs good news: what was found missed stays missed, whatever else could not
-be judged, and a run passes only if each of its judgements does.
+Failures take precedence over missing verdicts, and those over passes: an objective that was missed stays missed even if
+others could not be judged, and a run passes only if every judgement passes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from trtx.bench.judge.sample import Sample
 from trtx.errors import GateError, NoVerdictError, TrtxError
 from trtx.stats.intervals import Interval
 
-_TOLD = 3  # reasons in one sentence; the report has all
-_NAMED = 6  # cells of one of them
+_TOLD = 3  # maximum number of reasons in one sentence; the report has all
+_NAMED = 6  # maximum number of cells named per reason
 
 
 class Verdict(Enum):
-    """In the order in which they count: the first that any judgement has is the run's."""
+    """Verdicts by precedence: the first one that any judgement has is the run's verdict."""
 
-    FAILED = "failed"  # what should be judged is not there, or requests failed
-    MISSED = "missed"  # a bound
+    FAILED = "failed"  # the values to judge are missing, or requests failed
+    MISSED = "missed"  # a bound was missed
     REGRESSED = "regressed"  # worse than the baseline by more than the limit, beyond chance
-    NO_VERDICT = "no verdict"  # measured too little, or not soundly enough, to say
+    NO_VERDICT = "no verdict"  # not enough valid measurements for a verdict
     PASS = "pass"
 
 
@@ -34,23 +34,25 @@ _BAD = (Verdict.FAILED, Verdict.MISSED, Verdict.REGRESSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Of one criterion in one cell. ``value``: the figure that a bound is held against, or candidate / baseline."""
+    """The verdict for one criterion in one cell. ``value`` is the metric compared with a bound, or candidate /
+    baseline.
+    """
 
     cell: str
     criterion: str  # 'time_to_first_token:p99:le:500', or the metric that was compared
     verdict: Verdict
-    reason: str  # with the numbers; what was expected and, where it helps, what to do
-    doubts: tuple[str, ...] = ()  # why the cell, on either side, is SUSPECT; it is judged all the same
+    reason: str  # with the numbers, the expected value, and what to do if that helps
+    doubts: tuple[str, ...] = ()  # why a cell on either side is SUSPECT; it is judged all the same
     value: float | None = None
-    interval: Interval | None = None  # of it, over trials; None: there is none, of one trial
+    interval: Interval | None = None  # confidence interval of value over trials; None for a single trial
     limit: float | None = None
     unit: str = ""
-    is_near: bool = False  # a bound lies within the interval: another run may be judged otherwise
+    is_near: bool = False  # the bound lies within the interval, so another run may get a different verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no number to judge by, and what follows from that."""
+    """Why a value can't be judged, and the verdict that follows."""
 
     verdict: Verdict
     reason: str
@@ -60,7 +62,7 @@ class Refusal:
 
 
 def why_not_judged(sample: Sample) -> Refusal | None:
-    """Of a cell that has no result, is INVALID, or lacks the part that is asked for; None where it can be judged."""
+    """Refuses a cell that has no result, is INVALID, or lacks the requested part; None if the cell can be judged."""
     if sample.figures is None:
         why = sample.failure or "it was not measured"
         return Refusal(Verdict.FAILED, f"the cell has no result ({why}); see its logs")
@@ -80,20 +82,22 @@ def why_not_judged(sample: Sample) -> Refusal | None:
 
 
 def doubts(sample: Sample, side: str = "") -> tuple[str, ...]:
-    """Of a SUSPECT cell: why, or that it is, where nothing says why."""
+    """The reasons why a cell is SUSPECT, or a general one if none is stated; empty for other cells."""
     if sample.validity is not Level.SUSPECT:
         return ()
     return tuple(f"{side}{doubt}" for doubt in sample.doubts or ("the cell is SUSPECT",))
 
 
 def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
-    """None where every judgement passed: GateError (exit 1) for bad news, else NoVerdictError (3), also for none."""
+    """None if every judgement passed. GateError (exit code 1) for failures, else NoVerdictError (3), also without
+    judgements.
+    """
     if not judgements:
         return NoVerdictError("nothing was judged: no cell, or no metric; expected at least one of each")
     found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
     if not found:
         return None
-    groups: dict[tuple[Verdict, str], list[Judgement]] = {}  # those that did not pass for one reason
+    groups: dict[tuple[Verdict, str], list[Judgement]] = {}  # judgements that did not pass, grouped by reason
     for one in found:
         groups.setdefault((one.verdict, one.reason), []).append(one)
     shown = [*groups.items()][:_TOLD]
@@ -105,7 +109,7 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
 
 
 def _names(alike: Sequence[Judgement]) -> str:
-    """``agg-c1, agg-c2 request_latency:p50:le:5``: a criterion once with its cells, those of the same cells as one."""
+    """Names such as ``agg-c1, agg-c2 request_latency:p50:le:5``: cells with equal criteria are grouped."""
     cells: dict[str, list[str]] = {}
     for one in alike:
         cells.setdefault(one.criterion, []).append(one.cell)

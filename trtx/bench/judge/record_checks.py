@@ -1,4 +1,4 @@
-"""The checks of a cell that aiperf's records alone can answer."""
+"""Validity checks of a cell that need only aiperf's records."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from trtx.bench.named_models import other_models
 from trtx.bench.windows import NoSteadyPart
 from trtx.stats.percentiles import samples_needed
 
-_WRONG_SHARE = 0.10  # lengths and prefix hits: from here on, another load than the one that was asked
+_WRONG_SHARE = 0.10  # lengths and prefix hits: above this share, the load is not the requested one
 _OUTPUT_SHARE, _INPUT_SHARE = 0.01, 0.02
-_INPUT_TOKENS = 2  # a chat template's, which aiperf and a server may count differently
+_INPUT_TOKENS = 2  # tokens of a chat template that aiperf and a server may count differently
 _HIT_SHARE = 0.02
-_SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25  # of an answer's time: its latencies are short by as much
-_SILENT_TOKENS = 2  # the end's own has no text and takes a step
+# Share of an answer's time without text; latencies are too short by this share.
+_SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25
+_SILENT_TOKENS = 2  # the end token has no text and takes one step
 _ONE_PIECE_SHARE = 0.10
-_SILENT_MS = 10.0  # a busy client's own, between two events: 3 to 12 were seen with ten busy processes a core
+# Delay that a busy client adds between two events; 3 to 12 ms were observed with ten busy processes per core.
+_SILENT_MS = 10.0
 
 
 @check(
@@ -128,7 +130,7 @@ def _one_piece(evidence: Evidence) -> Found | NotObserved | None:
         if record.time_to_first_token is not None and (record.output_sequence_length or 0) > 1
     ]
     gathered = sum(record.inter_token_latency is None for record in streamed)
-    if gathered <= _ONE_PIECE_SHARE * len(streamed) or gathered == len(streamed):  # of all: there is no ITL
+    if gathered <= _ONE_PIECE_SHARE * len(streamed) or gathered == len(streamed):  # all: there is no ITL anyway
         return None
     return Found(
         Level.SUSPECT,
@@ -240,7 +242,7 @@ def _length(
 
 
 def _of_trials(judgements: Sequence[Judgement]) -> Found | NotObserved | None:
-    """One trial that is not steady speaks against the cell; one that can't be told leaves the question open."""
+    """Combines the trials: one unsteady trial counts against the cell; an undecided one leaves the check unanswered."""
 
     def first(wanted: Steadiness) -> str | None:
         for number, judgement in enumerate(judgements, start=1):
@@ -256,6 +258,6 @@ def _of_trials(judgements: Sequence[Judgement]) -> Found | NotObserved | None:
 
 
 def _all_known(values: Sequence[float | None]) -> list[float]:
-    """The values, or none where one is not known: the others can't stand for it."""
+    """The values, or an empty list if any is unknown: the known ones would not be representative."""
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else []

@@ -1,4 +1,6 @@
-"""What a gate can resolve, told before anything is measured: a limit below the baseline's own spread never passes."""
+"""Checks before a measurement whether a gate can reach a verdict: a limit below the baseline's own spread never
+passes.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ def check_resolvable(
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> None:
-    """Can ``trials`` trials of ``cells`` pass this limit at all?
+    """Checks whether ``trials`` trials of ``cells`` can pass this limit at all.
 
-    UsageError where the baseline lacks a cell or a metric, and where even a candidate that measures just the same would
-    get no verdict: with the baseline's spread on both sides, the interval around a ratio of 1 reaches past the limit.
-    It says how many trials and requests would do (see :func:`trtx.stats.intervals.trials_needed`).
+    Raises UsageError if the baseline lacks a cell or a metric, or if even an identical candidate would get no verdict:
+    with the baseline's spread on both sides, the interval around a ratio of 1 extends beyond the limit. The message
+    says how many trials and requests are needed (see :func:`trtx.stats.intervals.trials_needed`).
     """
     of_baseline = {sample.cell: sample for sample in baseline}
     if lacking := [cell for cell in cells if cell not in of_baseline]:

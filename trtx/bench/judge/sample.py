@@ -1,4 +1,4 @@
-"""What a judgement takes of a run: one metric by its name, and the sample that one cell is of it."""
+"""The input of a judgement: a metric selected by name, and the sample of one cell."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trtx.bench.metrics import error_request_count, request_count
 from trtx.errors import UsageError
 from trtx.stats.percentiles import samples_needed
 
-DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # as people call them
-Window = Literal["whole", "steady"]  # of each trial: all of it, or its steady part
+DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # names for users
+Window = Literal["whole", "steady"]  # part of each trial that counts: all of it, or its steady part
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a cell: a figure, and which column of it."""
+    """One number of a cell: a metric record and one of its columns."""
 
     figure: Figure[Any]
-    column: int | None  # as in the figure's own columns
-    device: DeviceKind | None = None  # that it was asked over, of a figure per device; None: over what a cell has
+    column: int | None  # one of figure.columns
+    device: DeviceKind | None = None  # requested device kind of a per-device metric; None: the cell's own
 
     @property
     def name(self) -> str:
-        """``time_to_first_token:p99``, as it is typed."""
+        """The name as typed on the command line: ``time_to_first_token:p99``."""
         figure = self.figure
         return f"{figure.name if self.device is None else figure.key(DEVICES[self.device])}:{self.statistic}"
 
@@ -36,25 +36,25 @@ class Metric:
         return self.unit_over(self.device)
 
     def unit_over(self, device: DeviceKind | None) -> str:
-        """Of a value over these devices; None: whatever they are."""
+        """The unit of a value per this kind of device; None: a generic "device"."""
         return self.figure.unit.format(device="device" if device is None else DEVICES[device])
 
     @property
     def statistic(self) -> str:
-        """aiperf's word for it: avg, p99."""
+        """aiperf's name of the statistic: avg, p99."""
         return _statistic(self.figure, self.column)
 
     @property
     def samples_needed(self) -> int:
-        """Requests that it takes before it may be stated; 0 for what is no percentile."""
+        """Number of requests required to state the value; 0 unless it is a percentile."""
         return samples_needed(float(self.statistic[1:])) if self.statistic.startswith("p") else 0
 
     def of(self, figures: Figures | None, device_count: int | None) -> float | None:
-        """Its value among the figures of a cell or a trial; None where it can't be computed."""
+        """The value among the metrics of a cell or a trial; None if it can't be computed."""
         return None if figures is None else self.figure.number(self.figure.read(figures, device_count), self.column)
 
     def count(self, figures: Figures | None, device_count: int | None) -> int:
-        """How many requests its value is of; 0 where there is none."""
+        """Number of requests behind the value; 0 if there is no value."""
         if figures is None:
             return 0
         value = self.figure.read(figures, device_count)
@@ -68,23 +68,23 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One cell, as far as it is judged."""
+    """The data of one cell that judgements use."""
 
     cell: str
-    device_count: int | None  # None: not known
-    figures: Figures | None  # over all trials; None: there is no result
-    trials: tuple[Figures | None, ...]  # of each trial; in an A/B run, of each round
+    device_count: int | None  # None: unknown
+    figures: Figures | None  # over all trials; None: no result
+    trials: tuple[Figures | None, ...]  # per trial, or per block of an A/B run
     validity: Level = Level.VALID
-    doubts: tuple[str, ...] = ()  # why it is not VALID
+    doubts: tuple[str, ...] = ()  # why validity is not VALID
     failure: str | None = None  # why there is no result
-    window: Window = "whole"  # that its values are of
-    steady: Figures | None = None  # over all trials' steady parts; None: one of them has none
+    window: Window = "whole"  # the part of each trial that values refer to
+    steady: Figures | None = None  # over the steady parts of all trials; None: a trial has none
     steady_trials: tuple[Figures | None, ...] = ()
-    device: DeviceKind | None = None  # what device_count counts; None: not known
+    device: DeviceKind | None = None  # what device_count counts; None: unknown
 
     @classmethod
     def of(cls, cell: Cell, window: Window = "whole") -> Sample:
-        """Of a cell as it was measured. A trial that was asked for and is not there has no result."""
+        """The sample of a measured cell. Requested trials that are missing count as trials without a result."""
         absent: tuple[None, ...] = (None,) * (cell.trials_asked - len(cell.trials))
         return cls(
             cell=cell.name,
@@ -102,48 +102,50 @@ class Sample:
 
     @property
     def whole(self) -> Sample:
-        """The same cell over whole trials: a request that failed has failed in whatever part."""
+        """The same cell over whole trials. Error rates use it, because a failed request counts in either part."""
         return replace(self, window="whole")
 
     @property
     def where(self) -> str:
-        """Behind a value, which part it is of; nothing behind one of whole trials."""
+        """A suffix for values that names the part; empty for whole trials."""
         return "" if self.window == "whole" else " over the steady part"
 
     def value(self, metric: Metric) -> float | None:
-        """Over all trials."""
+        """The metric over all trials."""
         return metric.of(self._judged, self._devices(metric))
 
     def values(self, metric: Metric) -> tuple[float | None, ...]:
-        """Of each trial."""
+        """The metric of each trial."""
         return tuple(metric.of(trial, self._devices(metric)) for trial in self._judged_trials)
 
     def lacks_device(self, metric: Metric) -> str | None:
-        """Why it has no value over the devices that were asked for; None where it has those, or none were."""
+        """Why the metric has no value for the requested kind of device; None if it has."""
         if metric.device is None or self.device in (None, metric.device):
             return None
         asked, there = DEVICES[metric.device], DEVICES[self.device]
         return f"it is over {asked}s, and of this topology none is known; expected {metric.figure.key(there)}"
 
     def missing_trials(self) -> list[int]:
-        """Numbers, from 1, of those without a result: the others alone would be the better half."""
+        """Numbers (from 1) of trials without a result. The remaining trials alone would be biased towards the better
+        ones.
+        """
         return [number for number, trial in enumerate(self.trials, 1) if trial is None]
 
     def count(self, metric: Metric) -> int:
-        """Requests behind its value over all trials."""
+        """Number of requests behind the metric over all trials."""
         return metric.count(self._judged, self._devices(metric))
 
     def trials_without_steady(self) -> list[int]:
-        """Numbers, from 1, of those with a result and no steady part."""
+        """Numbers (from 1) of trials with a result but without a steady part."""
         pairs = zip(self.trials, self.steady_trials, strict=True)
         return [number for number, (trial, steady) in enumerate(pairs, 1) if trial is not None and steady is None]
 
     def supports(self, metric: Metric) -> bool:
-        """Whether those are enough to state it."""
+        """Whether there are enough requests to state the metric."""
         return self.count(metric) >= metric.samples_needed
 
     def fewest_samples(self, metric: Metric) -> int:
-        """Requests behind its value in the trial that has the fewest."""
+        """Number of requests behind the metric in the trial with the fewest."""
         return min((metric.count(trial, self._devices(metric)) for trial in self._judged_trials), default=0)
 
     def _devices(self, metric: Metric) -> int | None:
@@ -158,7 +160,7 @@ class Sample:
         return self.trials if self.window == "whole" else self.steady_trials
 
     def requests(self) -> tuple[int, int]:
-        """How many succeeded, and how many failed, in whole trials."""
+        """Number of successful and of failed requests, in whole trials."""
         return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
 
 
@@ -167,10 +169,10 @@ def _statistic(figure: Figure[Any], column: int | None) -> str:
 
 
 def parse_metric(text: str, typed: str) -> Metric:
-    """``time_to_first_token:p99``, or the name alone of a figure that is one number.
+    """Parses ``time_to_first_token:p99``, or a bare name if the metric is a single number.
 
-    Or UsageError, which begins with ``typed``, the option and its value. A figure per device is known by its name in
-    the summaries too, ``output_token_throughput_per_gpu``.
+    Raises UsageError, with a message that begins with ``typed``, the option and its value. A per-device metric may also
+    be given by its name in the summaries, ``output_token_throughput_per_gpu``.
     """
     name, colon, statistic = text.partition(":")
     figure, device = _figure(name, typed)
@@ -199,7 +201,7 @@ def _figure(name: str, typed: str) -> tuple[Figure[Any], DeviceKind | None]:
 
 
 def parse_percent(option: str, text: str) -> float:
-    """``5%`` as 5.0. Or UsageError, for a number alone too: 0.05 may mean either."""
+    """Parses ``5%`` as 5.0. Raises UsageError, also without the sign: 0.05 could mean either."""
     number = text.removesuffix("%").strip()
     try:
         value = float(number)

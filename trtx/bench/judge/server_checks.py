@@ -1,4 +1,4 @@
-"""The checks of a cell that need what aiperf's records don't say: its log, the launcher, the GPUs."""
+"""Validity checks of a cell that need more than aiperf's records: its log, the launcher, the GPUs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from trtx.stats.percentiles import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
-# Of the cores, and the same share as of a GPU: where all are busy, what others have the run lacks.
+# Share of core time, equal to the limit for a GPU: with all cores busy, time that others use is missing for the run.
 _FOREIGN_CPU = 0.05
-_TOLD_USER = 0.10  # of what others had, by one that is named: those that can't be seen here may have had the rest
+_TOLD_USER = 0.10  # minimum share of foreign time for naming one process; invisible processes may have used the rest
 _LOST_HANDOFFS = 0.05
-# Of NVML's reasons, those that no setting and no load explains: heat, and a power supply that asks for less. NVML's
-# documentation says of SwPowerCap that "the clocks have been optimized to not exceed the currently set power limits",
-# which is how a GPU runs under full load, of the others that they are settings or idleness.
+# NVML clock reasons that neither a setting nor the load explains: heat, and a power supply that demands less. According
+# to NVML's documentation, SwPowerCap means that "the clocks have been optimized to not exceed the currently set power
+# limits", which is normal under full load; the remaining reasons are settings or idleness.
 _THROTTLING = ("hardware slowdown", "thermal, by hardware", "thermal, by software", "power brake")
-# "May be also reported during PState or clock change", says the same of HwSlowdown: one reading of it alone is no news.
+# NVML's documentation says of HwSlowdown "May be also reported during PState or clock change", so a single reading of
+# it is ignored.
 _PASSING = {"hardware slowdown"}
 
 _NOT_READ = NotObserved("GPUs were not read throughout the measured part")
@@ -50,7 +51,7 @@ def _event_loops(evidence: Evidence) -> Found | NotObserved | None:
     blocked = {
         service: sum(delays)
         for service, delays in evidence.event_loop_delays_ms.items()
-        if service.startswith(("worker_", "timing_manager"))  # the others only write what these timed
+        if service.startswith(("worker_", "timing_manager"))  # the other services only write what these have timed
     }
     if not blocked or not total_ms:
         return None
@@ -85,14 +86,16 @@ def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
     if not told:
         return None
-    # Neither of the two known for certain: a router that goes by prefixes, of prompts that may share them.
+    # Neither a router that ignores prefixes nor unique prompts is certain, so uneven counts may be intended.
     if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
         return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
     return Found(Level.SUSPECT, told[0])
 
 
 def _uneven(counts: Mapping[str, int]) -> str | None:
-    """Of one role: the worker that is furthest from an equal share, where that is far and no chance."""
+    """For one role, a clause about the worker furthest from an equal share; None unless the gap is large and
+    significant.
+    """
     total = sum(counts.values())
     if len(counts) < 2 or not total:
         return None
@@ -100,7 +103,7 @@ def _uneven(counts: Mapping[str, int]) -> str | None:
     worst = max(counts, key=lambda worker: abs(counts[worker] - share))
     if abs(counts[worst] - share) <= _UNEVEN_SHARE * share:
         return None
-    # Any worker may be the one, in either direction (Bonferroni).
+    # Any worker could be the outlier, in either direction (Bonferroni).
     if 2 * len(counts) * binomial_tail(counts[worst], total, 1 / len(counts)) >= _UNEVEN_CHANCE:
         return None
     return f"{worst} got {counts[worst]} of {total} requests, an equal share is {share:.4g}"
@@ -207,7 +210,7 @@ def _by_gpu(gpus: Sequence[GpuReading]) -> dict[str, list[GpuReading]]:
 
 
 def _clock(slowed: Sequence[GpuReading]) -> str:
-    """The lowest clock of these readings, and the highest temperature."""
+    """The lowest clock and the highest temperature of these readings."""
     clocks = [(one.sm_clock_mhz, one.max_sm_clock_mhz) for one in slowed if one.sm_clock_mhz and one.max_sm_clock_mhz]
     told = " at {} of {} MHz".format(*min(clocks)) if clocks else ""
     heat = [one.temperature_c for one in slowed if one.temperature_c is not None]

@@ -1,8 +1,8 @@
-"""Service level objectives: bounds that a figure of a cell has to keep, and the judgement of one.
+"""Service level objectives: bounds for a cell's metrics, and their judgement.
 
-An objective is a promise about what was measured, so the figure itself is held against it, over all requests of all
-trials, as aiperf does. Nothing is taken as met that was not measured: a percentile of too few requests meets nothing,
-and a figure that is not there meets nothing.
+An objective is a promise about the measurement, so the metric itself, over all requests of all trials, is compared with
+the bound, as in aiperf. Nothing counts as met without a measurement: a missing metric, or a percentile of too few
+requests, meets no objective.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ASKS_FOR = {"lt": "lower", "le": "lower", "gt": "higher", "ge": "higher"}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a number has to keep."""
+    """A bound for a number."""
 
     operator: Operator
     threshold: float
@@ -43,7 +43,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """``time_to_first_token:p99:le:500``, in the figure's unit."""
+    """An objective such as ``time_to_first_token:p99:le:500``; the threshold is in the metric's unit."""
 
     metric: Metric
     bound: Bound
@@ -54,10 +54,10 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """``metric:statistic:operator:value``, as aiperf's ``--search-sla`` has it (0.13.0). Or UsageError.
+    """Parses ``metric:statistic:operator:value``, the format of aiperf 0.13.0's ``--search-sla``. Raises UsageError.
 
-    Its metrics are trtx's figures, its statistics those that a figure has. What aiperf would take, but can only be a
-    slip, is refused: an operator that asks a latency to be high, a bound that every value keeps or none can.
+    Metrics and statistics are those of trtx. Objectives that aiperf would accept but that can only be mistakes are
+    refused: an operator that requires a high latency, or a bound that every value or no value satisfies.
     """
     parts = text.split(":")
     if len(parts) != 4:
@@ -92,7 +92,7 @@ def _operator(typed: str, metric: Metric, text: str) -> Operator:
 
 
 def judge_objective(sample: Sample, objective: Objective) -> Judgement:
-    """Of one cell: PASS or MISSED; FAILED where nothing was answered, NO_VERDICT where too little was measured."""
+    """Judges one cell: PASS or MISSED; FAILED if no request was answered; NO_VERDICT if too little was measured."""
     metric, bound = objective.metric, objective.bound
     if refusal := why_not_judged(sample) or _why_not_known(sample, objective):
         return refusal.of(sample, objective.name, doubts(sample))
@@ -100,9 +100,9 @@ def judge_objective(sample: Sample, objective: Objective) -> Judgement:
 
 
 def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
-    """Of one cell: failed requests, in % of all, against the most that there may be.
+    """Judges one cell: compares its failed requests, in % of all, with the permitted maximum.
 
-    Of an INVALID one too: a request has failed whatever disturbed the load.
+    This includes INVALID cells, because a failed request has failed whatever disturbed the load.
     """
     sample = replace(sample.whole, validity=Level.VALID)
     return judge_objective(sample, Objective(Metric(request_error_rate, None), Bound("le", limit, "%")))
@@ -111,7 +111,7 @@ def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
 def judge_bound(
     sample: Sample, criterion: str, bound: Bound, value: float | None, trials: Sequence[float | None]
 ) -> Judgement:
-    """Of one cell that can be judged: its value, and that of each trial, against a bound."""
+    """Compares a cell's value, and the value of each trial, with a bound. The cell must be fit for judgement."""
     of_trials = [of_trial for of_trial in trials if of_trial is not None]
     if value is None:
         return Refusal(Verdict.NO_VERDICT, _why_none(sample)).of(sample, criterion, doubts(sample))
@@ -156,12 +156,14 @@ def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
 
 
 def _missed_already(sample: Sample, objective: Objective) -> str | None:
-    """By a smaller percentile that there are enough requests for: the one that was asked can't be below it."""
+    """A clause if a smaller percentile with enough requests already misses the bound: the requested one can't
+    be lower.
+    """
     asked, bound = objective.metric, objective.bound
     if _ASKS_FOR[bound.operator] != "lower":
         return None
     for smaller in (replace(asked, column=column) for column in asked.figure.columns if column is not None):
-        value = sample.value(smaller)  # a larger percentile takes more requests still
+        value = sample.value(smaller)  # a larger percentile needs even more requests
         if sample.supports(smaller) and value is not None and not bound.holds(value):
             return f"{smaller.statistic} is {value:.6g} {bound.unit}{sample.where} already; expected {bound}"
     return None

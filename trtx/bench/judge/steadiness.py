@@ -1,7 +1,7 @@
-"""Whether latencies kept their level: of warm-up against the measured part, of its first half against its second.
+"""Tests whether latencies are steady: warm-up against the measured part, and its first half against its second.
 
-Three answers, because few or noisy requests tell nothing: the interval of the ratio of two levels lies within what
-counts as the same, or beyond it, or neither. Pure.
+There are three answers, because few or noisy requests prove nothing: the confidence interval of the ratio of two levels
+lies within the tolerance, outside it, or neither. Pure.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trtx.bench.windows import NoSteadyPart, Phases, sent_in
 
 Records = Sequence[RequestRecord]
 
-BATCHES = 8  # of each side, and so the fewest requests of one
-# Half-widths of a two-sided interval of 99 % in standard errors, where one side's error comes from the successive
-# differences of BATCHES normal means and the other's is 0: 3.86 in 400,000 simulated draws. Two sides of one size take
-# 3.14, so intervals are rather too wide. At 95 % one healthy cell in twenty would be called disturbed.
+BATCHES = 8  # batches per side, and therefore the minimum number of requests per side
+# Half-width of a two-sided 99 % interval, in standard errors. If one side's error comes from the successive differences
+# of BATCHES normal means and the other's is 0, the factor is 3.86 in 400,000 simulated draws; two sides of equal size
+# take 3.14, so intervals are rather too wide. At 95 %, one healthy cell in twenty would be called disturbed.
 _ERRORS = 3.87
 
 
@@ -33,14 +33,14 @@ class Steadiness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A latency whose level is compared, and how far apart two levels may be that count as the same."""
+    """A latency to compare, and the tolerance within which two levels count as equal."""
 
     title: str
-    tolerance: float  # of the ratio: 0.1 takes 1 / 1.1 to 1.1
+    tolerance: float  # of the ratio: 0.1 accepts 1 / 1.1 to 1.1
     of: Callable[[RequestRecord], float | None]
 
 
-# The time to the first token is mostly queueing, which differs more from minute to minute than the steps do.
+# TTFT consists mostly of queueing, which varies more from minute to minute than step times do.
 _STREAMED = (
     Level("TTFT", 0.25, lambda record: record.time_to_first_token),
     Level("ITL", 0.10, lambda record: record.inter_token_latency),
@@ -50,7 +50,7 @@ _WHOLE = (Level("E2E", 0.10, lambda record: record.request_latency),)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The answer, and a clause with the figures that it rests on."""
+    """The answer, and a clause with the numbers behind it."""
 
     steadiness: Steadiness
     reason: str
@@ -58,7 +58,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of the geometric means of two sets of latencies, with its interval of 99 %."""
+    """The ratio of the geometric means of two sets of latencies, with its 99 % interval."""
 
     value: float
     low: float
@@ -66,10 +66,11 @@ class Ratio:
 
 
 def level_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
-    """``after`` over ``before``, each in the order in which the requests were sent; None with too few to tell.
+    """The ratio ``after`` / ``before`` of two sets of latencies in send order; None if there are too few.
 
-    From the difference of the means of the logarithms. Requests that were served together aren't independent, so a side
-    of n counts as n samples or as BATCHES batch means, whichever says less.
+    It is computed from the difference of the means of the logarithms. Requests that were served together aren't
+    independent, so the variance of a side's mean is the larger of two estimates: from its n samples, and from BATCHES
+    batch means.
     """
     sides = [[math.log(value) for value in side if value > 0] for side in (before, after)]
     if min(map(len, sides)) < BATCHES:
@@ -80,19 +81,19 @@ def level_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio | None
 
 
 def warm_up_needed(concurrency: int) -> int:
-    """The fewest warm-up requests of a closed loop that :func:`judge_warm_up` can say anything of.
+    """Minimum number of warm-up requests of a closed loop with which :func:`judge_warm_up` can decide.
 
-    A round that fills the slots, one that empties the start's queue, and two halves of BATCHES or of a round, of which
-    the later one is judged.
+    It covers one round that fills the slots, one round that drains the initial queue, and two halves of at least
+    BATCHES requests or one round each, of which the later is judged.
     """
     return 2 * concurrency + 2 * max(BATCHES, concurrency) + 1
 
 
 def judge_warm_up(warm_up: Phases | NoSteadyPart, requests: Records, steady: Records) -> Judgement:
-    """Whether the latencies had their measured level when the warm-up ended.
+    """Whether the latencies had reached their measured level by the end of the warm-up.
 
-    ``requests`` are those of the warm-up, ``steady`` those sent in the measured steady part. What is compared is the
-    later half of the warm-up's own steady part, at least BATCHES requests: its beginning may be cold.
+    ``requests`` are those of the warm-up, ``steady`` those sent in the measured steady part. The later half of the
+    warm-up's own steady part is compared, but at least BATCHES requests; its beginning may be cold.
     """
     if isinstance(warm_up, NoSteadyPart):
         return Judgement(Steadiness.UNKNOWN, f"of {len(requests)} warm-up requests, {warm_up.reason}")
@@ -102,7 +103,7 @@ def judge_warm_up(warm_up: Phases | NoSteadyPart, requests: Records, steady: Rec
 
 
 def judge_trend(steady: Records) -> Judgement:
-    """Whether latencies kept their level from the first half to the second of what was sent in the steady part."""
+    """Whether latencies stayed at their level from the first to the second half of the requests in the steady part."""
     ordered = _in_order(steady)
     middle = len(ordered) // 2
     return _judge(ordered[:middle], ordered[middle:], "in the second half", "in the first")
@@ -139,15 +140,15 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
 
 
 def _in_order(records: Records) -> list[RequestRecord]:
-    """Those that succeeded, as they were sent."""
+    """The successful requests in send order."""
     return sorted((record for record in records if record.succeeded), key=lambda record: record.start_ns)
 
 
 def _variance_of_mean(values: Sequence[float]) -> float:
-    """The larger of what single values say of it and what batches say, by their successive differences.
+    """The variance of a mean: the larger of the estimates from single values and from batch means.
 
-    A trend, which is what is looked for, enters a variance about the mean, and would hide itself; it hardly enters the
-    differences of neighbours (von Neumann et al. 1941).
+    The batch estimate uses successive differences. A trend, which is what the test looks for, would inflate a variance
+    about the mean and so hide itself; it hardly affects successive differences (von Neumann et al. 1941).
     """
     size = len(values)
     batches = [fmean(values[i * size // BATCHES : (i + 1) * size // BATCHES]) for i in range(BATCHES)]

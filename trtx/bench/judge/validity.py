@@ -1,15 +1,16 @@
-"""Whether a cell's figures can be trusted: VALID, SUSPECT or INVALID, what speaks against it and what nobody checked.
+"""Whether a cell's metrics can be trusted: VALID, SUSPECT or INVALID, with the reasons and the checks that were
+impossible.
 
-INVALID: the figures answer another question than was asked, as another load or another system was measured; more
-requests would not mend that. SUSPECT: it was what was asked, but something disturbed it, or it is too little to
-conclude from. docs/validity.md has a row for each check. Pure.
+INVALID: the metrics answer a different question, because another load or another system was measured; more requests
+would not help. SUSPECT: the right thing was measured, but something disturbed it or there is too little data for a
+conclusion. docs/validity.md lists all checks. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Importing them makes the records of all checks.
+# These imports register all checks.
 from trtx.bench.judge import record_checks, server_checks  # noqa: F401
 from trtx.bench.judge.checks import Found, Level, NotObserved, all_checks
 from trtx.bench.judge.evidence import Evidence
@@ -17,9 +18,9 @@ from trtx.bench.judge.evidence import Evidence
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What speaks against a cell."""
+    """A reason against a cell."""
 
-    name: str  # of the check
+    name: str  # name of the check
     level: Level
     sentence: str
 
@@ -37,7 +38,7 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """The verdict: the worst of its reasons. VALID: what was checked is in order; show ``unchecked`` beside it."""
+    """The verdict: the worst of its reasons. VALID covers only what was checked, so show ``unchecked`` with it."""
 
     level: Level
     reasons: tuple[Reason, ...]  # worst first
@@ -45,7 +46,7 @@ class Validity:
 
 
 def judge(evidence: Evidence) -> Validity:
-    """The verdict on one cell. Each check gives a reason, says why it could not be made, or has nothing to say."""
+    """The verdict on one cell. Each check returns a reason, an explanation why it could not be made, or None."""
     reasons, unchecked = [], []
     for made in all_checks():
         match made.rule(evidence):
