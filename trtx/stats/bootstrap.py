@@ -1,13 +1,13 @@
-"""An interval of any statistic over the requests of one trial, which are not independent of one another.
+"""Confidence interval of any statistic over the requests of one trial, which are not independent of each other.
 
-In a closed loop a request starts when another ends, and requests that run at one time share a batch: neighbours are
-alike, and an interval that takes them for independent is too narrow. So whole blocks of neighbours are drawn: the
-stationary bootstrap of Politis and Romano (1994, JASA 89:1303), whose blocks have geometric lengths. Their mean length
-follows from the autocorrelation: Politis and White (2004, Econometric Reviews 23:53) as corrected by Patton, Politis
-and White (2009, 28:372).
+In a closed loop, a request starts when another ends, and concurrent requests share a batch. Successive requests are
+therefore correlated, and an interval that assumes independence is too narrow. The stationary bootstrap of Politis and
+Romano (1994, JASA 89:1303) resamples blocks of successive requests with geometric lengths. The mean block length
+follows from the autocorrelation: Politis and White (2004, Econometric Reviews 23:53), corrected by Patton, Politis and
+White (2009, 28:372).
 
-It says how well one trial knows its own figure. What differs from trial to trial (a start, a clock, a placement) is not
-in it, so it takes the place of no interval over trials.
+The interval describes the uncertainty within one trial. It doesn't contain the variation between trials (starts,
+clocks, placement), so it can't replace an interval over trials.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-RESAMPLES = 1000  # enough for the ends of a 95 % interval: 25 resamples beyond each
-FEWEST_SAMPLES = 30  # below, there is no autocorrelation to speak of, and a resample is hardly another sample
+RESAMPLES = 1000  # enough for a 95 % interval: 25 resamples lie beyond each end
+FEWEST_SAMPLES = 30  # fewer samples give no useful autocorrelation, and resamples hardly differ
 
 
 def bootstrap_interval(
@@ -35,11 +35,11 @@ def bootstrap_interval(
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
 ) -> Interval | None:
-    """Of ``statistic`` over ``samples``, one a request in the order in which they were sent.
+    """The interval of ``statistic`` over ``samples``, one per request in send order.
 
-    The percentile interval (Efron and Tibshirani 1993). None for fewer than 30 samples, and where blocks would be so
-    long that a tenth of the samples is in each: the trial is too short for what its requests have in common. Equal
-    seeds give equal intervals.
+    This is the percentile interval (Efron and Tibshirani 1993). Returns None with fewer than 30 samples, or if a block
+    would contain more than a tenth of the samples: the trial is then too short for its correlation. Equal seeds give
+    equal intervals.
     """
     import numpy as np
 
@@ -57,9 +57,9 @@ def bootstrap_interval(
 
 
 def block_length(samples: Sequence[float]) -> float:
-    """The mean length of blocks with which the stationary bootstrap's variance of a mean has the least error.
+    """The mean block length that minimises the error of the stationary bootstrap's variance of a mean.
 
-    At least 1, which takes the samples for independent; at most min(3√n, n/3), as the sources have it.
+    At least 1, which treats samples as independent; at most min(3√n, n/3), as in the sources.
     """
     import numpy as np
 
@@ -67,7 +67,7 @@ def block_length(samples: Sequence[float]) -> float:
     centred = np.asarray(samples, dtype=float) - np.mean(samples)
     if not centred @ centred:
         return 1.0
-    # How far back to look: the first lag after which as many in a row as matter are no larger than chance.
+    # The furthest lag to use: the first one after which in_a_row lags have no more than chance correlation.
     in_a_row = 5
     furthest = min(math.ceil(math.sqrt(count)) + in_a_row, count - 1)
     covariances = np.array([centred[lag:] @ centred[: count - lag] / count for lag in range(furthest + 1)])
@@ -75,7 +75,7 @@ def block_length(samples: Sequence[float]) -> float:
     is_small = np.abs(covariances[1:] / covariances[0]) < by_chance
     last = next((lag for lag in range(furthest) if is_small[lag : lag + in_a_row].all()), furthest)
     lags = np.arange(1, min(2 * max(last, 1), furthest) + 1)
-    # The flat-top window: 1 up to half of the furthest lag, then down to 0.
+    # The flat-top window: 1 up to half of the furthest lag, then falling linearly to 0.
     weighted = np.minimum(1, 2 * (1 - lags / lags[-1])) * covariances[lags]
     spectrum = covariances[0] + 2 * weighted.sum()
     slope = 2 * (lags * weighted).sum()
@@ -86,13 +86,15 @@ def block_length(samples: Sequence[float]) -> float:
 
 
 def _stationary(random: np.random.Generator, count: int, length: float) -> npt.NDArray[np.int64]:
-    """Places of one resample: from each, on to the next one, or, with probability 1 / ``length``, anywhere."""
+    """The indices of one resample: each is followed by its successor or, with probability 1 / ``length``, by a random
+    index.
+    """
     import numpy as np
 
     starts = random.random(count) < 1 / length
     starts[0] = True
     anywhere = random.integers(0, count, count)
     steps = np.arange(count)
-    begun = np.maximum.accumulate(np.where(starts, steps, 0))  # where in the resample its block began
+    begun = np.maximum.accumulate(np.where(starts, steps, 0))  # position in the resample at which the block began
     places: npt.NDArray[np.int64] = (anywhere[begun] + steps - begun) % count
     return places

@@ -1,10 +1,11 @@
-"""Confidence intervals over trials: of a mean, and of the ratio of two means; and how many trials it takes.
+"""Confidence intervals over trials, of a mean and of the ratio of two means, and the number of trials required.
 
-A trial is one independent measurement, so an interval is over trials. One trial has none: None, never a width of zero.
-Ratios are taken on logarithms, where slower by a factor and faster by it are equally far from 1: the interval of b / a
-is the inverse of that of a / b. Its estimate is the ratio of geometric means.
+A trial is one independent measurement, so intervals are over trials. A single trial has no interval: the functions
+return None, never a width of zero. Ratios are computed on logarithms, on which slower and faster by the same factor are
+equally far from 1: the interval of b / a is the inverse of that of a / b. The estimate is the ratio of geometric means.
 
-Sources: Student (1908) for the mean and, on differences, for pairs; Welch (1947) for two samples of unequal variance.
+Sources: Student (1908) for the mean and, applied to differences, for pairs; Welch (1947) for two samples of unequal
+variance.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-POWER = 0.8  # the convention of Cohen (1988): four of five gates of an equal build get their verdict
-_FAR = 10  # times the reach of an interval
+POWER = 0.8  # the convention of Cohen (1988): four of five gates of an equal build pass
+_FAR = 10  # in multiples of an interval's reach
 _MOST_TRIALS = 10_000
-_LARGEST = 700.0  # e^710 is no float any more
+_LARGEST = 700.0  # e^710 overflows a float
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Two-sided, in the unit of what was estimated."""
+    """A two-sided confidence interval, in the unit of the estimate."""
 
     estimate: float
     low: float
@@ -35,9 +36,9 @@ class Interval:
 
 
 def per_interval(confidence: float, count: int) -> float:
-    """The confidence of each of ``count`` intervals that all hold at once with ``confidence`` (Bonferroni).
+    """The confidence of each of ``count`` intervals that together hold with ``confidence`` (Bonferroni).
 
-    Holm's procedure rejects more, but has no intervals to show: what is printed would not be what was judged.
+    Holm's procedure rejects more often, but gives no intervals: the printed intervals would not be those judged.
     """
     return 1 - (1 - confidence) / count
 
@@ -54,9 +55,9 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
 def ratio_interval(
     candidate: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Of candidate / baseline, of independent trials: Welch's t interval on logarithms.
+    """The interval of candidate / baseline from independent trials: Welch's t interval on logarithms.
 
-    None where a side has fewer than two trials. ValueError for a value that is not above 0: it has no ratio.
+    None if a side has fewer than two trials. Raises ValueError for a value that isn't positive, since it has no ratio.
     """
     candidate_logs, baseline_logs = _logs(candidate), _logs(baseline)
     if min(len(candidate_logs), len(baseline_logs)) < 2:
@@ -70,10 +71,10 @@ def ratio_interval(
 def paired_ratio_interval(
     candidate: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Of candidate / baseline, of rounds that measured both: Student's interval of the mean logarithm of their ratios.
+    """The interval of candidate / baseline from blocks that measured both: Student's interval of the mean log ratio.
 
-    What differs from round to round, and slows both sides alike, cancels out. None for fewer than two rounds.
-    ValueError for sides of unequal length, or a value that is not above 0.
+    Effects that differ between blocks but slow both sides alike cancel out. None for fewer than two blocks. Raises
+    ValueError for sides of unequal length, or for a value that isn't positive.
     """
     pairs = zip(_logs(candidate), _logs(baseline), strict=True)
     found = mean_interval([of_candidate - of_baseline for of_candidate, of_baseline in pairs], confidence)
@@ -81,14 +82,18 @@ def paired_ratio_interval(
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
-    """Standard deviation of the logarithms: for a small one, the coefficient of variation. None for fewer than two."""
+    """Standard deviation of the logarithms, which approximates a small coefficient of variation. None for fewer than
+    two.
+    """
     return statistics.stdev(_logs(values)) if len(values) > 1 else None
 
 
 def expected_margin(spread: float, trials: tuple[int, int], confidence: float = CONFIDENCE) -> float:
-    """By which factor the upper end of a ratio's interval will lie above its estimate, and the lower one below it.
+    """The factor by which the upper end of a ratio's interval will exceed the estimate, and the lower end fall below
+    it.
 
-    For ``trials`` of candidate and baseline that both have this :func:`relative_spread`; infinite for one trial.
+    ``trials`` gives the numbers of candidate and baseline trials, both of which have this :func:`relative_spread`.
+    Infinite if either is one.
     """
     if min(trials) < 2:
         return math.inf
@@ -97,11 +102,11 @@ def expected_margin(spread: float, trials: tuple[int, int], confidence: float = 
 
 
 def trials_needed(spread: float, margin: float, confidence: float = CONFIDENCE, power: float = POWER) -> int | None:
-    """Trials on each side with which a candidate equal to its baseline passes a limit with probability ``power``.
+    """Trials per side with which a candidate equal to its baseline passes a limit with probability ``power``.
 
-    ``margin`` is the limit as a factor above 1. The power of a non-inferiority test on logarithms is that of the t test
-    itself: the noncentral t distribution with 2n − 2 degrees of freedom, at ln margin / (spread · √(2/n))
-    (Julious 2004, Statistics in Medicine 23:1921). None where more than 10,000 would be needed.
+    ``margin`` is the limit as a factor above 1. The power of a non-inferiority test on logarithms is that of the t
+    test: the noncentral t distribution with 2n − 2 degrees of freedom, at ln margin / (spread · √(2/n)) (Julious 2004,
+    Statistics in Medicine 23:1921). None if more than 10,000 trials are required.
     """
 
     def suffices(count: int) -> bool:
@@ -111,7 +116,7 @@ def trials_needed(spread: float, margin: float, confidence: float = CONFIDENCE, 
         error = spread * math.sqrt(2 / count)
         distance = math.log(margin) / error if error else math.inf
         reach = _student(freedom, confidence)
-        # So far off scipy gives no number; what decides there is on which side of the reach it lies.
+        # scipy returns no number that far out. Then it only matters whether the distance exceeds the reach.
         found = float(nct.sf(reach, freedom, distance)) if distance < _FAR * reach else math.nan
         return distance > reach if math.isnan(found) else found >= power
 
@@ -125,23 +130,26 @@ def trials_needed(spread: float, margin: float, confidence: float = CONFIDENCE, 
 
 
 def _exp(log: float) -> float:
-    """Infinite where a float could not hold it: two wild values have an interval that wide."""
+    """e^``log``, or infinity if a float can't hold it: two extremely different values have an interval that wide."""
     return math.exp(log) if log < 700 else math.inf
 
 
 def _welch_half_width(variances: Sequence[float], counts: Sequence[int], confidence: float) -> float:
-    """``variances`` of the two means, which are of so many values. Degrees of freedom: Welch and Satterthwaite."""
+    """Half-width of Welch's interval. ``variances`` are those of the two means, ``counts`` their numbers of values.
+
+    Degrees of freedom follow Welch and Satterthwaite.
+    """
     total = sum(variances)
     if total == 0:
         return 0.0
-    # As shares of the total: the square of a small variance would underflow.
+    # As shares of the total, because the square of a small variance would underflow.
     shares = [variance / total for variance in variances]
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, counts, strict=True))
     return _student(freedom, confidence) * math.sqrt(total)
 
 
 def _ratios(logs: Interval) -> Interval:
-    """Of two trials that have nothing in common the interval is wider than floats are: its end is their last."""
+    """The interval of a ratio from that of its logarithm. Ends are limited to what a float can hold."""
     estimate, low, high = (math.exp(min(end, _LARGEST)) for end in (logs.estimate, logs.low, logs.high))
     return Interval(estimate, low, high, logs.confidence)
 
@@ -151,7 +159,7 @@ def _logs(values: Sequence[float]) -> list[float]:
 
 
 def _student(freedom: float, confidence: float) -> float:
-    """How many standard errors a two-sided interval reaches to each side."""
+    """Number of standard errors that a two-sided interval extends to each side."""
     return _student_quantile(freedom, (1 + confidence) / 2)
 
 

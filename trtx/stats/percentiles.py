@@ -1,4 +1,4 @@
-"""Percentiles, how many samples it takes before one may be stated, and the tail of a binomial distribution."""
+"""Percentiles, the number of samples required to state one, and the tail of a binomial distribution."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from functools import cache
 
 @cache
 def samples_needed(percentile: float) -> int:
-    """Smallest n of independent samples of which at least two lie beyond the percentile with probability ≥ 0.99.
+    """Smallest number of independent samples of which at least two lie beyond the percentile with probability ≥ 0.99.
 
-    With fewer, the figure is the maximum, or next to it, under another name: 11, 64, 130 and 662 for p50, p90,
-    p95 and p99.
+    With fewer samples, the value is effectively the maximum: 11, 64, 130 and 662 are needed for p50, p90, p95 and p99.
     """
     beyond = 1 - percentile / 100
     n = 2
@@ -22,7 +21,7 @@ def samples_needed(percentile: float) -> int:
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
-    """The q-th percentile, linear between neighbours (numpy's default, and aiperf's). ``samples`` is not empty."""
+    """The q-th percentile, interpolated linearly (numpy's and aiperf's default). ``samples`` must not be empty."""
     ordered = sorted(samples)
     position = (len(ordered) - 1) * q / 100
     below = int(position)
@@ -31,12 +30,14 @@ def percentile(samples: Sequence[float], q: float) -> float:
 
 
 def binomial_tail(count: int, n: int, p: float) -> float:
-    """The chance of ``count`` of ``n`` independent events of chance ``p`` (0 < p < 1), or of one further from n p on
-    the same side."""
+    """The probability of ``count`` events, or a number further from n·p on the same side, in ``n`` independent trials.
+
+    ``p`` is the probability of a single event, 0 < p < 1.
+    """
     far = range(count, n + 1) if count >= n * p else range(count, -1, -1)
     log_n, log_p, log_not = math.lgamma(n + 1), math.log(p), math.log1p(-p)
     tail = 0.0
-    for k in far:  # each is smaller than the one before
+    for k in far:  # terms decrease from one to the next
         term = math.exp(log_n - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * log_p + (n - k) * log_not)
         tail += term
         if term < 1e-12 * tail:
