@@ -1,1 +1,1 @@
-"""The documents of a run directory: their forms and versions, for every room that writes or reads one."""
+"""The documents of a run directory: forms and versions, shared by all packages that read or write them."""

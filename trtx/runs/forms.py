@@ -1,6 +1,6 @@
-"""The documents of a run directory beside cells and journal: their versions, and what is read of each.
+"""Documents of a run directory other than cells and journal: their versions, and the forms in which they are read.
 
-``trtx.experiment`` writes them all but ``summary.json``; what it alone reads of them, it says itself.
+``trtx.experiment`` writes all of them except ``summary.json``. It defines the forms that only it reads.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.bench.load import Load
 from trtx.bench.judge.sample import Window
 
-# 2: what was asked and what it was asked of stand in one file; before, the latter was env.json and less of it.
-# 3: load.fixed_schedule and gate.window; 4: eval. trtx.experiment.directory says what a run did before them.
-# 9: left_out of what was measured; before, such fields stood in engine_configs as if they had been in force.
+# 2: the request and its provenance are in one file; before, the provenance was in env.json and less complete. 3:
+# load.fixed_schedule and gate.window. 4: eval. trtx.experiment.directory defines the values for older runs. 9:
+# left_out; before, engine_configs included fields that were not in force.
 LOCK = Document("run.lock.yaml", version=9, oldest=2, since="it says less of what was measured, in a file beside it")
-# 2: hosts, their discovery and several frontends; a plan before them is of one machine and one frontend.
+# 2: hosts, their discovery and several frontends. An older plan has one machine and one frontend.
 PLAN = Document("plan.json", version=2, oldest=1, since="")
-# 2: the percentiles that have enough samples stand beside each latency; in 1 they were those of the requests.
+# 2: each latency lists the percentiles with enough samples; version 1 listed those of the request count.
 SUMMARY = Document("summary.json", version=2, oldest=2, since="")
 CONDITIONS = Document("conditions.json", version=1, oldest=1, since="")
 BASELINE = Document("baseline.json", version=1, oldest=1, since="")
@@ -31,40 +31,40 @@ COMPARISON = Document("comparison.json", version=1, oldest=1, since="")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that the run could use. None: NVML does not say."""
+    """A GPU available to the run. None: NVML doesn't report the value."""
 
     uuid: str | None
     name: str
     memory_bytes: int
     max_sm_clock_mhz: int | None
-    application_sm_clock_mhz: int | None  # that computing is asked to run at, where somebody set one
+    application_sm_clock_mhz: int | None  # application clock, if somebody set one
     power_limit_w: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a process can tell of the container it runs in. None: that is not told inside."""
+    """What a process can find out about its container. None: unknown from inside."""
 
     kind: str  # docker, podman, kubernetes, …
     image: str | None
-    nvidia_build: str | None  # product and build of NVIDIA's image that it was made from
+    nvidia_build: str | None  # product and build of the NVIDIA base image
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What a deployment that something else serves told of itself. None: it publishes no such thing."""
+    """What an attached deployment, which trtx doesn't serve, publishes about itself. None: not published."""
 
     url: str
     model: str
-    server: str | None  # whose software answers
+    server: str | None  # name of the server software
     server_version: str | None
     engine: str | None
-    versions: dict[str, str] | None  # by package, of what its workers run on
+    versions: dict[str, str] | None  # by package, of the workers' software
     workers: dict[str, int] | None  # by role
-    gpu_names: tuple[str, ...] | None  # of all workers
-    gpu_count: int | None  # of all workers: published, or said with --gpu-count
-    api_key_from: str | None  # the variable whose value each request carried; None: it asks for no key
-    deterministic: bool | None = None  # every worker of it says that its answers are the same in any batch
+    gpu_names: tuple[str, ...] | None  # over all workers
+    gpu_count: int | None  # over all workers: published, or given with --gpu-count
+    api_key_from: str | None  # environment variable with the API key of the requests; None: no key
+    deterministic: bool | None = None  # all workers declare that answers don't depend on the batch
 
     @property
     def worker_count(self) -> int | None:
@@ -73,36 +73,36 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The machine and the software that a run was started on. None: it has none, or does not say."""
+    """Machine and software on which a run was started. None: absent or unknown."""
 
     started_at: datetime
     command: str
-    commit: str | None  # of trtx's checkout; None where it is installed
-    commit_changes: str | None  # a hash of what tracked files differ from it; None: they don't
-    trtx_sources: str  # a hash that changes with the code that measures and serves, committed or not
+    commit: str | None  # of trtx's checkout; None for an installed package
+    commit_changes: str | None  # hash of the changes to tracked files; None: no changes
+    trtx_sources: str  # hash of the code that measures and serves, committed or not
     python: str
-    versions: dict[str, str]  # by package, of those that a figure depends on
+    versions: dict[str, str]  # by package, of packages that affect metrics
     torch_cuda: str | None  # CUDA release that torch was built for
     platform: str
-    os: str | None  # the distribution, inside the container where there is one
-    container: Container | None  # None: nothing tells of one
+    os: str | None  # the distribution, inside a container if there is one
+    container: Container | None  # None: no container detected
     cpu: str
     cpu_cores: int
     memory_bytes: int
-    memory_limit_bytes: int | None  # of the control group
-    load_average: float  # before anything of the run was started
+    memory_limit_bytes: int | None  # limit of the control group
+    load_average: float  # before the run started anything
     gpus: tuple[Gpu, ...]
-    sm_clocks_mhz: tuple[int | None, ...]  # of each of them, before anything of the run was started
+    sm_clocks_mhz: tuple[int | None, ...]  # per GPU, before the run started anything
     gpu_driver: str | None
-    driver_cuda: str | None  # highest CUDA release that the driver runs
-    deployment: Deployment | None = None  # of an attached run: the rest is of the machine that made the load
+    driver_cuda: str | None  # highest CUDA release that the driver supports
+    deployment: Deployment | None = None  # for an attached run; the other fields describe the client's machine
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Which files a model, or a tokenizer alone, was read from."""
+    """Identity of the files of a model, or of a tokenizer alone."""
 
-    revision: str | None  # the commit on the hub, of a snapshot in its cache
+    revision: str | None  # commit on the hub, for a snapshot in the hub's cache
     count: int
     total_bytes: int
     sampled_sha256: str  # see trtx.checkpoint.identity: large files by header, size and samples
@@ -110,37 +110,37 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A field of an engine config that was given and on which the engine does not act."""
+    """A given engine-config field that the engine ignores."""
 
     field: str
     value: Any
     source: str  # --set, --tp or a file
-    typed: bool  # False: it is of a config that trtx ships or wrote
+    typed: bool  # False: the field is from a config that trtx ships or wrote
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one mode measured. None: an attached run knows it of the deployment alone, or not."""
+    """What one mode measured. None: an attached run knows it only from the deployment, or not at all."""
 
     engine: str | None
-    model: str  # the name that requests carry
-    files: Files  # of the model; of an attached run, of the tokenizer
-    gpu_names: tuple[str, ...] | None  # one entry a GPU in use
+    model: str  # the model name in requests
+    files: Files  # of the model; for an attached run, of the tokenizer
+    gpu_names: tuple[str, ...] | None  # one entry per GPU in use
     workers: dict[str, int] | None  # by role
-    engine_configs: dict[str, dict[str, Any]] | None  # by role, resolved: the LLM's keyword arguments, as in force
-    aiperf: dict[str, str]  # by cell, the call of its first trial; those after have other seeds
-    # by role, what was given beside them and is not in force; None too of a run that did not tell them apart
+    engine_configs: dict[str, dict[str, Any]] | None  # by role, resolved: the LLM's keyword arguments in force
+    aiperf: dict[str, str]  # by cell: command line of the first trial; later trials differ in their seeds
+    # by role: given fields that are not in force; None also for a run that did not separate them
     left_out: dict[str, tuple[LeftOut, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a run was asked of, beside what was asked: all that its figures depend on."""
+    """Everything besides the request on which a run's metrics depend."""
 
     environment: Environment
     measured: dict[str, Measured]  # by mode
-    dataset_sha256: str | None = None  # of what an input_file held; None: there was none, or an older run did not say
-    directory: str | None = None  # where relative paths of what was asked begin; None: there are none, or an older run
+    dataset_sha256: str | None = None  # of the input_file's content; None: no input_file, or an older run
+    directory: str | None = None  # base of relative paths in the request; None: there are none, or an older run
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class AskedLoad:
     ignore_eos: bool
     cells: tuple[Load, ...]
     session_turns_mean: int = 1
-    prompts: str = ""  # what is said of them beside their lengths
-    image_batch_size: int = 0  # images beside each prompt's text
+    prompts: str = ""  # description of the prompts, except their lengths
+    image_batch_size: int = 0  # images per prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +174,27 @@ class AskedScoring:
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
-    """What a report takes from ``run.lock.yaml``."""
+    """The part of ``run.lock.yaml`` that reports use."""
 
-    topologies: tuple[str, ...]  # their labels
+    topologies: tuple[str, ...]  # labels
     load: AskedLoad
     attach: Attached | None
     provenance: Provenance
-    eval: AskedScoring | None = None  # None: nothing was to be scored, as before version 4
+    eval: AskedScoring | None = None  # None: no scoring requested, or a run before version 4
 
 
 @dataclass(frozen=True, slots=True)
 class AskedOf:
-    """What the lock of any run says of its circumstances."""
+    """The provenance from the run manifest of any run."""
 
     provenance: Provenance
 
 
 @dataclass(frozen=True, slots=True)
 class AskedScores:
-    """What the lock of any run says of whom it scored, if it did."""
+    """The scored topologies from the run manifest of any run with scores."""
 
-    topologies: tuple[str, ...]  # their labels
+    topologies: tuple[str, ...]  # labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +204,10 @@ class AskedTopology:
 
 @dataclass(frozen=True, slots=True)
 class AskedEvaluation:
-    """What a report takes from the lock of a run of ``trtx eval``."""
+    """The part of a ``trtx eval`` run's manifest that reports use."""
 
     tasks: tuple[str, ...]
-    topologies: tuple[str, ...]  # their labels
+    topologies: tuple[str, ...]  # labels
     num_fewshot: int | None
     concurrency: int
     attach: Attached | None
@@ -231,20 +231,20 @@ class PlannedTopology:
 
     @property
     def is_deterministic(self) -> bool:
-        """Its workers are told so on their command lines; answers are then the same to the bit in any batch."""
+        """Whether a worker's command line has --deterministic; answers are then bitwise identical in any batch."""
         return any("--deterministic" in process.argv for process in self.processes)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a report takes from ``plan.json``."""
+    """The part of ``plan.json`` that reports use."""
 
     topologies: dict[str, PlannedTopology]  # by label
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which two runs differ, or a run and what it would be here. None: not known, or there is none."""
+    """A difference between two runs, or between a run and what it would be here. None: unknown or absent."""
 
     name: str  # dotted: machine.cpu, agg.engine_configs.agg.max_batch_size
     before: Any
@@ -259,7 +259,7 @@ class Difference:
 
 
 def told(value: Any) -> str:
-    """A value of a condition, for people."""
+    """The value of a condition, as text for users."""
     if value is None:
         return "not known"
     if isinstance(value, (list, tuple)):
@@ -272,23 +272,23 @@ class ComparedWith:
     """The baseline of a verdict."""
 
     name: str
-    run: str  # that it was measured in
+    run: str  # name of the run in which it was measured
     saved_at: datetime
-    differences: tuple[str, ...]  # in which conditions the run differs from it, as sentences
+    differences: tuple[str, ...]  # differences in conditions, as sentences
     unchecked: tuple[str, ...]  # conditions that neither side knows
-    records_unchecked: tuple[str, ...] = ()  # whose figures nobody checked to be of their records, as sentences
+    records_unchecked: tuple[str, ...] = ()  # sides whose metrics were not checked against their records, as sentences
 
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """``verdict.json``: what all judgements say of a run, and each of them."""
+    """``verdict.json``: the verdict on a run, with all its judgements."""
 
     verdict: Verdict
     exit_code: int
     sentence: str | None  # why it did not pass
-    baseline: ComparedWith | None  # None: compared with none
+    baseline: ComparedWith | None  # None: no comparison
     judgements: tuple[Judgement, ...]  # by cell
-    window: Window = "whole"  # of each trial, what figures were judged of; before there was a choice, the whole
+    window: Window = "whole"  # part of each trial that was judged; older runs always used the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,47 +301,48 @@ class ComparedMetric:
     candidate: float | None
     unit: str
     ratio: Interval | None  # candidate / baseline
-    limit: float | None  # of the ratio, beyond which it regressed; None: nothing was judged
-    verdict: Verdict | None  # None: nothing was judged
-    reason: str | None  # of the verdict, or why there is no ratio
-    doubts: tuple[str, ...]  # why the cell, on either side, is SUSPECT
-    rounds: tuple[tuple[float | None, float | None], ...]  # baseline and candidate in each; none of two runs' trials
+    limit: float | None  # limit of the ratio, beyond which it regressed; None: not judged
+    verdict: Verdict | None  # None: not judged
+    reason: str | None  # reason for the verdict, or why there is no ratio
+    doubts: tuple[str, ...]  # why the cell is SUSPECT on either side
+    # Baseline and candidate per block of an A/B run; empty for two runs.
+    rounds: tuple[tuple[float | None, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedScore:
-    """One task on both sides, by its first metric, over the same samples."""
+    """One task on both sides: its first metric over the same samples."""
 
-    topology: str  # of the candidate
-    against: str  # topology of the baseline
+    topology: str  # the candidate's topology
+    against: str  # the baseline's topology
     task: str
     metric: str
-    baseline: float | None  # None: it was not scored there
+    baseline: float | None  # None: not scored there
     candidate: float
     difference: Interval | None  # candidate − baseline
-    limit: float | None  # the most by which it may be worse; None: nothing was judged
-    verdict: Verdict | None  # None: nothing was judged
-    reason: str | None  # of the verdict, or why there is no difference
+    limit: float | None  # maximum permitted drop; None: not judged
+    verdict: Verdict | None  # None: not judged
+    reason: str | None  # reason for the verdict, or why there is no difference
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of a run, a baseline or a topology with another one."""
+    """A comparison of a run, baseline or topology with another one."""
 
     baseline: str
     candidate: str
     differences: tuple[Difference, ...]
     unchecked: tuple[str, ...]  # conditions that neither side knows
-    metrics: tuple[ComparedMetric, ...]  # by cell; none where a side measured no speed
-    window: Window  # of each trial, on both sides
-    scores: tuple[ComparedScore, ...] = ()  # by topology; none where a side has none
+    metrics: tuple[ComparedMetric, ...]  # by cell; empty if a side measured no speed
+    window: Window  # the part of each trial that is compared
+    scores: tuple[ComparedScore, ...] = ()  # by topology; empty if a side has no scores
     notes: tuple[str, ...] = ()  # what only one side has
-    records_unchecked: tuple[str, ...] = ()  # whose figures nobody checked to be of their records, as sentences
+    records_unchecked: tuple[str, ...] = ()  # sides whose metrics were not checked against their records, as sentences
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStart:
-    """A start of a topology that was measured."""
+    """One measured start of a topology."""
 
     topology: str
     round: int  # from 1
@@ -349,7 +350,7 @@ class MeasuredStart:
 
 @dataclass(frozen=True, slots=True)
 class ComparedArms:
-    """``comparison.json``: the topologies of an A/B run, each against the one that is their baseline."""
+    """``comparison.json``: the topologies (variants) of an A/B run, each compared with the baseline topology."""
 
-    starts: tuple[MeasuredStart, ...]  # in their order
+    starts: tuple[MeasuredStart, ...]  # in order
     comparisons: tuple[Comparison, ...]
