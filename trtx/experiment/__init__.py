@@ -1,10 +1,12 @@
-"""One run: serve each mode, sweep it, stop it, and leave a run directory that explains itself.
+"""One run: serves each mode, measures it, stops it, and leaves a complete and self-explanatory run directory.
 
-Owns the run directory, its order of events and the verdict that becomes an exit code.
-Does not start processes (``launch``), make load (``bench``), draw (``report``) or print (``cli``).
-Enter through :func:`run` with an :class:`ExperimentSpec`; :func:`plan_only` is its ``--dry-run``, and :func:`resume`
-goes on with a run that ended early. :func:`differences_here` says what is not as the lock of a run says that it was.
-Always holds: a run directory is new or resumed, and however a run ends, what was measured is written and rendered.
+This package owns the run directory, the order of events in a run, and the verdict that determines the exit code. It
+doesn't start processes (``launch``), generate load (``bench``), draw (``report``) or print (``cli``).
+
+Call :func:`run` with an :class:`ExperimentSpec`. :func:`plan_only` implements ``--dry-run``. :func:`resume` continues a
+run that ended early. :func:`differences_here` lists how this machine differs from a run's manifest.
+
+Invariants: a run directory is either new or resumed; however a run ends, its measurements are written and rendered.
 """
 
 from trtx.experiment.bench.dry_run import plan_only

@@ -1,4 +1,4 @@
-"""What can be told from inside of the container that a run is in, and of the limits of its control group."""
+"""What a process can detect about its container and the limits of its control group."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _OS_NAME = re.compile(r'^PRETTY_NAME="?([^"\n]+)"?$', re.MULTILINE)
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> Container | None:
-    """None where nothing tells of one. Docker and Kubernetes tell no image inside; podman and Apptainer do.
+    """Detects the container. None if there is no sign of one.
 
-    ``environment``: of this process. ``root``: where the file system begins.
+    The image is visible inside podman and Apptainer containers, but not in Docker or Kubernetes. ``environment`` is
+    this process's; ``root`` is the root of the file system.
     """
     product, build = environment.get("NVIDIA_PRODUCT_NAME"), environment.get("NVIDIA_BUILD_ID")
     nvidia = " build ".join(part for part in (product, build) if part) or None
@@ -30,19 +31,19 @@ def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> Co
         return Container("kubernetes", None, nvidia)
     if (root / ".dockerenv").exists():
         return Container("docker", None, nvidia)
-    if told := environment.get("container"):  # as systemd-nspawn, LXC and others set it
+    if told := environment.get("container"):  # set by systemd-nspawn, LXC and others
         return Container(told, None, nvidia)
     return Container("of an unknown kind", None, nvidia) if nvidia else None
 
 
 def os_name(root: Path = Path("/")) -> str | None:
-    """The distribution's own name for itself."""
+    """The distribution's name for itself."""
     found = _OS_NAME.search(_text(root / "etc" / "os-release") or "")
     return found[1] if found else None
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Of this control group, version 2; None where there is none."""
+    """Limit of this control group (version 2); None without one."""
     limit = (_text(root / "sys" / "fs" / "cgroup" / "memory.max") or "").strip()
     return int(limit) if limit.isdigit() else None
 

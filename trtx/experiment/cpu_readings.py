@@ -1,7 +1,7 @@
-"""What the cores of this machine do while a topology is measured, and how much of it is for the run: from ``/proc``.
+"""Reads CPU times from ``/proc`` during a measurement: of all cores, and of the run's processes.
 
-Processes of the run are this one, all that descend from it, and those that carry a topology's mark. The rest of what
-processes used is others', also of those that can't be seen here, as outside of a container: ``/proc/stat`` counts them.
+The run's processes are this process, its descendants, and processes with a topology's marker. All other process time
+counts as foreign, including that of invisible processes, e.g. outside of a container: ``/proc/stat`` includes them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 from trtx.bench.cores import BusyProcess, CpuReading, Scope
 from trtx.topology import TOPOLOGY_VARIABLE
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_TOLD = 3  # of the others, at each reading
-_KERNEL = 0x00200000  # PF_KTHREAD, Linux's include/linux/sched.h: there are thousands, and they are nobody's
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second
+_TOLD = 3  # foreign processes listed per reading
+# PF_KTHREAD, Linux's include/linux/sched.h; kernel threads are numerous and not counted as foreign.
+_KERNEL = 0x00200000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,43 +26,48 @@ class _Process:
     parent: int
     flags: int
     own_ticks: int
-    ticks: int  # with those of its children that it has waited for
-    started: int  # tells it from another of the same pid
+    ticks: int  # including those of waited-for children
+    started: int  # distinguishes processes that reuse a pid
 
 
 @dataclass(slots=True)
 class _Known:
     process: _Process
     is_run: bool
-    is_adopted: bool = False  # its parent is none of the run's: nobody who counts will wait for it
+    is_adopted: bool = False  # its parent isn't part of the run, so no process of the run will wait for it
 
 
 class CpuReader:
-    """Reads one machine again and again; what it has seen tells whose a process is whose parent has ended."""
+    """Reads the CPU times of one machine repeatedly.
+
+    It remembers processes, so that a process whose parent has ended is still attributed correctly.
+    """
 
     def __init__(
         self, topologies: Collection[str] = (), *, scope: Scope = "run", root: int | None = None,
         proc: Path = Path("/proc"), cores: Collection[int] | None = None,
     ) -> None:  # fmt: skip
-        """``topologies``: names of those whose processes are the run's, besides descendants of ``root`` (None: this
-        process); while none of theirs is seen, the scope is "unknown". ``cores``: those that count (None: on which this
-        process may run)."""
+        """``topologies`` names those whose processes belong to the run, in addition to descendants of ``root``.
+
+        ``root`` None means this process. As long as no process with a topology's marker has been seen, the scope is
+        "unknown". ``cores`` are the cores to count (None: those on which this process may run).
+        """
         self._topologies, self._scope, self._proc = tuple(topologies), scope, proc
         self._root = os.getpid() if root is None else root
         self._cores = os.sched_getaffinity(0) if cores is None else frozenset(cores)
         self._known: dict[int, _Known] = {}
         self._kernel: set[int] = set()
-        self._ended_ticks = 0  # of processes of the run that nobody of it has waited for
-        self._run_ticks = 0  # so far
+        self._ended_ticks = 0  # ticks of ended run processes for which no run process waited
+        self._run_ticks = 0  # total so far
         self._has_seen_marked = not self._topologies
 
     @property
     def scope(self) -> Scope:
-        """As of the last reading."""
+        """The scope as of the last reading."""
         return self._scope if self._has_seen_marked else "unknown"
 
     def read(self) -> CpuReading | None:
-        """None where the kernel does not say, as some sandboxes' count nothing."""
+        """The current CPU times; None if the kernel reports none, as in some sandboxes."""
         counted = self._counted()
         if counted is None:
             return None
@@ -79,11 +85,11 @@ class CpuReader:
         )
 
     def _counted(self) -> tuple[int, int, int, int, int] | None:
-        """Cores, and ticks of all of them: in all, idle, used by processes, stolen."""
+        """Number of cores, and their summed ticks: total, idle, used by processes, stolen."""
         try:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
             rows = [line.split() for line in lines if line[:3] == "cpu" and line[3].isdigit()]
-            # user nice system idle iowait irq softirq steal; what guests of this machine use is in user already.
+            # user nice system idle iowait irq softirq steal; guest time is already included in user.
             columns = [[int(word) for word in row[1:9]] for row in rows if int(row[0][3:]) in self._cores]
             user, nice, system, idle, waiting, _, _, stolen = map(sum, zip(*columns, strict=True))
         except (OSError, ValueError):
@@ -92,7 +98,7 @@ class CpuReader:
         return (len(columns), total, idle + waiting, user + nice + system, stolen) if total else None
 
     def _look_around(self) -> list[BusyProcess]:
-        """Looks at every process. Those of others that used most since the last time."""
+        """Scans all processes. Returns the foreign ones that used most since the last scan."""
         found = dict(self._processes())
         known: dict[int, _Known] = {}
         used: list[tuple[int, int, str]] = []
@@ -112,14 +118,14 @@ class CpuReader:
         return [BusyProcess(pid, name, ticks / _TICKS) for ticks, pid, name in sorted(used, reverse=True)[:_TOLD]]
 
     def _count(self, known: dict[int, _Known]) -> None:
-        """Ticks of the run, which never become fewer: whoever waits for a process gets its ticks as a child's."""
+        """Updates the run's ticks, which never decrease: a parent that waits for a child inherits the child's ticks."""
         for pid, before in self._known.items():
             now = known.get(pid)
             has_ended = now is None or now.process.started != before.process.started
             if before.is_run and before.is_adopted and has_ended:
                 self._ended_ticks += before.process.ticks
         ticks = self._ended_ticks + sum(one.process.ticks for one in known.values() if one.is_run)
-        if ticks < self._run_ticks:  # one ended between two readings, and its parent before it
+        if ticks < self._run_ticks:  # a process ended between two readings, and its parent before it
             self._ended_ticks += self._run_ticks - ticks
         self._run_ticks = max(self._run_ticks, ticks)
         self._known = known
@@ -130,7 +136,7 @@ class CpuReader:
         for pid in pids - self._kernel:
             try:
                 text = (self._proc / str(pid) / "stat").read_bytes()
-                # pid (comm) state ppid …; comm may hold spaces and brackets.
+                # pid (comm) state ppid …; comm may contain spaces and brackets.
                 head, _, tail = text.rpartition(b")")
                 words = tail.split()
                 user, system, childrens_user, childrens_system = map(int, words[11:15])
@@ -143,7 +149,7 @@ class CpuReader:
                     started=int(words[19]),
                 )
             except (OSError, ValueError, IndexError):
-                continue  # it has ended
+                continue  # the process has ended
             if process.flags & _KERNEL:
                 self._kernel.add(pid)
             else:
@@ -166,7 +172,7 @@ class CpuReader:
             return False
         try:
             entries = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:  # another user's, or it has ended
+        except OSError:  # another user's process, or one that has ended
             return False
         marks = {f"{TOPOLOGY_VARIABLE}={one}".encode() for one in self._topologies}
         is_marked = not marks.isdisjoint(entries)

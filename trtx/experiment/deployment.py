@@ -1,7 +1,8 @@
-"""What stands behind ``--url``: asked of the deployment itself, never assumed. What it does not publish is None.
+"""Queries the deployment at ``--url`` about itself. Information that it doesn't publish is None, never assumed.
 
-Seen with Dynamo 1.4.2; of vLLM, SGLang and trtllm-serve, their documented routes. One HTTP server tells nothing of how
-many engines stand behind it (a router may, a data-parallel rank does not show), so only Dynamo's workers are counted.
+Observed with Dynamo 1.4.2; for vLLM, SGLang and trtllm-serve, the routes are from their documentation. A single HTTP
+server doesn't reveal the number of engines behind it (it may be a router, and data-parallel ranks are invisible), so
+workers are counted only for Dynamo.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ from trtx.planes.registry import RegistryUnknown
 from trtx.runs.forms import Deployment
 from trtx.tls import CA_VARIABLE, trust_of
 
-API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for OpenAI's own clients, and for ``aiperf chat``
+API_KEY_VARIABLE = "OPENAI_API_KEY"  # as in OpenAI's clients and ``aiperf chat``
 _TIMEOUT_S = 10.0
 _REFUSALS = (401, 403)
 _MODELS, _CHAT = "/v1/models", "/v1/chat/completions"
-DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # the title in its /openapi.json
-# By ``owned_by`` in /v1/models: whose server it is, and where that tells its version.
+DYNAMO, _DYNAMO_TITLE = "NVIDIA Dynamo", "NVIDIA Dynamo OpenAI Frontend"  # title in Dynamo's /openapi.json
+# By ``owned_by`` in /v1/models: name of the server, and routes that return its version.
 _SERVERS = {
     "vllm": ("vLLM", ("/version",)),
     "tensorrt_llm": ("TensorRT-LLM", ("/version",)),
     "sglang": ("SGLang", ("/server_info", "/get_server_info")),  # the second: before it was renamed
 }
-_ROLES = {"aggregated": "agg"}  # what Dynamo calls a role, where it is not our word
-_ORDER = {"encode": 0, "agg": 1, "prefill": 2, "decode": 3}  # as a request meets them; others after
+_ROLES = {"aggregated": "agg"}  # Dynamo's names of roles, where they differ from trtx's
+_ORDER = {"encode": 0, "agg": 1, "prefill": 2, "decode": 3}  # order in which a request passes them; other roles follow
 
 
 def ask_deployment(attach: Attach) -> Deployment:
-    """Raises UsageError where it does not answer, asks for a key that is not there, or serves several models."""
-    # Each request on a connection of its own: uvicorn closes one on which a handler raised, as that of transformers'
-    # server does over a chat without messages, and whatever is asked on it next is reset.
+    """Queries a deployment. Raises UsageError if it doesn't answer, needs a missing API key, or serves several
+    models.
+    """
+    # Use a separate connection for each request: uvicorn closes a connection after a handler raised (as that of
+    # transformers' server does for a chat without messages), and the next request on it would be reset.
     limits = httpx.Limits(max_keepalive_connections=0)
     trust = trust_of(attach.url)
     with httpx.Client(base_url=attach.url, timeout=_TIMEOUT_S, limits=limits, verify=trust, trust_env=False) as client:
@@ -78,7 +81,9 @@ def ask_deployment(attach: Attach) -> Deployment:
 
 
 def ask_context_length(deployment: Deployment) -> int | None:
-    """Tokens of prompt and answer, as its list of models tells: Dynamo and vLLM do, each in its own word."""
+    """Maximum tokens of prompt and answer from the list of models, which Dynamo and vLLM include under
+    different names.
+    """
     key = api_key(deployment)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     trust = trust_of(deployment.url)
@@ -95,7 +100,7 @@ def ask_context_length(deployment: Deployment) -> int | None:
 
 
 def api_key(deployment: Deployment) -> str | None:
-    """What requests to it carry: no server gets a key that did not ask for one."""
+    """The API key for requests to a deployment. Servers that ask for no key get none."""
     return None if deployment.api_key_from is None else _needed_key(deployment.url)
 
 
@@ -103,7 +108,7 @@ def _needed_key(url: str) -> str:
     key = os.environ.get(API_KEY_VARIABLE)
     if not key:
         raise UsageError(f"{url} asks for an API key; set {API_KEY_VARIABLE} to one that is valid there")
-    if not (key.isascii() and key.isprintable()) or " " in key:  # not shown
+    if not (key.isascii() and key.isprintable()) or " " in key:  # the key isn't shown
         raise UsageError(
             f"{API_KEY_VARIABLE} holds what no HTTP header carries, such as a line's end; set the key alone"
         )
@@ -111,13 +116,15 @@ def _needed_key(url: str) -> str:
 
 
 def _asks_for_key(client: httpx.Client) -> bool:
-    """An empty request for a chat too: there are servers that show their models to everybody."""
+    """Whether the server requires an API key. Also tries an empty chat request, because some servers list models
+    freely.
+    """
     if _models(client).status_code in _REFUSALS:
         return True
     try:
         answer = client.post(_CHAT, json={})
     except httpx.HTTPError:
-        return False  # what is wrong with it, the load will tell
+        return False  # the load will report the error
     _refuse_redirect(client, _CHAT, answer)
     return answer.status_code in _REFUSALS
 
@@ -141,7 +148,7 @@ def _refuse_redirect(client: httpx.Client, path: str, answer: httpx.Response) ->
 
 
 def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None]:
-    """The model to ask for, and who owns it."""
+    """The model to request, and its ``owned_by``."""
     try:
         answer = _models(client).raise_for_status()
         owners = {str(entry["id"]): entry.get("owned_by") for entry in answer.json()["data"]}
@@ -159,7 +166,7 @@ def _served_model(client: httpx.Client, attach: Attach) -> tuple[str, str | None
 def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
     url = f"{str(client.base_url).rstrip('/')}{_MODELS}"
     reason = " ".join(str(error).split()) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx keeps the sentence alone of what ssl raised
+    if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx keeps only the message of ssl's exception
         return UsageError(
             f"the certificate of {str(client.base_url).rstrip('/')} is not trusted here ({reason}); ask for a name "
             f"that it has, or set {CA_VARIABLE} to the certificates of its authority, in PEM"
@@ -169,7 +176,7 @@ def _no_openai(client: httpx.Client, error: Exception) -> UsageError:
 
 
 def _document(client: httpx.Client, path: str) -> Any:
-    """What a route answers, None where there is no such route: each of them is one server's own."""
+    """The JSON document at a route, or None if the route doesn't exist; each route is specific to one server."""
     try:
         return client.get(path).raise_for_status().json()
     except (httpx.HTTPError, ValueError):
@@ -177,14 +184,14 @@ def _document(client: httpx.Client, path: str) -> Any:
 
 
 def _at(document: Any, *path: str) -> Any:
-    """What stands at a path of keys, else None."""
+    """The value at a path of keys, or None."""
     for key in path:
         document = document.get(key) if isinstance(document, dict) else None
     return document
 
 
 def _server(client: httpx.Client, owner: str | None) -> tuple[str | None, str | None]:
-    """Whose software answers, and its version."""
+    """Name of the server software and its version."""
     if owner is not None and owner in _SERVERS:
         name, paths = _SERVERS[owner]
         found = (_at(_document(client, path), "version") for path in paths)
@@ -197,7 +204,7 @@ def _server(client: httpx.Client, owner: str | None) -> tuple[str | None, str | 
 
 
 def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
-    """Workers by role. None where the frontend does not say, as those before this route."""
+    """Number of workers by role; None if the frontend is too old to report it."""
     counts: Counter[str] = Counter()
     for namespace in _namespaces(client, model).values():
         types = _at(namespace, "worker_types")
@@ -210,13 +217,13 @@ def _dynamo_workers(client: httpx.Client, model: str) -> dict[str, int] | None:
 
 
 def _namespaces(client: httpx.Client, model: str) -> dict[str, Any]:
-    """What Dynamo tells of a model's workers, by Dynamo's namespace; nothing where it does not."""
+    """Dynamo's information about a model's workers, by Dynamo namespace; empty if it reports none."""
     found = _at(_document(client, f"/v1/models/{quote(model, safe='')}/ready"), "namespaces")
     return found if isinstance(found, dict) else {}
 
 
 def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tuple[WorkerFacts, ...]:
-    """What trtx's workers publish of themselves. Nothing where that is not all workers of the model."""
+    """The facts that trtx's workers publish; empty unless they cover all workers of the model."""
     try:
         found = worker_facts.of_body(client.get(worker_facts.PATH).raise_for_status().content) or ()
     except httpx.HTTPError:
@@ -228,8 +235,10 @@ def _published(client: httpx.Client, model: str, workers: dict[str, int]) -> tup
 def _registered(
     client: httpx.Client, attach: Attach, model: str, workers: dict[str, int] | None
 ) -> tuple[WorkerFacts, ...]:
-    """The same from the model cards in etcd, for frontends that do not show them. Nothing where that is not all workers
-    of the model. Raises UsageError where etcd can't be asked, or has none of them: it is another's then."""
+    """Like :func:`_published`, but from the model cards in etcd, for frontends that don't expose the facts.
+
+    Raises UsageError if etcd can't be queried, or if it has no worker of the model and is thus the wrong one.
+    """
     if workers is None:
         raise UsageError(f"--etcd means nothing beside {attach.url}, which counts no workers; leave it out")
     auth = attach.etcd_files()
@@ -237,7 +246,7 @@ def _registered(
     try:
         with Etcd(attach.etcd, None if auth is None else auth.read()) as etcd:
             for namespace in _namespaces(client, model):
-                # Its records are read once: how long they live matters to who removes some.
+                # The records are read once, so the lease's lifetime, which matters only for deletion, isn't needed.
                 cards += EtcdRegistry(etcd, namespace, lease_ttl_s=0).cards()
     except RegistryUnknown as error:
         raise UsageError(f"--etcd can't be asked for the workers of {attach.url}: {error}") from error
@@ -253,7 +262,7 @@ def _registered(
 
 
 def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:
-    """By package; all of them where workers differ."""
+    """Versions by package; joined if workers differ."""
     found: dict[str, set[str]] = {}
     for facts in published:
         for package, version in facts.versions.items():
@@ -262,14 +271,17 @@ def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:
 
 
 def _are_deterministic(published: tuple[WorkerFacts, ...]) -> bool | None:
-    """Those that generate: an encode worker has no batch of answers."""
+    """Whether all workers that generate are deterministic; encode workers have no batch of answers."""
     told = [facts.deterministic for facts in published if facts.role != "encode"]
     return all(told) if told else None
 
 
 def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tuple[str, ...] | None:
-    """Of all workers. A worker that may see no GPU says so to Dynamo (``device_type``), and none says how many it has:
-    what is not published by trtx is none, or not known."""
+    """GPU names of all workers; None if unknown.
+
+    Dynamo workers without GPUs report that (``device_type``), but no worker reports its number of GPUs. Without facts
+    published by trtx, the result is therefore empty or unknown.
+    """
     if published:
         of_each = [facts.gpu_names for facts in published]
         return None if None in of_each else tuple(_each_once(published))
@@ -279,7 +291,7 @@ def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tupl
 
 
 def _each_once(published: tuple[WorkerFacts, ...]) -> Iterator[str]:
-    """The names of their GPUs; of one that several have, once, as far as they say which they are."""
+    """GPU names, each GPU once if workers that share it report its UUID."""
     seen: set[str] = set()
     for facts in published:
         uuids = facts.gpu_uuids or ()

@@ -1,4 +1,4 @@
-"""The run directory: where it is, what it is called, who measures in it, and the file that says what was asked."""
+"""The run directory: its location, name and lock, and the run manifest."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from trtx.runs.forms import LOCK, PLAN, Provenance
 from trtx.tls import CA_VARIABLE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PROVENANCE = "provenance"  # the field of the lock that no sweep has
-# Fields of topology.media that came with version 7: workers before it took no videos.
+PROVENANCE = "provenance"  # the only top-level field of the manifest that isn't part of a sweep
+# Fields of topology.media added in version 7; earlier workers accepted no videos.
 MEDIA_CAME_WITH, BEFORE_VIDEOS = 7, {"max_videos": 0, "max_video_frames": 32, "max_video_s": 600.0}
-# Fields of a sweep that came later -> the version of the lock, and what the runs before it did. "" is its top.
+# Fields of a sweep that were added later -> version of the manifest, and the value for older runs. "" is the top level.
 CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
     ("gate", "window"): (3, "whole"),
     ("", "eval"): (4, None),
@@ -53,18 +53,20 @@ Ended = TypeVar("Ended")
 
 
 class Asked(Protocol):
-    """What a run is asked to do."""
+    """The specification of a run."""
 
     @property
     def name(self) -> str: ...
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The specification as plain values."""
         ...
 
 
 def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
-    """Makes ``<parent>/<utc>-<name>-<hash8>``, which did not exist; the hash is of what was asked. Or UsageError."""
+    """Creates the new directory ``<parent>/<utc>-<name>-<hash8>``, with a hash of the specification. Raises
+    UsageError.
+    """
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode()).hexdigest()[:8]
     base = f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{spec.name}-{digest}"
     attempt = 1
@@ -86,21 +88,23 @@ def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
 
 
 def write_lock(run_dir: Path, spec: Asked, provenance: Provenance) -> None:
-    """``run.lock.yaml``: the spec after defaults, the loads that it led to, and what all of it was asked of."""
+    """Writes ``run.lock.yaml``: the spec after defaults, the resulting loads, and the provenance."""
     asked = spec.to_json()
     directory = str(Path.cwd()) if any(_relative_paths(asked)) else None
     LOCK.write(run_dir, {**asked, PROVENANCE: plain(replace(provenance, directory=directory))})
 
 
 def _relative_paths(asked: Any) -> Iterator[str]:
-    """Texts in what was asked that lead to something from here and would not from elsewhere. What is kept at the end
-    of the run (``baseline_dir``) need not be there yet."""
+    """Relative paths in the specification that exist from the current directory.
+
+    ``baseline_dir``, which is used at the end of the run, need not exist yet.
+    """
     if isinstance(asked, dict):
         if asked.get("save_baseline") is not None and not Path(asked["baseline_dir"]).is_absolute():
             yield str(asked["baseline_dir"])
         asked = asked.values()
     if isinstance(asked, str):
-        with contextlib.suppress(OSError, ValueError):  # no path: too long, or with a zero in it
+        with contextlib.suppress(OSError, ValueError):  # not a path: too long, or with a NUL
             parts = (asked, asked.partition("=")[2])
             yield from (one for one in parts if one and not os.path.isabs(one) and Path(one).exists())  # noqa: PTH117
     elif isinstance(asked, Iterable):
@@ -110,13 +114,14 @@ def _relative_paths(asked: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
-    """Inside, relative paths mean what they meant as the run of ``lock`` began: its file, or its run directory.
+    """Changes to the directory in which the run of ``lock`` (its manifest or run directory) was started.
 
-    They stand in the lock as they were typed, since baselines are compared by them. Raises UsageError where that
-    directory is gone; ``is_copy``: the lock may be of another machine, and they begin here then.
+    Relative paths are stored as typed, because baselines are compared by them, so they must be resolved from there.
+    Raises UsageError if that directory is gone. With ``is_copy``, the manifest may come from another machine, and paths
+    are then resolved from the current directory.
     """
     lock = lock / LOCK.file if lock.is_dir() else lock
-    told = LOCK.load_file(lock).get(PROVENANCE) if lock.exists() else None  # without one, the verb says that it is none
+    told = LOCK.load_file(lock).get(PROVENANCE) if lock.exists() else None  # if it is missing, the command reports that
     began = told.get("directory") if isinstance(told, dict) else None
     if not isinstance(began, str) or Path(began) == Path.cwd() or (is_copy and not Path(began).is_dir()):
         yield
@@ -126,7 +131,7 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
             f"{lock} began in {quoted(began)}, where its relative paths are looked up, and that is no directory now; "
             "put it back, or start a new run with absolute paths"
         )
-    authorities = os.environ.get(CA_VARIABLE)  # of this call: it is no part of the run
+    authorities = os.environ.get(CA_VARIABLE)  # belongs to this invocation, not to the run
     if authorities:
         os.environ[CA_VARIABLE] = str(Path(authorities).absolute())
     with contextlib.chdir(began):
@@ -134,8 +139,11 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
 
 
 def goes_on(verb: Callable[Concatenate[Path, Asking], Ended]) -> Callable[Concatenate[Path, Asking], Ended]:
-    """Of a function that goes on with the run in its first argument: it gets the directory from the root, and is called
-    :func:`where_it_began`. Answers that it would keep are those that were given, or UsageError."""
+    """Decorates a function that resumes the run in its first argument.
+
+    The function gets the absolute path of the run directory and is called within :func:`where_it_began`. Raises
+    UsageError if answers that the resumed run would keep have been changed.
+    """
 
     @functools.wraps(verb)
     def there(run_dir: Path, /, *args: Asking.args, **named: Asking.kwargs) -> Ended:
@@ -148,11 +156,13 @@ def goes_on(verb: Callable[Concatenate[Path, Asking], Ended]) -> Callable[Concat
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
-    """The spec of a run. Raises UsageError where ``run_dir`` is none, or its record can't be read, naming the field.
+    """The spec of a run. Raises UsageError, naming the field, if ``run_dir`` is no run directory or its manifest is
+    invalid.
 
-    What a sweep may leave out must stand here: a default in place of a lost field would be another measurement.
+    All fields are required, including those with a default in a sweep file: a default in place of a lost field would
+    change the measurement.
     """
-    if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # which is written after it
+    if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # the manifest is written after the plan
         raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
     fields = LOCK.load(run_dir)
     if "check" in fields:
@@ -165,11 +175,11 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
 
 
 def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
-    """What a lock says was asked. ``source``: its path, for messages. Raises UsageError, naming the field."""
+    """The spec in a manifest's fields. ``source`` is its path, for messages. Raises UsageError that names the field."""
     fields = _with_later_fields(fields)
     asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
     if isinstance(load := asked.get("load"), dict):
-        follows = ("cells", "prompts")  # from the rest
+        follows = ("cells", "prompts")  # derived values
         asked["load"] = {name: value for name, value in load.items() if name not in follows}
     spec = LOCK.restored(asked, ExperimentSpec, source)
     if (differing := _difference(fields, spec.to_json())) is not None:
@@ -178,7 +188,7 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
 
 
 def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A lock of an older version, with what its run did where there was no choice yet."""
+    """Completes the manifest of an older version with the values that its run used implicitly."""
     complete = dict(fields)
     for (part, name), (version, value) in CAME_WITH.items():
         if fields["schema_version"] >= version:
@@ -187,7 +197,8 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
             complete = {name: value, **complete}
         elif isinstance(complete.get(part), dict):
             complete[part] = {name: value, **complete[part]}
-        if part == "topology" and isinstance(arms := complete.get("arms"), dict):  # each says all of its topology
+        # Each variant specifies its whole topology.
+        if part == "topology" and isinstance(arms := complete.get("arms"), dict):
             complete["arms"] = {
                 label: {name: value, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()
             }
@@ -197,7 +208,7 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_videos(fields: dict[str, Any]) -> dict[str, Any]:
-    """With the fields of videos in each ``media``, of the topology and of arms."""
+    """Adds the video fields to each ``media`` of the topology and of the variants."""
 
     def filled(topology: Any) -> Any:
         media = topology.get("media") if isinstance(topology, dict) else None
@@ -212,7 +223,7 @@ def _with_videos(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:
-    """The first field in which a record is not what its spec would be written as."""
+    """The first field in which a manifest differs from what its spec would be written as; None if they agree."""
     for name, value in written.items():
         if name not in found:
             return f"{parent}{name} is missing; expected what was asked, or followed from it"
@@ -226,9 +237,10 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
 
 @contextlib.contextmanager
 def told_if_unwritable(run_dir: Path) -> Iterator[None]:
-    """What fails inside because the run directory is full, read-only or gone becomes a UsageError that says so.
+    """Converts failures inside that are due to a full, read-only or removed run directory into a UsageError.
 
-    It is tried: aiperf on a full disk fails in words of its own, and other errors are passed on as they are.
+    The directory is tested by writing, since aiperf's messages for a full disk vary. Other errors are re-raised
+    unchanged.
     """
     try:
         yield
@@ -244,8 +256,10 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
 
 
 def _no_room(error: Exception, run_dir: Path) -> str | None:
-    """That a file of ``run_dir`` was too large for what room there is, in the system's words: a report has 5 MB, and a
-    smaller file is taken there still."""
+    """The system's message if a file in ``run_dir`` didn't fit on the disk, else None.
+
+    This covers large files such as a report (5 MB), when the write test with a small file still succeeds.
+    """
     if not isinstance(error, OSError) or error.errno not in _FULL or not isinstance(error.filename, str):
         return None
     return error.strerror if Path(error.filename).is_relative_to(run_dir) else None
@@ -259,12 +273,12 @@ def _removed(run_dir: Path) -> UsageError:
 
 @contextlib.contextmanager
 def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
-    """Keeps every other trtx out of a run while it is measured. Raises UsageError where one is in it.
+    """Locks a run directory while the run is in progress. Raises UsageError if another trtx holds it.
 
-    Yields a check that raises UsageError once the run's record is gone, or another is in its place: aiperf 0.13 goes
-    on, with its result in files that have no name any more, and the launcher makes its own part of the directory again.
+    Yields a function that raises UsageError once the manifest has been removed or replaced. Without this check, aiperf
+    0.13 would continue to write into deleted files, and the launcher would recreate its part of the directory.
 
-    The kernel lets go of the lock when this process ends, by whatever signal.
+    The kernel releases the lock when this process ends, whatever the signal.
     """
     with (run_dir / LOCK.file).open("rb") as lock:
         try:
@@ -281,5 +295,5 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
         try:
             yield check
         except (OSError, LoadGeneratorError):
-            check()  # whatever failed first: it was over that
+            check()  # a removed directory is the cause, so report it instead
             raise

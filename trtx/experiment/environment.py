@@ -1,4 +1,4 @@
-"""The machine and the software that a run is started on, for its lock."""
+"""Collects machine and software of a run for its manifest."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from trtx.experiment.sources import commit_of, sources_hash
 from trtx.launch import probe
 from trtx.runs.forms import Deployment, Environment, Gpu
 
-# What a figure or a score depends on: what serves, computes, tokenizes, measures and scores. By their normalized names.
+# Packages that affect metrics or scores: for serving, computing, tokenizing, measuring and scoring. Normalized names.
 _PACKAGES = {
     "trtx", "ai-dynamo", "ai-dynamo-runtime", "aiperf", "torch", "triton", "transformers", "tokenizers", "safetensors",
     "numpy", "msgspec", "pyzmq", "uvloop", "lm-eval",
 }  # fmt: skip
-_FAMILIES = ("tensorrt", "nixl", "nvidia-", "cuda-", "flashinfer", "flash-attn", "cutlass")  # names begin so
+_FAMILIES = ("tensorrt", "nixl", "nvidia-", "cuda-", "flashinfer", "flash-attn", "cutlass")  # prefixes of package names
 
 
 def environment(argv: Sequence[str], started_at: datetime, deployment: Deployment | None = None) -> Environment:
-    """What a reader needs to judge the figures and make them again. No host, user or path but the command's own."""
+    """The environment that a reader needs to judge and reproduce metrics. Host, user and paths are omitted except in
+    argv.
+    """
     gpus, software = gather_gpus(), gather_software()
     package = Path(trtx.__file__).parent
     commit, commit_changes = commit_of(package.parent)
@@ -64,7 +66,7 @@ def environment(argv: Sequence[str], started_at: datetime, deployment: Deploymen
 
 
 def _versions(packages: Mapping[str, Package]) -> dict[str, str]:
-    """trtx first, then by name."""
+    """Versions of the relevant packages: trtx first, then by name."""
     kept = [name for name in packages if name in _PACKAGES or name.startswith(_FAMILIES)]
     return {name: packages[name].version for name in sorted(kept, key=lambda name: (name != "trtx", name))}
 

@@ -1,4 +1,4 @@
-"""``trtx eval``: the run itself. Topologies one after the other, each asked for what it has not answered yet."""
+"""The run of ``trtx eval``: serves one topology after the other and requests its missing answers."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class EvaluationListener:
-    """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
+    """Callbacks of a run. They are called from the run's thread; ``on_event`` also from the supervisor's."""
 
-    on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
+    # Loading tasks and datasets, which takes minutes if they are downloaded.
+    on_loading: Callable[[Path], None] = lambda log: None
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
     on_topology: Callable[[str], None] = lambda label: None
     on_event: Callable[[str, Event], None] = lambda label, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
+    on_told: Callable[[str], None] = lambda line: None  # a sentence about the request, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvaluation:
-    """``error`` is None, or says what was wrong and with which exit code to end."""
+    """A finished run. ``error`` is None, or gives the reason and the exit code."""
 
     run_dir: Path
     report: Path
@@ -60,7 +61,7 @@ class FinishedEvaluation:
 
 @dataclass(slots=True, eq=False)
 class _Evaluation:
-    """The run while it goes on."""
+    """State of a run in progress."""
 
     spec: EvaluationSpec
     run_dir: Path
@@ -68,7 +69,7 @@ class _Evaluation:
     deployment: Deployment | None = None  # of an attached run
     tokenizer: Path | None = None
     interruption: Interruption = field(default_factory=Interruption)
-    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once the directory has been removed
     plans: dict[str, Plan] = field(default_factory=dict)  # by topology
 
     @property
@@ -83,8 +84,11 @@ class _Evaluation:
 def evaluate(
     spec: EvaluationSpec, *, parent: Path, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
-    """Scores every topology in turn, or what ``spec.attach`` names. Tasks, datasets and plans are checked before the
-    first is started. When it ends early, the error passes on after what was scored has been rendered."""
+    """Scores every topology in turn, or the deployment at ``spec.attach``.
+
+    Tasks, datasets and plans are checked before the first topology starts. If the run ends early, the error is
+    re-raised after the scores so far have been rendered.
+    """
     started_at = datetime.now(UTC)
     if spec.baseline is not None:
         read_scored_baseline(Path(spec.baseline))
@@ -111,10 +115,10 @@ def evaluate(
 def resume_evaluation(
     run_dir: Path, *, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
-    """Goes on with a run that ended early: asks for the samples that have no answer, judges and renders all.
+    """Continues a run that ended early: requests the missing samples, then judges and renders everything.
 
-    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
-    configs are others than recorded.
+    Raises UsageError, leaving the run unchanged, if another trtx uses the directory, or if machine, versions, model or
+    configs differ from the recorded ones.
     """
     spec = read_evaluation(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
@@ -155,7 +159,9 @@ def _no_calls(target: Target) -> dict[str, str]:
 
 
 def _prepare(state: _Evaluation, *, anew: bool = False) -> Target | None:
-    """Plans every topology, and finds the tokenizer. ``anew``: in directories beside those of an earlier attempt."""
+    """Plans every topology and finds the tokenizer. ``anew``: in new directories next to those of an earlier
+    attempt.
+    """
     for topology in state.spec.topologies:
         home = state.run_dir / topology.label
         if anew and home.exists():
@@ -173,7 +179,9 @@ def _prepare(state: _Evaluation, *, anew: bool = False) -> Target | None:
 
 
 def _attached(attach: Attach, deployment: Deployment) -> Target | None:
-    """None where there is no tokenizer of the deployment's model here, and none was named: generation needs none."""
+    """The target; None if the model's tokenizer isn't available here and none was named, since generation needs
+    none.
+    """
     try:
         return attached_target(attach, deployment)
     except UsageError:
@@ -191,14 +199,14 @@ def _write_plans(state: _Evaluation) -> None:
 
 @contextmanager
 def _session(state: _Evaluation) -> Iterator[Session]:
-    """lm-eval in its process, with signals caught from here on."""
+    """Runs lm-eval in its process, and handles signals from here on."""
     log, context = state.run_dir / SESSION_LOG, _context_length(state)
     with catch_signals(state.interruption), open_session(state.spec, state.tokenizer, context, log) as session:
         yield session
 
 
 def _context_length(state: _Evaluation) -> int | None:
-    """Of prompt and answer, in tokens, on every topology."""
+    """Maximum tokens of prompt and answer, over all topologies."""
     if state.deployment is not None:
         return ask_context_length(state.deployment)
     return common_context_length(state.plans)
@@ -245,8 +253,8 @@ def _rendered_whatever_happens(state: _Evaluation) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError, UsageError):  # what failed first is what is told
-            state.check_directory()  # nothing is left to render
+        with suppress(OSError, UsageError):  # the first failure is the one to report
+            state.check_directory()  # if the directory is gone, there is nothing to render
             state.journal.note(run_failed(state.run_dir, error))
             render_evaluation(state.run_dir)
         raise
@@ -256,7 +264,7 @@ def _rendered_whatever_happens(state: _Evaluation) -> Iterator[None]:
 
 
 def _remove_if_nothing_served(run_dir: Path) -> None:
-    """Bad input leaves no run directory: nothing was started that is worth keeping."""
+    """Removes a run directory without results, so that invalid input leaves none behind."""
     if (run_dir / "journal.jsonl").exists() or not run_dir.is_dir():
         return
     for document in (PLAN, LOCK, CONDITIONS):

@@ -1,4 +1,4 @@
-"""What one run of ``trtx eval`` is asked to do, and its record in the lock."""
+"""The specification of a ``trtx eval`` run, and its form in the manifest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trtx.runs.forms import LOCK
 
 
 class EvaluationSpec(ScoringSpec):
-    """What is scored, and of whom."""
+    """The tasks to score and the topologies or deployment to score them on."""
 
     name: str = "eval"
-    baseline: Name | None = None  # directory of a run
+    baseline: Name | None = None  # a run directory
     modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
     attach: Attach | None = None
@@ -39,12 +39,12 @@ class EvaluationSpec(ScoringSpec):
         return None if value is None else str(Path(value).absolute())  # a run may be resumed from another directory
 
     def worded(self, sentence: str) -> str:
-        """As it stands: its fields were typed as options."""
+        """Returns the sentence unchanged, since the fields were typed as options."""
         return sentence
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
-        """What trtx serves, one after the other; none where the run is attached."""
+        """The topologies that trtx serves in turn; empty for an attached run."""
         return () if self.attach is not None else expand(self.modes, self.topology, {})
 
     @property
@@ -52,12 +52,12 @@ class EvaluationSpec(ScoringSpec):
         return (ATTACHED,) if self.attach is not None else tuple(one.label for one in self.topologies)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the labels that modes led to."""
+        """Plain values, including the labels that result from the modes."""
         return {**self.model_dump(mode="json"), "topologies": list(self.labels)}
 
 
 def evaluation_of(fields: dict[str, Any]) -> EvaluationSpec:
-    """Of typed values. Raises UsageError naming the option."""
+    """Validates typed values. Raises UsageError that names the option."""
     try:
         return EvaluationSpec.model_validate(fields)
     except ValidationError as error:
@@ -65,7 +65,7 @@ def evaluation_of(fields: dict[str, Any]) -> EvaluationSpec:
 
 
 def read_evaluation(run_dir: Path) -> EvaluationSpec:
-    """Of a run's lock. Raises UsageError where it is none of ``trtx eval``, or can't be read."""
+    """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval``, or is unreadable."""
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval")
     fields = LOCK.load(run_dir)

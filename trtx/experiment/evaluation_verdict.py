@@ -1,4 +1,4 @@
-"""What a run of ``trtx eval`` is judged to be."""
+"""The verdict on a run of ``trtx eval``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtx.runs.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 
 
 def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:
-    """Of the topologies of a run of ``trtx eval`` or ``trtx bench``. Raises UsageError where it has no score."""
+    """The scores of a run of ``trtx eval`` or ``trtx bench``. Raises UsageError if it has none."""
     if not (path / LOCK.file).exists():
         raise UsageError(f"{path} is no run directory, it has no {LOCK.file}; expected one of trtx eval")
     if not (found := scores_of_run(path)):
@@ -28,7 +28,7 @@ def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:
 
 
 def judge_evaluation(run_dir: Path, spec: EvaluationSpec) -> RunVerdict:
-    """Judges every topology that was to be scored, writes ``verdict.json`` and returns it."""
+    """Judges every topology to be scored, writes ``verdict.json`` and returns the verdict."""
     baseline = None if spec.baseline is None else Path(spec.baseline)
     values = () if baseline is None else read_scored_baseline(baseline)
     others = partners(spec.labels, values)
@@ -43,6 +43,7 @@ def _compared(run_dir: Path, spec: EvaluationSpec, baseline: Path, values: Seque
     name = name_of(baseline)
     before, now = conditions_of_run(baseline), conditions_of_run(run_dir)
     found = map(str, differences(before, now))
-    asked = () if before.eval else score_differences(spec, values)  # a run of trtx bench from before they were kept
+    # before.eval is empty for a run of trtx bench that is older than this condition.
+    asked = () if before.eval else score_differences(spec, values)
     dropped = unjudged(scores_of_run(run_dir), values)
     return ComparedWith(name, name, started, (*found, *asked, *dropped), unchecked(before, now))

@@ -1,4 +1,4 @@
-"""``trtx eval fidelity``: the run itself. The reference first, on a GPU that it leaves again; then each topology."""
+"""The run of ``trtx eval fidelity``: computes the reference on a GPU, frees it, and then compares each topology."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The run while it goes on."""
+    """State of a run in progress."""
 
     spec: FidelitySpec
     run_dir: Path
@@ -61,7 +61,7 @@ class _Run:
     here: Environment
     deployment: Deployment | None = None  # of an attached run
     interruption: Interruption = field(default_factory=Interruption)
-    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once the directory has been removed
     plans: dict[str, Plan] = field(default_factory=dict)  # by topology
 
     @property
@@ -76,9 +76,11 @@ class _Run:
 def run_fidelity(
     spec: FidelitySpec, *, parent: Path, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
-    """Makes the reference, then compares every topology in turn, or what ``spec.attach`` names. Prompts, tokenizers and
-    plans are checked before anything starts. When it ends early, the error passes on after what was compared has been
-    rendered."""
+    """Computes the reference, then compares every topology in turn, or the deployment at ``spec.attach``.
+
+    Prompts, tokenizers and plans are checked before anything starts. If the run ends early, the error is re-raised
+    after the comparisons so far have been rendered.
+    """
     started_at = datetime.now(UTC)
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
     run_dir = directory.create(parent, spec, started_at)
@@ -104,11 +106,11 @@ def run_fidelity(
 def resume_fidelity(
     run_dir: Path, *, argv: Sequence[str], listener: EvaluationListener | None = None
 ) -> FinishedEvaluation:
-    """Goes on with a run that ended early: asks for the sequences that have no answer, by the reference that it has,
-    judges and renders all.
+    """Continues a run that ended early: requests the missing sequences, using the existing reference, and renders
+    everything.
 
-    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model,
-    prompts or configs are others than recorded.
+    Raises UsageError, leaving the run unchanged, if another trtx uses the directory, or if machine, versions, model,
+    prompts or configs differ from the recorded ones.
     """
     spec = read_fidelity_spec(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
@@ -165,7 +167,9 @@ def _asked(spec: FidelitySpec) -> int | Path:
 
 
 def _hash(file: Path | None) -> str | None:
-    """None of no file, or of one that can't be read: whoever reads it next says so."""
+    """SHA-256 of a file; None without one. An unreadable file also gives None, since its next reader reports
+    the error.
+    """
     try:
         return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -173,7 +177,9 @@ def _hash(file: Path | None) -> str | None:
 
 
 def _prepare(state: _Run, *, anew: bool = False) -> Target | None:
-    """Plans every topology, or finds what answers. ``anew``: in directories beside those of an earlier attempt."""
+    """Plans every topology, or finds the attached target. ``anew``: in new directories next to those of an earlier
+    attempt.
+    """
     for topology in state.spec.topologies:
         home = state.run_dir / topology.label
         if anew and home.exists():
@@ -211,7 +217,7 @@ def _write_plans(state: _Run) -> None:
 
 
 def _make(state: _Run, reference: Reference, prompts: Prompts) -> tuple[Scored, ...]:
-    """On the first GPU that will be served on, which is free again afterwards."""
+    """Computes the reference on the first GPU of the topologies, which is free again afterwards."""
     state.listener.on_topology("reference")
     plan = next(iter(state.plans.values()), None)
     gpus = None if plan is None else plan.workers[0].env.get(_VISIBLE, "").partition(",")[0]
@@ -279,8 +285,8 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError, UsageError):  # what failed first is what is told
-            state.check_directory()  # nothing is left to render
+        with suppress(OSError, UsageError):  # the first failure is the one to report
+            state.check_directory()  # if the directory is gone, there is nothing to render
             state.journal.note(run_failed(state.run_dir, error))
             render_fidelity(state.run_dir)
         raise
@@ -302,7 +308,7 @@ def _judge(run_dir: Path, spec: FidelitySpec) -> None:
 
 
 def _remove_if_nothing_served(run_dir: Path) -> None:
-    """Bad input leaves no run directory: nothing was started that is worth keeping."""
+    """Removes a run directory without results, so that invalid input leaves none behind."""
     if (run_dir / "journal.jsonl").exists() or not run_dir.is_dir():
         return
     for document in (PLAN, LOCK):

@@ -1,4 +1,4 @@
-"""What one run of ``trtx eval fidelity`` is asked to do, and its record in the lock."""
+"""The specification of a ``trtx eval fidelity`` run, and its form in the manifest."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _NO_PROBABILITIES = ("simulated", "paced")
 
 
 class FidelitySpec(BaseModel):
-    """Field by field what was typed, defaults resolved."""
+    """The typed options, with defaults resolved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "fidelity"
-    check: Literal["fidelity"] = "fidelity"  # which of trtx eval's checks the run is
-    reference: Name | None = None  # None: what the build was made from, else the model itself
-    prompts: Annotated[int, Field(ge=1, le=MOST)] | None = DEFAULT_COUNT  # how many to make; None: those of the file
+    check: Literal["fidelity"] = "fidelity"  # the trtx eval check that the run performs
+    reference: Name | None = None  # None: the checkpoint from which the engine was built, else the model itself
+    # Number of prompts to generate; None: those of the file.
+    prompts: Annotated[int, Field(ge=1, le=MOST)] | None = DEFAULT_COUNT
     prompt_file: Path | None = None
-    osl: int = Field(default=64, ge=1, le=32_768)  # tokens of the reference's text after each prompt, at most
+    osl: int = Field(default=64, ge=1, le=32_768)  # maximum tokens of the reference's text after each prompt
     concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
-    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # nats a token
+    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # nats per token
     min_agreement: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)  # share of tokens
     modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
@@ -65,7 +66,7 @@ class FidelitySpec(BaseModel):
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
-        """What trtx serves, one after the other; none where the run is attached."""
+        """The topologies that trtx serves in turn; empty for an attached run."""
         return () if self.attach is not None else expand(self.modes, self.topology, {})
 
     @property
@@ -73,12 +74,12 @@ class FidelitySpec(BaseModel):
         return (ATTACHED,) if self.attach is not None else tuple(one.label for one in self.topologies)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the labels that modes led to."""
+        """Plain values, including the labels that result from the modes."""
         return {**self.model_dump(mode="json"), "topologies": list(self.labels)}
 
 
 def fidelity_of(fields: dict[str, Any]) -> FidelitySpec:
-    """Of typed values. Raises UsageError naming the option."""
+    """Validates typed values. Raises UsageError that names the option."""
     try:
         return FidelitySpec.model_validate(fields)
     except ValidationError as error:
@@ -86,7 +87,9 @@ def fidelity_of(fields: dict[str, Any]) -> FidelitySpec:
 
 
 def read_fidelity_spec(run_dir: Path) -> FidelitySpec:
-    """Of a run's lock. Raises UsageError where it is none of ``trtx eval fidelity``, or can't be read."""
+    """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval fidelity``, or is
+    unreadable.
+    """
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval fidelity")
     fields = LOCK.load(run_dir)

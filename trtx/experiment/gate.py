@@ -1,7 +1,7 @@
-"""The gate of a run: what it will be judged by is checked before anything starts, and judged when it has ended.
+"""The gate of a run: its criteria are checked before anything starts and applied when the run has ended.
 
-The baseline is copied into the run directory at its start: a run that is resumed, or judged again, is held against the
-same one, whatever became of the file meanwhile.
+The baseline is copied into the run directory at the start, so that a run that is resumed or judged again uses the same
+baseline even if the original file has changed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from trtx.topology import Plan
 
 
 def planned_loads(spec: ExperimentSpec) -> dict[str, Load]:
-    """The load of every cell that is to be measured, by the cell's name."""
+    """The load of every planned cell, by cell name."""
     return {cell_name(label, load): load for label in spec.labels for load in spec.load.loads}
 
 
 def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> None:
-    """Writes what a run is measured under, and the baseline that it will be compared with.
+    """Writes the run's conditions and the baseline with which it will be compared.
 
-    Raises UsageError as :func:`check_can_save` and :func:`baseline_of`.
+    Raises UsageError like :func:`check_can_save` and :func:`baseline_of`.
     """
     conditions = conditions_of(spec, plans, provenance)
     CONDITIONS.write(run_dir, conditions)
@@ -52,7 +52,7 @@ def prepare(run_dir: Path, spec: ExperimentSpec, plans: Mapping[str, Plan], prov
 
 
 def check_can_save(spec: ExperimentSpec) -> None:
-    """Raises UsageError where ``--save-baseline`` names one that must not be replaced, or that can't be written."""
+    """Raises UsageError if ``--save-baseline`` names a promoted baseline, or if baselines can't be written."""
     _check_name(spec)
     if spec.gate.save_baseline is not None:
         Baselines(Path(spec.gate.baseline_dir)).check_can_write()
@@ -64,15 +64,15 @@ def _check_name(spec: ExperimentSpec) -> None:
 
 
 def takes_baseline(spec: ExperimentSpec) -> bool:
-    """Whether a run is compared with another one, and not only with one of its own topologies."""
+    """Whether the run is compared with another run, and not only with one of its own topologies."""
     return spec.gate.limit is not None and _pairs(spec) is None
 
 
 def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
-    """The one that a run under these conditions will be compared with.
+    """The baseline for a run under these conditions.
 
-    Raises UsageError for a baseline that is not there, of another model, load or machine, without one of the cells, or
-    whose spread is too wide for the limit.
+    Raises UsageError if the baseline doesn't exist, has another model, load or machine, lacks a cell, or has too much
+    spread for the limit.
     """
     gate, loads = spec.gate, planned_loads(spec)
     if gate.baseline is None or gate.limit is None:
@@ -86,9 +86,11 @@ def baseline_of(spec: ExperimentSpec, conditions: Conditions) -> Baseline:
 
 
 def check_elsewhere(spec: ExperimentSpec) -> None:
-    """What can be told here of the gate of a run on another machine: all but the conditions of that machine, what can
-    be written there, and a baseline that is picked by them. Raises UsageError as :func:`check_can_save` and
-    :func:`baseline_of`."""
+    """Checks the gate of a run that will happen on another machine, as far as that is possible here.
+
+    Not checked are that machine's conditions, its permissions, and a baseline that is selected by conditions. Raises
+    UsageError like :func:`check_can_save` and :func:`baseline_of`.
+    """
     _check_name(spec)
     gate = spec.gate
     if not takes_baseline(spec) or gate.baseline is None or gate.limit is None or is_picked(gate.baseline):
@@ -109,7 +111,7 @@ def _check_samples(spec: ExperimentSpec, limit: Limit, baseline: Baseline) -> No
 
 
 def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
-    """Judges every cell that was to be measured, and every score, writes ``verdict.json``, and returns it."""
+    """Judges every planned cell and every score, writes ``verdict.json``, and returns the verdict."""
     loads = planned_loads(spec)
     cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
     pairs = _pairs(spec)
@@ -128,7 +130,7 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
 
 
 def _judge_scores(run_dir: Path, spec: ExperimentSpec, baseline: Baseline | None) -> list[Judgement]:
-    """Against the baseline's scores, where it has some; of an A/B run, against those of the arm that is one."""
+    """Judges scores against those of the baseline or, in an A/B run, of the baseline variant."""
     if spec.eval is None:
         return []
     if baseline is not None:
@@ -141,8 +143,10 @@ def _judge_scores(run_dir: Path, spec: ExperimentSpec, baseline: Baseline | None
 
 
 def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
-    """Of an A/B run that is gated by one of its own topologies, the cell of that one beside each of the others'; None:
-    the baseline is another run's."""
+    """For an A/B run gated by one of its own topologies: each cell of the others, with the baseline's cell.
+
+    None if the baseline is another run.
+    """
     arm = spec.gate.baseline
     if spec.order != "abba" or arm not in spec.labels:
         return None
@@ -151,13 +155,13 @@ def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
 
 
 def forget(run_dir: Path) -> None:
-    """A run that goes on has no verdict, and its arms no comparison, until it has ended again."""
+    """Deletes the verdict and the A/B comparison of a run that continues; both are written again at its end."""
     for document in (VERDICT, COMPARISON):
         (run_dir / document.file).unlink(missing_ok=True)
 
 
 def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> ComparedWith:
-    """In what a run under the conditions ``now`` differs from its baseline."""
+    """The baseline for the verdict, with its differences from a run under the conditions ``now``."""
     found = [*differences(baseline.conditions, now), *load_differences(baseline.cells, planned_loads(spec))]
     return ComparedWith(
         name=baseline.name,
@@ -170,8 +174,11 @@ def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> 
 
 
 def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...]:
-    """What the conditions don't say: who has no scores, and of a baseline that was kept before they had what was asked,
-    what its scores tell of it."""
+    """Differences that conditions don't contain.
+
+    These are missing scores on one side and, for a baseline saved before conditions included the scoring, differences
+    derived from its scores.
+    """
     if spec.eval is None:
         return ("it has scores and this run asks for none, so nothing is said of them",) if baseline.scores else ()
     if not baseline.scores:
@@ -182,7 +189,7 @@ def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...
 
 
 def _goodputs(run_dir: Path, spec: ExperimentSpec, cells: Iterable[Cell]) -> dict[str, list[float | None]]:
-    """By cell, of each trial that has a result; nothing where no goodput is asked for."""
+    """The goodput of each trial with a result, by cell; empty if no minimum goodput is set."""
     gate = spec.gate
     if gate.min_goodput is None:
         return {}
@@ -203,6 +210,6 @@ def _goodputs(run_dir: Path, spec: ExperimentSpec, cells: Iterable[Cell]) -> dic
 
 
 def saved(run_dir: Path, spec: ExperimentSpec) -> Path | None:
-    """The baseline that ``--save-baseline`` made of a run that has ended; None where it asked for none."""
+    """The baseline saved from a finished run by ``--save-baseline``; None without that option."""
     name = spec.gate.save_baseline
     return None if name is None else Baselines(Path(spec.gate.baseline_dir)).save(run_dir, name)

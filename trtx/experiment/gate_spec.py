@@ -1,4 +1,4 @@
-"""By what a run is judged: the ``gate`` of a sweep file, and the options of the same names. docs/verdicts.md."""
+"""The criteria of a run: the ``gate`` of a sweep file and the options of the same names. See docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BASELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_baseline_name(name: str) -> None:
-    """Raises UsageError for what can't be the name of a baseline, which is a file's."""
+    """Raises UsageError for a text that can't be the name of a baseline, which is also a file name."""
     if not _BASELINE_NAME.fullmatch(name):
         raise UsageError(
             f"{quoted(name)} is no name of a baseline; expected letters, digits, '.', '_' and '-', such as main-h100"
@@ -28,7 +28,7 @@ def check_baseline_name(name: str) -> None:
 
 
 def listed(value: Any) -> Any:
-    """One text for a list of one, with commas for one of several: none of what is listed has a comma in it."""
+    """Splits a text at commas into a tuple. No listed value contains a comma."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return tuple(value) if isinstance(value, list) else value
@@ -38,24 +38,25 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class GateSpec(BaseModel):
-    """What a person typed, checked. Without any of it a run is judged by its failed requests alone."""
+    """The validated gate options. Without any, a run is judged only by its failed requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     slo: Texts = ()  # metric:statistic:operator:value
     min_goodput: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests/s
-    max_error_rate: str = "0%"  # failed requests of all, in each cell
+    max_error_rate: str = "0%"  # share of failed requests in each cell
     baseline: Name | None = None  # directory, run, file, or a name in baseline_dir
-    max_regression: str | None = None  # of the baseline
-    metrics: Texts = ()  # compared; none: DEFAULT_METRICS
-    window: Window = "whole"  # of each trial, on both sides, what is judged; failed requests are of all of it
-    allow_different: Texts = ()  # conditions in which the baseline may be another
+    max_regression: str | None = None  # in % of the baseline
+    metrics: Texts = ()  # metrics to compare; empty: DEFAULT_METRICS
+    # The judged part of each trial, on both sides; failed requests always count over all of it.
+    window: Window = "whole"
+    allow_different: Texts = ()  # conditions in which the baseline may differ
     baseline_dir: Name = "baselines"
-    save_baseline: str | None = None  # name of the candidate that is made of the run
+    save_baseline: str | None = None  # name of the candidate saved from the run
 
     @model_validator(mode="after")
     def _can_be_judged(self) -> GateSpec:
-        """Raises UsageError, which names the option, for what nothing can be judged by."""
+        """Raises UsageError, naming the option, if the gate can't be applied."""
         _ = self.limit, self.error_rate_limit, self.compared
         if self.save_baseline is not None:
             check_baseline_name(self.save_baseline)
@@ -83,7 +84,7 @@ class GateSpec(BaseModel):
 
     @property
     def limit(self) -> Limit | None:
-        """None: nothing is compared."""
+        """None: no comparison."""
         return None if self.max_regression is None else parse_limit(self.max_regression)
 
     @property
@@ -92,12 +93,12 @@ class GateSpec(BaseModel):
 
     @property
     def error_rate_limit(self) -> float:
-        """In %."""
+        """The permitted share of failed requests, in %."""
         return parse_percent("--max-error-rate", self.max_error_rate)
 
     @property
     def criteria(self) -> tuple[str, ...]:
-        """What each cell is judged by, for people."""
+        """The criteria for each cell, as text for users."""
         told = [f"failed requests: at most {self.max_error_rate}"]
         told += [f"{objective.metric.name}: {objective.bound}" for objective in self.objectives]
         if self.min_goodput is not None:

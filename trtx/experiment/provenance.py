@@ -1,4 +1,4 @@
-"""What a run is asked of, for its lock: environment, model files, resolved configs, aiperf's calls."""
+"""The provenance of a run for its manifest: environment, model files, resolved configs, aiperf commands."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from trtx.topology import Plan
 def provenance_of(
     spec: ExperimentSpec, environment: Environment, plans: Mapping[str, Plan], attached: Target | None
 ) -> Provenance:
-    """``plans``: by topology; ``attached``: who answers in place of them. Reads each model's files, seconds at most,
-    and all of an input_file.
+    """The provenance of a run. ``plans``: by topology; ``attached``: the server used instead of them.
 
-    Raises UsageError for a file of either that can't be read.
+    Reads each model's files (seconds at most) and the complete input_file. Raises UsageError for an unreadable file.
     """
     return provenance_with(partial(_calls, spec), environment, plans, attached, read_dataset(spec.load))
 
@@ -37,7 +36,7 @@ def provenance_with(
     attached: Target | None,
     dataset_sha256: str | None = None,
 ) -> Provenance:
-    """The same where ``calls`` says what is sent to each: aiperf's calls by cell, or none."""
+    """Like :func:`provenance_of`, but ``calls`` returns the commands for each target: aiperf's by cell, or none."""
     if attached is not None:
         files = _files(identify_tokenizer(attached.tokenizer_path))
         measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, calls(attached))}
@@ -63,7 +62,7 @@ def provenance_with(
 
 
 def read_dataset(load: LoadSpec) -> str | None:
-    """The hash of what its input_file holds; None without one. Raises UsageError where it can't be read."""
+    """Hash of the input_file's content; None without one. Raises UsageError if it can't be read."""
     try:
         return load.dataset_sha256
     except OSError as error:
@@ -78,7 +77,7 @@ def _files(identity: Identity) -> Files:
 
 
 def _calls(spec: ExperimentSpec, target: Target) -> dict[str, str]:
-    """By cell, of its first trial; aiperf's directory as seen from the run's."""
+    """aiperf's command for the first trial of each cell, with paths relative to the run directory."""
     calls, sent = {}, as_sent(spec.load, Path(), target.topology)
     for load in spec.load.loads:
         name = cell_name(target.topology, load)

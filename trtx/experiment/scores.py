@@ -1,4 +1,4 @@
-"""Scores of a run against what was asked of them, and against the same samples of a baseline."""
+"""Judges a run's scores against the required minimum, and against the same samples of a baseline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trtx.runs.forms import LOCK, AskedScores, ComparedScore
 
 
 def scores_of_run(run_dir: Path) -> tuple[TopologyValues, ...]:
-    """Of each topology that was scored to its end, in the order of the run."""
+    """The scores of each completely scored topology, in the order of the run."""
     labels = LOCK.read(run_dir, AskedScores).topologies
     return tuple(values for label in labels if (values := read_values(run_dir, label)) is not None)
 
 
 def partners(labels: Sequence[str], baseline: Sequence[TopologyValues]) -> dict[str, TopologyValues]:
-    """By topology, whose scores those of a baseline are; nothing of a baseline without scores."""
+    """The baseline's scores to compare with, by topology; empty if the baseline has no scores."""
     found = {label: partner_of(label, baseline) for label in labels}
     return {label: partner for label, partner in found.items() if partner is not None}
 
@@ -30,8 +30,10 @@ def partners(labels: Sequence[str], baseline: Sequence[TopologyValues]) -> dict[
 def judge_scores(
     run_dir: Path, labels: Sequence[str], asked: ScoringSpec, others: Mapping[str, TopologyValues], *, whose: str = ""
 ) -> list[Judgement]:
-    """Of every topology that was to be scored. ``others``: by topology, what it is compared with; ``whose``: behind
-    their labels."""
+    """Judges every topology that should have been scored.
+
+    ``others`` are the scores to compare with, by topology; ``whose`` is appended to their labels in messages.
+    """
     judgements: list[Judgement] = []
     for label in labels:
         scores = read_eval(run_dir, label)
@@ -55,7 +57,7 @@ def judge_scores(
 
 
 def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> tuple[str, ...]:
-    """In what the questions of a baseline are others, as sentences."""
+    """Sentences about how the baseline's requests differ from those of this run."""
     shots = {task.num_fewshot for one in values for task in one.tasks}
     before: dict[str, set[Any]] = {
         "endpoint_type": {one.endpoint_type for one in values},
@@ -70,7 +72,7 @@ def score_differences(asked: ScoringSpec, values: Sequence[TopologyValues]) -> t
 
 
 def unjudged(candidate: Sequence[TopologyValues], baseline: Sequence[TopologyValues]) -> tuple[str, ...]:
-    """Tasks of a baseline that nobody asks any more, as sentences: nothing is said of them."""
+    """Sentences about the baseline's tasks that this run doesn't include, and that are therefore not judged."""
     asked = {task.task for one in candidate for task in one.tasks}
     dropped = dict.fromkeys(task.task for one in baseline for task in one.tasks if task.task not in asked)
     return tuple(f"{task} was scored and is not, so nothing is said of it" for task in dropped) if candidate else ()
@@ -79,8 +81,10 @@ def unjudged(candidate: Sequence[TopologyValues], baseline: Sequence[TopologyVal
 def compare_scores(
     candidate: Sequence[TopologyValues], others: Mapping[str, TopologyValues], max_drop: float | None = None
 ) -> tuple[ComparedScore, ...]:
-    """Every task of every topology of ``candidate`` with its partner among ``others``. With ``max_drop`` each is judged
-    as by a gate."""
+    """Compares every task of every topology of ``candidate`` with its partner in ``others``.
+
+    With ``max_drop``, each task is judged as by a gate.
+    """
     return tuple(
         _compared(values.topology, other.topology, one, max_drop)
         for values in candidate

@@ -1,4 +1,4 @@
-"""Scoring what is served: lm-eval's session of a run, which is asked once the tasks are there, topology by topology."""
+"""Scores served topologies with one lm-eval session per run, which asks one topology after the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.topology import Plan
 
 SESSION_LOG = Path("eval") / "session.log"
-_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0  # what trtx serves is started again meanwhile
+_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0  # trtx restarts the workers that it serves, so these get more time
 _OF_A_TOKENIZER = ("tokenizer.json", "*.model", "vocab.*", "merges.txt", "chat_template.jinja")
 
 
 @contextmanager
 def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int | None, log: Path) -> Iterator[Session]:
-    """lm-eval in its process while inside; it reads the tasks and their datasets at once.
+    """Runs lm-eval in its process. It starts to load the tasks and their datasets immediately.
 
-    ``context_length``: of prompt and answer, in tokens, on every topology; None: nobody says.
+    ``context_length``: maximum tokens of prompt and answer on every topology; None: unknown.
     """
     job = Job(
         tasks=spec.tasks,
@@ -44,7 +44,7 @@ def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int 
 
 
 def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) -> Loaded:
-    """Until all that is asked is there. Raises UsageError for a task, dataset or least score that is none."""
+    """Waits until all tasks are loaded. Raises UsageError for an invalid task, dataset or minimum score."""
     try:
         loaded = session.wait_loaded(check)
         check_min_scores(spec.least_scores, loaded.metrics, loaded.shares)
@@ -56,7 +56,7 @@ def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) 
 
 
 def _compared_shares(loaded: Loaded) -> list[str]:
-    """Of the scores that are compared, each task's first, those that lie between 0 and 1."""
+    """The compared scores (the first metric of each task) that lie between 0 and 1."""
     first = {task: metrics[0] for task, metrics in loaded.metrics.items() if metrics}
     return [f"{metric} of {task}" for task, metric in first.items() if metric in loaded.shares.get(task, ())]
 
@@ -64,19 +64,19 @@ def _compared_shares(loaded: Loaded) -> list[str]:
 def endpoint_of(
     run_dir: Path, label: str, url: str, model: str, api_key: str | None = None, *, certificate: Path | None = None
 ) -> Endpoint:
-    """Of a topology that answers, or of what the run is attached to."""
+    """The endpoint of a served topology or of the attached deployment."""
     patience_s = _ATTACHED_PATIENCE_S if label == ATTACHED else _SERVED_PATIENCE_S
     return Endpoint(label, url, model, str(eval_directory(run_dir, label)), patience_s, api_key, certificate)
 
 
 def is_scored(run_dir: Path, label: str) -> bool:
-    """Whether every sample of a topology has its answer."""
+    """Whether every sample of a topology has an answer."""
     scores = read_eval(run_dir, label)
     return scores is not None and all(task.answered == task.samples for task in scores.tasks)
 
 
 def common_tokenizer(plans: Mapping[str, Plan]) -> Path:
-    """The tokenizer of all topologies, which are asked the same. Raises UsageError where they have several."""
+    """The tokenizer of all topologies, which get the same prompts. Raises UsageError if they have different ones."""
     (first, path), *others = ((label, plan.model_path) for label, plan in plans.items())
     for label, other in others:
         if other != path and _contents(other) != _contents(path):

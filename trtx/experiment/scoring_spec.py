@@ -1,4 +1,4 @@
-"""What is scored: ``eval`` of a sweep file, and the options of ``trtx eval`` of the same names. docs/eval.md."""
+"""What to score: ``eval`` of a sweep file, and the options of ``trtx eval`` with the same names. See docs/eval.md."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from trtx.evals.needle import TASK as NEEDLE_TASK
 from trtx.evals.texts import TASK as TEXT_TASK
 from trtx.experiment.gate_spec import listed
 
-Whole = Annotated[int, Field(strict=True)]  # neither true nor 1.0
+Whole = Annotated[int, Field(strict=True)]  # refuses true and 1.0
 Length = Annotated[Whole, Field(ge=1, le=2**31)]
 Depth = Annotated[Whole, Field(ge=0, le=100)]
-MOST_CONCURRENT = 4096  # sockets below the open files that most systems allow, with room for the rest
+MOST_CONCURRENT = 4096  # number of sockets that fits into the usual limit of open files, with room for others
 
 
 def _several(value: Any) -> Any:
-    """One text for a list of one. Its commas stay: the name of a metric may hold some."""
+    """Turns a single text into a tuple. It isn't split at commas, because a metric's name may contain some."""
     return (value,) if isinstance(value, str) else listed(value)
 
 
 def in_keys(sentence: str) -> str:
-    """A sentence that names options of ``trtx eval``, or begins with a field, in a sweep file's keys."""
+    """Replaces option names in a sentence, or a field at its beginning, with the keys of a sweep file."""
     head = sentence.partition(" ")[0]
     sentence = f"eval.{sentence}" if head in ScoringSpec.model_fields else sentence
     return _OPTION.sub(lambda found: _KEYS.get(found[1].replace("-", "_"), found[0]), sentence)
 
 
 def as_option(sentence: str, asked: type[BaseModel]) -> str:
-    """A sentence that begins with a field, with the option in its place that it was typed as: one of ``asked``, or of
-    what trtx serves or attaches to."""
+    """Replaces the field at the beginning of a sentence with its option: of ``asked``, of the topology, or of the
+    deployment.
+    """
     field, space, rest = sentence.partition(" ")
     name = field.partition(".")[0]
     if name in ("attach", "topology"):
@@ -43,32 +44,33 @@ def as_option(sentence: str, asked: type[BaseModel]) -> str:
     return f"--{name.replace('_', '-')}{space}{rest}" if name in {*asked.model_fields, *_TYPED} else sentence
 
 
-_TYPED = ("url", "tokenizer", "model", "engine")  # of an attached deployment, and of a topology
+_TYPED = ("url", "tokenizer", "model", "engine")  # options of an attached deployment, and of a topology
 
 
 def refuse_twice(option: str, values: Sequence[Any]) -> None:
-    """Raises ValueError for a value that stands there twice."""
+    """Raises ValueError for a repeated value."""
     for place, one in enumerate(values):
         if one in values[:place]:
             raise ValueError(f"{option} names {one} twice; expected each once")
 
 
 class ScoringSpec(BaseModel):
-    """Field by field what was typed, defaults resolved."""
+    """The typed options, with defaults resolved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tasks: Annotated[tuple[Name, ...], BeforeValidator(listed)] = Field(min_length=1)
-    limit: Whole | None = Field(default=None, ge=1, le=10**9)  # samples of each task
-    num_fewshot: Whole | None = Field(default=None, ge=0, le=10_000)  # None: as each task says
+    limit: Whole | None = Field(default=None, ge=1, le=10**9)  # samples per task
+    num_fewshot: Whole | None = Field(default=None, ge=0, le=10_000)  # None: as each task defines
     task_dir: Name | None = None
     endpoint_type: EndpointType = "completions"
     concurrency: Whole = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
     request_timeout: float = Field(default=REQUEST_TIMEOUT_S, gt=0, le=7 * 86_400, allow_inf_nan=False)  # seconds
-    needle_lengths: tuple[Length, ...] | None = Field(default=None, min_length=1)  # tokens; None: by the context
-    needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # per cent
-    needle_samples: Whole = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # of each length and depth
-    text: Name | None = None  # file that task perplexity scores
+    # In tokens; None: depends on the context length.
+    needle_lengths: tuple[Length, ...] | None = Field(default=None, min_length=1)
+    needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # in %
+    needle_samples: Whole = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # per length and depth
+    text: Name | None = None  # file for the task perplexity
     min_score: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()  # task:metric:value
     max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, le=10**9, allow_inf_nan=False)  # in the metric's own unit
 
@@ -102,16 +104,16 @@ class ScoringSpec(BaseModel):
         return self
 
     def worded(self, sentence: str) -> str:
-        """A sentence that names options, with the keys in their place under which a sweep file has them."""
+        """Replaces option names in a sentence with the keys of a sweep file."""
         return in_keys(sentence)
 
     @property
     def least_scores(self) -> tuple[MinScore, ...]:
-        """Raises UsageError."""
+        """The parsed minimum scores. Raises UsageError."""
         return tuple(parse_min_score(text) for text in self.min_score)
 
     def criteria(self, *, has_baseline: bool) -> tuple[str, ...]:
-        """What the scores of each topology are judged by, for people."""
+        """The criteria for the scores of each topology, as text for users."""
         told = ["every sample has its answer"]
         told += [f"{least.name}: kept by the whole interval" for least in self.least_scores]
         if has_baseline:

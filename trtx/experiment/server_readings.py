@@ -1,9 +1,8 @@
-"""What can be read of a topology while it is measured: its GPUs through NVML, its workers through their metrics, and
-the cores of this machine.
+"""Takes readings of a topology during a measurement: GPUs through NVML, workers through their metrics, and CPU cores.
 
-Of a deployment that something else serves, GPUs can't be read, and workers only where they publish their metrics port
-and answer at their own address as the very worker that is published: behind a forwarder, that port of this machine's
-loopback may be anybody's.
+GPUs of an attached deployment can't be read. Its workers can be read only if they publish their metrics port and the
+metrics at that address identify themselves as the published worker: behind a port forwarder, the same port on this
+machine's loopback may belong to another process.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from trtx.topology import Plan, is_loopback
 
 Read = Callable[[], ServerReading]
 
-_LOOPBACK = "http://127.0.0.1"  # system ports never speak TLS
-_HEALTH = "/health"  # of Dynamo's frontend: the records of what it can route to
-_TIMEOUT_S = 1.0  # a worker that doesn't answer within a reading's time does not say
+_LOOPBACK = "http://127.0.0.1"  # system ports never use TLS
+_HEALTH = "/health"  # route of Dynamo's frontend that lists all routable instances
+_TIMEOUT_S = 1.0  # a worker that doesn't answer within this time counts as not reporting
 _LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 _WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ENDED = re.compile(rb"^trtx_requests_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
-# The inode of the first PID namespace of a kernel: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
+# Inode of the initial PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which worker it is, as Dynamo labels each of its metrics. One that was started again is another."""
+    """Identity of a worker, from the labels that Dynamo adds to its metrics. A restarted worker has a new identity."""
 
     namespace: str
     worker_id: int
@@ -55,17 +54,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """A worker whose metrics can be read here."""
+    """A worker whose metrics can be read."""
 
     name: str
     role: str
     url: str  # of its system port
-    identity: Identity | None = None  # None: trtx started it there, and starts it again
+    identity: Identity | None = None  # None: a worker of trtx, which restarts it at the same address
 
 
 @contextlib.contextmanager
 def open_topology(plan: Plan) -> Iterator[Read]:
-    """Reads the topology of ``plan`` while it serves."""
+    """Yields a function that takes readings of the topology of ``plan``."""
     gpus = _gpus_of(plan)
     metered = tuple(
         Metered(worker.name, worker.role, f"{_LOOPBACK}:{worker.system_port}")
@@ -97,8 +96,9 @@ def open_topology(plan: Plan) -> Iterator[Read]:
 
 @contextlib.contextmanager
 def open_attached(target: Target) -> Iterator[Read | None]:
-    """Reads what the workers of an attached deployment publish, and the cores of this machine; None where neither says
-    anything."""
+    """Yields a function that reads an attached deployment's workers and this machine's cores; None if neither is
+    readable.
+    """
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_of(target.url)) as client:
         workers = _published(client, target)
         cpu = cores_beside(target, workers)
@@ -114,22 +114,23 @@ def open_attached(target: Target) -> Iterator[Read | None]:
 
 
 def cores_beside(target: Target, workers: Sequence[Metered]) -> CpuReader:
-    """Those of this machine, on which the load is made, and the deployment too where it answers at one of its
-    addresses."""
+    """A reader for the cores of this machine, which runs the client and, if the target's address is local, the
+    deployment.
+    """
     if not _is_here(urlsplit(target.url).hostname or ""):
         return CpuReader(scope="client")
     on_loopback = all(is_loopback(urlsplit(worker.url).hostname or "") for worker in workers)
     namespaces = {worker.identity.namespace for worker in workers if worker.identity is not None}
-    # Without them its processes, of whatever server, would count as those of somebody else.
+    # Without namespaces, the deployment's processes would count as foreign.
     return CpuReader(namespaces) if namespaces and on_loopback else CpuReader(scope="unknown")
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine, by one of its addresses: only such can be listened on."""
+    """Whether a host name refers to this machine: only local addresses can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
-        return False  # which the load will tell
+        return False  # the load will report the error
     for family, kind, protocol, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as tried:
             tried.bind(address)
@@ -138,7 +139,7 @@ def _is_here(host: str) -> bool:
 
 
 def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> GpuReading:
-    """Of one GPU of ``topology``. ``sees_all``: every process of the machine can be seen from here."""
+    """The reading of one GPU of ``topology``. ``sees_all``: all processes of the machine are visible."""
     return GpuReading(
         name=name,
         sm_clock_mhz=state.sm_clock_mhz,
@@ -152,11 +153,11 @@ def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> Gp
 
 
 def foreign_of(processes: Sequence[GpuProcess], topology: str, sees_all: bool) -> tuple[ForeignProcess, ...] | None:
-    """Those that are not of ``topology``; None where NVML's list can't be held against what runs here.
+    """The processes that don't belong to ``topology``; None if NVML's list can't be matched with visible processes.
 
-    In a container, drivers name processes by the host's pids (nvidia-docker #1483), or leave out those outside of it
-    (NVIDIA's open kernel modules). So a list without any of ours tells nothing, nor one with pids that nobody here
-    has, and an empty rest means that there is none only where all of the machine's processes are seen.
+    In a container, some drivers report the host's pids (nvidia-docker #1483) and others omit processes outside of it
+    (NVIDIA's open kernel modules). A list without any process of the topology, or with pids that don't exist here, is
+    therefore unusable. An empty result is conclusive only if all processes of the machine are visible.
     """
     if not any(process.topology == topology for process in processes):
         return None
@@ -171,7 +172,7 @@ def foreign_of(processes: Sequence[GpuProcess], topology: str, sees_all: bool) -
 
 
 def sees_host_pids(root: Path = Path("/")) -> bool:
-    """Whether this process is in the machine's own PID namespace, as nothing in a container without --pid=host is."""
+    """Whether this process is in the initial PID namespace, which is not the case in a container without --pid=host."""
     try:
         return (root / "proc" / "self" / "ns" / "pid").stat().st_ino == _HOST_PIDS
     except OSError:
@@ -185,11 +186,10 @@ def _told(
     dict[str, dict[str, PictureCounts]] | None,
     dict[str, dict[str, HandoffCounts]] | None,
 ]:
-    """Requests that ended in each worker since it began, and what it counts of pictures, by role and name; of handoffs
-    by decode and prefill worker.
+    """Ended requests and image counters by role and worker, and handoff counters by decode and prefill worker.
 
-    Each None where one of them does not say, or another answers in its place; of pictures, where one that takes some
-    does not.
+    Counters run from each worker's start. Each is None if a worker doesn't report it or if another process answers in
+    its place; image counters only need the workers that process images.
     """
     ended: dict[str, dict[str, int]] = {}
     pictures: dict[str, dict[str, PictureCounts]] = {}
@@ -199,7 +199,7 @@ def _told(
             body = client.get(f"{worker.url}/metrics").raise_for_status().content
         except httpx.HTTPError:
             return None, None, None
-        if not (counts := _ENDED.findall(body)):  # one for each outcome
+        if not (counts := _ENDED.findall(body)):  # one sample per outcome
             return None, None, None
         if worker.identity is not None and {_identity(labels) for labels, _ in counts} != {worker.identity}:
             return None, None, None
@@ -213,7 +213,7 @@ def _told(
 
 
 def _identity(labels: bytes) -> Identity | None:
-    """As Dynamo 1.4.2 labels a sample; None of one that does not say whose it is."""
+    """The identity in the labels of a sample (as of Dynamo 1.4.2); None if they are missing."""
     said = dict(_LABEL.findall(labels.decode()))
     try:
         return Identity(said["dynamo_namespace"], int(said["worker_id"], 16))
@@ -222,7 +222,7 @@ def _identity(labels: bytes) -> Identity | None:
 
 
 def picture_counts(metrics: bytes) -> PictureCounts | None:
-    """What a worker's metrics say of pictures; None of one that takes none."""
+    """Image counters from a worker's metrics; None if the worker processes no images."""
     lookups = {outcome.decode(): round(float(count)) for outcome, count in _LOOKUPS.findall(metrics)}
     stages: dict[bytes, dict[str, float]] = {b"seconds": {}, b"pictures": {}}
     for kind, stage, value in _STAGES.findall(metrics):
@@ -235,7 +235,7 @@ def picture_counts(metrics: bytes) -> PictureCounts | None:
 
 
 def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
-    """What a decode worker's metrics say of handoffs, by prefill worker; None where it counts none."""
+    """Handoff counters from a decode worker's metrics, by prefill worker; None if it has none."""
     whole = _WHOLE.search(metrics)
     if whole is None:
         return None
@@ -253,7 +253,7 @@ def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
 
 
 def _gpus_of(plan: Plan) -> Mapping[str, str]:
-    """By a person's name for it, the UUID of each GPU that a worker was given; none where it computes on the CPU."""
+    """The UUID of each GPU assigned to a worker, by display name; empty for CPU workers."""
     return {
         f"GPU {index}": uuid
         for worker in plan.workers
@@ -262,7 +262,7 @@ def _gpus_of(plan: Plan) -> Mapping[str, str]:
 
 
 def _published(client: httpx.Client, target: Target) -> tuple[Metered, ...]:
-    """Nothing where not every worker tells where its metrics are, or they are on another machine's loopback."""
+    """The workers with readable metrics; empty unless all workers of the target publish a reachable metrics address."""
     try:
         answer = client.get(f"{target.url}{worker_facts.PATH}").raise_for_status()
         health = client.get(f"{target.url}{_HEALTH}").raise_for_status()
@@ -285,12 +285,12 @@ def _published(client: httpx.Client, target: Target) -> tuple[Metered, ...]:
             f"http://{host}:{one.facts.metrics_port}",
             Identity(namespace, one.worker_id),
         )
-    # By name is how all is told, so two of one name would be told as one.
+    # Counters are reported by worker name, so equal names would be merged.
     return tuple(metered.values()) if len(metered) == len(found) == target.worker_count else ()
 
 
 def _instances(health: httpx.Response) -> dict[int, tuple[str, Instance]]:
-    """By worker id, the namespace and the address of what a frontend of Dynamo can route to."""
+    """Namespace and address of each instance that a Dynamo frontend can route to, by worker id."""
     found = {}
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
         for record in health.json()["instances"]:

@@ -1,4 +1,4 @@
-"""One start of a topology, with its beginning and its end in the run's journal."""
+"""Serves a topology, with its start and end recorded in the run's journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtx.topology import Plan
 def serve_noted(
     label: str, plan: Plan, journal: Journal, on_event: Callable[[str, Event], None], interruption: Interruption
 ) -> Iterator[ServedTopology]:
-    """Serves ``plan`` while inside. What was started again meanwhile is noted however it is left."""
+    """Serves ``plan`` while inside. The journal gets the restarts even if an exception is raised."""
     with serve(plan, on_event=lambda event: on_event(label, event), interruption=interruption) as served:
         loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
         journal.note(TopologyReady(topology=label, load_seconds=loaded, warm_up_seconds=warmed_up))

@@ -1,4 +1,4 @@
-"""Which code of trtx runs: the commit of its checkout, what differs from it, and a hash of the sources themselves."""
+"""Identifies the code of trtx that runs: commit of the checkout, changes to it, and a hash of the sources."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import subprocess
 from pathlib import Path
 
 _DIGITS = 12
-_PLAIN_DIFF = (  # whatever a person's own configuration of git makes of a diff, its hash is the same
+_PLAIN_DIFF = (  # independent of the user's git configuration, so that the hash is stable
     "diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
     "--diff-algorithm=myers", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short",
 )  # fmt: skip
 
 
 def commit_of(checkout: Path) -> tuple[str | None, str | None]:
-    """The commit, and a hash of what tracked files differ from it, None where they don't.
+    """The commit, and a hash of the changes to tracked files (None without changes).
 
-    Both None where ``checkout`` is none: trtx is installed. Files that git does not track are in neither.
+    Both are None if ``checkout`` is no git checkout, i.e. trtx is installed. Untracked files are ignored.
     """
     if not (checkout / ".git").exists():
         return None, None
@@ -28,7 +28,7 @@ def commit_of(checkout: Path) -> tuple[str | None, str | None]:
 
 
 def sources_hash(package: Path) -> str:
-    """Changes with the code that measures and serves, committed or not, and not with a commit to a document."""
+    """Hash of the Python sources. It changes with uncommitted edits too, but not with changes to documents."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Who is measured: a topology of ours that the load fits, or a deployment that something else serves."""
+"""Targets of a measurement: a topology that trtx serves and that fits the load, or an attached deployment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtx.topology import Plan
 
 
 def target_of(label: str, plan: Plan) -> Target:
-    """The topology of ``plan``, as a load sees it."""
+    """The topology of ``plan`` as a target of a load."""
     return Target(
         plan.url,
         plan.model,
@@ -35,7 +35,9 @@ def target_of(label: str, plan: Plan) -> Target:
 
 
 def attached_target(attach: Attach, deployment: Deployment) -> Target:
-    """What answers at ``attach.url``. Raises UsageError where there is no tokenizer for its model here."""
+    """The deployment at ``attach.url`` as a target. Raises UsageError if the tokenizer of its model isn't available
+    here.
+    """
     return Target(
         url=attach.url,
         model=deployment.model,
@@ -48,7 +50,7 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
 
 
 def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> None:
-    """Raises UsageError for what the deployment is known to refuse, and for prompts shorter than its chat template."""
+    """Raises UsageError for settings that the deployment refuses, and for prompts shorter than its chat template."""
     if deployment.server == DYNAMO:
         check_body(load.extra_inputs)
     if load.dataset is None:
@@ -56,20 +58,20 @@ def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> No
 
 
 def context_length(plan: Plan) -> int | None:
-    """The most tokens of prompt and answer that the model and every worker of ``plan`` take; None: nobody says."""
+    """Maximum tokens of prompt and answer for the model and all workers of ``plan``; None: unknown."""
     said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
     said.append(resolve_checkpoint(str(plan.model_path)).context_by(plan.engine))
     return min((length for length in said if length is not None), default=None)
 
 
 def common_context_length(plans: Mapping[str, Plan]) -> int | None:
-    """What every topology takes, as :func:`context_length`."""
+    """The smallest :func:`context_length` of all topologies; None: unknown."""
     known = [length for plan in plans.values() if (length := context_length(plan)) is not None]
     return min(known, default=None)
 
 
 class Served(Protocol):
-    """What a load is held against of a topology, planned or exported."""
+    """The properties of a planned or exported topology that a load must fit."""
 
     @property
     def model(self) -> str: ...
@@ -80,17 +82,20 @@ class Served(Protocol):
 
 
 def check_fits(plan: Plan, load: LoadSpec) -> None:
-    """Raises UsageError where requests of this load are longer than the model or a worker of ``plan`` takes, or shorter
-    than its chat template, or have images, and it takes none, or what the frontend refuses."""
+    """Raises UsageError if requests of the load don't fit the topology.
+
+    Checked are lengths above the limits of the model or a worker, prompts shorter than the chat template, images for a
+    model that takes none, and fields that the frontend refuses.
+    """
     _check_has_template(plan.model, plan.model_path)
-    if load.dataset is not None:  # nobody said how long its requests are, and what is in them
+    if load.dataset is not None:  # lengths and content of a dataset's requests are unknown
         check_body(load.extra_inputs)
     else:
         check_fits_served(plan, resolve_checkpoint(str(plan.model_path)), load)
 
 
 def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) -> None:
-    """The same of what others will serve from ``checkpoint``."""
+    """Like :func:`check_fits`, for a topology that others will serve from ``checkpoint``."""
     check_body(load.extra_inputs)
     if load.dataset is not None:
         return
@@ -98,7 +103,7 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
     image_tokens = _image_tokens(served, checkpoint.path, load)
     isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
     turns = load.session_turns_mean
-    asked = turns * (isl + osl + image_tokens)  # a turn's prompt has all turns and answers before it
+    asked = turns * (isl + osl + image_tokens)  # a turn's prompt contains all earlier turns and answers
     shown = f", and {load.image_batch_size} image(s) of {image_tokens} in all" if image_tokens else ""
     each = f", {turns} turns of them" if load.has_sessions else ""
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
@@ -115,10 +120,10 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
 
 
 def _check_has_template(model: str, checkpoint: Path) -> None:
-    """Raises UsageError for a base model: each request of a load is a message."""
+    """Raises UsageError for a base model, because every request of a load is a chat message."""
     try:
         template = chat_template(checkpoint)
-    except (OSError, ValueError):  # a worker says what is wrong with the file
+    except (OSError, ValueError):  # a worker reports the error in the file
         return
     if template is None and (checkpoint / "tokenizer.json").is_file():
         raise UsageError(
@@ -139,8 +144,10 @@ def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
 
 
 def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
-    """What the images of a request expand to; 0 where that follows from their grid. Raises UsageError for images where
-    none are taken."""
+    """Number of tokens for the images of a request; 0 if it depends on their grid.
+
+    Raises UsageError for images if the topology accepts none.
+    """
     if not load.image_batch_size:
         return 0
     if served.engine not in ("torch", "tensorrt-llm"):
@@ -149,7 +156,7 @@ def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
             "take no images; leave it out, or use --engine torch"
         )
     if served.engine == "tensorrt-llm" and placeholder_of(model_path) is not None:
-        return 0  # of more models than those below; a request that does not fit is refused when it is sent
+        return 0  # supports more models than below; a request that doesn't fit is refused when it is sent
     vision = read_vision_config(model_path)
     if vision is None:
         raise UsageError(
@@ -163,7 +170,7 @@ def _tokenizer(attach: Attach, model: str) -> Path:
     name = attach.tokenizer or model
     if (Path(name) / "tokenizer_config.json").exists():
         return Path(name).absolute()
-    # A model that `trtx serve` made carries its shape's short name.
+    # A synthetic model of `trtx serve` is named after its shape.
     try:
         return resolve_checkpoint(
             f"synthetic:{name}" if f"synthetic:{name}" in dict(list_shapes()) else name, on_gpu=False

@@ -1,1 +1,1 @@
-"""Baselines: their store, the conditions they were measured under, and comparisons with them."""
+"""Baselines: their store, the conditions under which they were measured, and comparisons with them."""

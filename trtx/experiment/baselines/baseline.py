@@ -1,7 +1,6 @@
-"""A baseline: the figures of a run's cells, trial by trial, what each sample is worth that it scored, and the
-conditions that it is compared by. A small file.
+"""A baseline: the metrics of a run's cells per trial, its scores per sample, and its conditions, in one small file.
 
-Its cells stand in it as in ``cell.json``, each with the version of that, so that it is read as long as cells are.
+Cells are stored as in ``cell.json``, each with its schema version, so they remain readable as long as cells do.
 """
 
 from __future__ import annotations
@@ -40,39 +39,39 @@ from trtx.report.fidelity import is_fidelity
 from trtx.report.parity import is_parity
 from trtx.runs.forms import BASELINE, CONDITIONS, LOCK, PLAN, VERDICT, AskedOf, AskedRun, AskedScores, RunVerdict
 
-_LISTED = ("cells", "scores")  # an entry a line
+_LISTED = ("cells", "scores")  # written with one entry per line
 _NO_DIGEST = "its file has no SHA-256 of itself, as an older trtx wrote it"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a run is compared with. A run itself can be one."""
+    """The reference of a comparison. A run can serve as one directly."""
 
     name: str
-    run: str  # name of the run directory that it was measured in
+    run: str  # name of the run directory in which it was measured
     saved_at: datetime
-    verdict: Verdict | None  # of that run; None: it was not judged, as it ended early
+    verdict: Verdict | None  # of that run; None: not judged, because it ended early
     conditions: Conditions
-    promoted_at: datetime | None  # None: a candidate
-    superseded_by: str | None  # the name of a later one of the same conditions
+    promoted_at: datetime | None  # None: still a candidate
+    superseded_by: str | None  # name of a later baseline with the same conditions
     cells: tuple[Cell, ...]
-    scores: tuple[TopologyValues, ...] = ()  # none of a run that asked for none
-    records_unchecked: str | None = None  # of which cells nobody can tell whether figures are of their records, and why
-    unmeasured: tuple[str, ...] = ()  # cells that its run was asked for and ended before
-    unscored: tuple[str, ...] = ()  # the same of topologies that it was asked to score
+    scores: tuple[TopologyValues, ...] = ()  # empty if the run had no scoring
+    records_unchecked: str | None = None  # cells whose metrics can't be checked against their records, and why
+    unmeasured: tuple[str, ...] = ()  # requested cells that the run did not reach
+    unscored: tuple[str, ...] = ()  # topologies that the run should have scored but did not reach
 
     def samples(self, window: Window) -> tuple[Sample, ...]:
-        """It has the figures of both windows, whichever its run was judged by."""
+        """One sample per cell. A baseline has metrics for both windows, whichever window its run used."""
         return tuple(Sample.of(cell, window) for cell in self.cells)
 
     @property
     def loads(self) -> dict[str, Load]:
-        """By the name of the cell."""
+        """Loads by cell name."""
         return {cell.name: cell.load for cell in self.cells}
 
     @property
     def is_current(self) -> bool:
-        """To be picked by conditions."""
+        """Whether it can be selected by conditions: promoted and not superseded."""
         return self.promoted_at is not None and self.superseded_by is None
 
     @property
@@ -84,7 +83,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The form of a baseline's file."""
+    """Content of a baseline's file."""
 
     name: str
     run: str
@@ -98,12 +97,15 @@ class Stored:
     records_unchecked: str | None = "it was saved before records were checked"
     unmeasured: tuple[str, ...] = ()
     unscored: tuple[str, ...] = ()
-    sha256: str | None = None  # of all other fields; None: an older trtx, which wrote none
+    sha256: str | None = None  # over all other fields; None: written by an older trtx
 
 
 def of_run(run_dir: Path) -> Baseline:
-    """A run as it lies there. Raises UsageError where it has no cell, its conditions were not written down, or its
-    records are others by now than its figures are of."""
+    """The baseline that a run directory represents.
+
+    Raises UsageError if it has no cell, if its conditions were not recorded, or if its records have changed since its
+    metrics were computed.
+    """
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     if is_evaluation(run_dir):
@@ -136,7 +138,7 @@ def of_run(run_dir: Path) -> Baseline:
 
 
 def of_scored_run(run_dir: Path) -> Baseline:
-    """A run of ``trtx eval``, to be compared by its scores: it measured no speed. Raises UsageError without a score."""
+    """The baseline that a run of ``trtx eval`` represents: scores without speed. Raises UsageError without scores."""
     if not (scores := scores_of_run(run_dir)):
         raise UsageError(
             f"{run_dir} has no scores; expected a run that was scored; go on with it by trtx eval --resume"
@@ -153,7 +155,7 @@ def of_scored_run(run_dir: Path) -> Baseline:
 
 
 def _unchecked(kept: Mapping[str, Kept], documents: KeptDocuments) -> str | None:
-    """Of which cells and files of a run it is not known whether they are what it wrote, and why; None: of none."""
+    """A clause that names the run's cells and files that can't be checked for changes, and why; None if all can."""
     told = (why_unchecked(kept), None if documents.unchecked is None else f"other files: {documents.unchecked}")
     return "; ".join(filter(None, told)) or None
 
@@ -164,7 +166,7 @@ def _unscored(asked: Sequence[str], scores: Sequence[TopologyValues]) -> tuple[s
 
 
 def conditions_of_run(run_dir: Path) -> Conditions:
-    """Of a run of ``trtx bench``, which keeps them, or ``trtx eval``. Raises UsageError."""
+    """The conditions of a run of ``trtx bench``, which stores them, or of ``trtx eval``. Raises UsageError."""
     if not is_evaluation(run_dir):
         return CONDITIONS.read(run_dir, Conditions)
     told, planned = LOCK.read(run_dir, AskedOf).provenance, PLAN.find(run_dir, PlanDocument)
@@ -172,7 +174,7 @@ def conditions_of_run(run_dir: Path) -> Conditions:
 
 
 def records_unchecked(*compared: Baseline) -> tuple[str, ...]:
-    """A sentence for each of which nobody checked that its figures are of its records."""
+    """One sentence for each baseline whose metrics were not checked against its records."""
     return tuple(
         f"nobody checked that the figures of {one.name} are of its records ({one.records_unchecked})"
         for one in compared
@@ -181,7 +183,7 @@ def records_unchecked(*compared: Baseline) -> tuple[str, ...]:
 
 
 def check_window(baseline: Baseline, window: Window) -> None:
-    """Raises UsageError where a baseline has no figures of what is to be compared."""
+    """Raises UsageError if a baseline lacks the metrics of the window to compare."""
     if window == "steady" and (
         lacking := [one.cell for one in baseline.samples(window) if one.trials_without_steady()]
     ):
@@ -192,7 +194,9 @@ def check_window(baseline: Baseline, window: Window) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Of its file. Raises UsageError: file, field, value; and where it holds something else than was written."""
+    """Reads a baseline's file. Raises UsageError with file, field and value, or if the file changed after it
+    was saved.
+    """
     fields = _document(path).load(path.parent)
     stored = _document(path).restored(fields, Stored, str(path))
     unchecked = [stored.records_unchecked, _NO_DIGEST if stored.sha256 is None else None]
@@ -219,8 +223,10 @@ def _sha256(fields: Mapping[str, Any]) -> str:
 
 
 def _refuse_twice(path: Path, cells: Sequence[Cell]) -> None:
-    """Raises UsageError where a cell or a trial stands there twice, as two versions merged by lines have it: one of the
-    cells would be compared, and nobody told which; a trial would count as two."""
+    """Raises UsageError if a cell or a trial is listed twice, as after a merge of two versions by lines.
+
+    Otherwise one of the two cells would be used without a hint, and a trial would count twice.
+    """
     names = [cell.name for cell in cells]
     for cell in cells:
         numbers = [trial.number for trial in cell.trials]
@@ -231,8 +237,10 @@ def _refuse_twice(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """At once, or UsageError. A cell is a line, and a scored topology, so that a difference between two versions shows
-    which changed."""
+    """Writes a baseline atomically. Raises UsageError if that fails.
+
+    Each cell and each scored topology is one line, so that a diff of two versions shows which of them changed.
+    """
     stored = Stored(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),

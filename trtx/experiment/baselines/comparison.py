@@ -1,4 +1,4 @@
-"""Any two runs or baselines side by side: in what they differ, and by how much each metric of each cell."""
+"""Compares two runs or baselines: the differences in their conditions, and the ratio of each metric of each cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtx.experiment.scores import compare_scores, partners, unjudged
 from trtx.runs.forms import ComparedMetric, Comparison, Difference
 from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
-Sides = tuple[Sample | None, Sample | None]  # baseline and candidate in one cell
+Sides = tuple[Sample | None, Sample | None]  # baseline and candidate of one cell
 Rounds = Sequence[tuple[float | None, float | None]]
 
 
@@ -31,13 +31,14 @@ def compare_measured(
     window: Window = "whole",
     max_drop: float | None = None,
 ) -> Comparison:
-    """Every cell that either has, and every task that ``candidate`` has. All intervals of a kind hold at once with 95 %
-    (Bonferroni), of scores those of a topology.
+    """Compares every cell that either side has, and every task that ``candidate`` has.
 
-    With a ``limit`` the cells of ``candidate`` are judged as by a gate, those too that it was asked for and lacks, and
-    UsageError is raised where the two are of
-    another model, load or machine and that is not ``allowed``. With ``max_drop`` its scores are. Without them nothing
-    is refused but what has nothing in common: it is told.
+    All intervals of one kind hold together with 95 % (Bonferroni); for scores, those of one topology.
+
+    With a ``limit``, the cells of ``candidate`` are judged as by a gate, including requested cells without a result.
+    UsageError is raised if the two sides differ in model, load or machine and the difference is not ``allowed``. With
+    ``max_drop``, scores are judged. Without either, differences are only reported, and UsageError is raised only if the
+    two sides have nothing in common.
     """
     _refuse_nothing_in_common(baseline, candidate, limit, max_drop)
     has_speed = bool(baseline.cells and candidate.cells)
@@ -90,7 +91,9 @@ def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
 
 
 def _unjudged(baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None) -> Iterator[str]:
-    """What the baseline alone has, where something is judged. Without a limit such cells have their rows."""
+    """Notes about what only the baseline has, if something is judged. Without a limit, such cells have rows of their
+    own.
+    """
     asked = {*candidate.loads, *candidate.unmeasured}
     if limit is not None and (alone := [cell.name for cell in baseline.cells if cell.name not in asked]):
         yield f"Not judged: {', '.join(alone)}, which {candidate.name} was not asked to measure."
@@ -147,7 +150,7 @@ def _speed(
 def measured(
     cell: str, metric: Metric, sides: Sides, ratio: Interval | Refusal, *, rounds: Rounds = ()
 ) -> ComparedMetric:
-    """A metric that nothing was judged by: its ratio, or why there is none."""
+    """A metric that was not judged: its ratio, or why there is none."""
     found, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
     return ComparedMetric(
         cell, metric.name, *_values(sides, metric), _unit(sides, metric), found, None, None, reason,
@@ -158,7 +161,7 @@ def measured(
 def judged(
     cell: str, metric: Metric, sides: Sides, judgement: Judgement, limit: Limit, *, rounds: Rounds = ()
 ) -> ComparedMetric:
-    """A metric as a gate judged it."""
+    """A metric with the gate's judgement."""
     return ComparedMetric(
         cell, metric.name, *_values(sides, metric), _unit(sides, metric), judgement.interval, limit.ratio(metric),
         judgement.verdict, judgement.reason, judgement.doubts, tuple(rounds),
@@ -171,7 +174,7 @@ def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
 
 
 def _unit(sides: Sides, metric: Metric) -> str:
-    """Of both values: over devices of one kind, where both have such."""
+    """The unit of both values; per kind of device if both sides have the same kind."""
     kinds = {side.device for side in sides if side is not None}
     return metric.unit if metric.device or len(kinds) != 1 else metric.unit_over(kinds.pop())
 

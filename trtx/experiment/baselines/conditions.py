@@ -1,7 +1,7 @@
-"""What a run was measured under, as far as others may differ in it: what comparisons go by.
+"""The conditions under which a run was measured, which decide whether two runs may be compared.
 
-Kept in a run's ``conditions.json`` from before anything starts, and in every baseline. A condition is named by its
-group and key, ``machine.cpu``. What nobody knows is None, and differs from whatever is known.
+They are stored in a run's ``conditions.json`` before anything starts, and in every baseline. A condition is named by
+group and key, ``machine.cpu``. An unknown value is None, which differs from any known value.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
 _DETERMINISTIC = "--deterministic"
-# Figures of two runs that differ in one of these say nothing of what was changed between them. The other groups are
-# what is changed: topologies, configs, versions.
+# Groups in which two runs must agree, because metrics that differ in one of them don't show the effect of a change. The
+# other groups are what users change: topologies, configs, versions.
 COMPARED_BY = ("model", "load", "machine")
 _ALWAYS = ("model.name", "model.weights", "machine.gpus", "machine.cpu", "machine.cpu_cores")
 _JUDGED_BY = {"min_score", "max_drop"}
-_AXES = {"trials", "cells"}  # of a load, beside what each cell's own load has
+_AXES = {"trials", "cells"}  # load fields that don't belong to the load of a single cell
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Of one run, by group. Values are plain."""
+    """The conditions of one run, by group. Values are plain JSON values."""
 
-    model: dict[str, Any]  # of all topologies, or by topology where they serve several
-    load: dict[str, Any]  # what all cells have in common; each has its own load beside it
+    model: dict[str, Any]  # of all topologies, or by topology if they serve different models
+    load: dict[str, Any]  # common to all cells; each cell also has its own load
     machine: dict[str, Any]
     topology: dict[str, Any]
     versions: dict[str, Any]
-    eval: dict[str, Any] = field(default_factory=dict)  # what was asked to be scored; nothing where none was, or before
+    eval: dict[str, Any] = field(default_factory=dict)  # the requested scoring; empty without one, and for older runs
 
 
 def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
-    """Of a run that is about to start. ``plans``: by topology; none of an attached run."""
+    """Conditions of a run that is about to start. ``plans``: by topology; empty for an attached run."""
     environment, load = provenance.environment, spec.load.model_dump(mode="json")
-    load["input_file"] = provenance.dataset_sha256  # where it lies changes nothing
+    load["input_file"] = provenance.dataset_sha256  # the file's location doesn't matter
     own = {one.name for one in fields(Load)} | _AXES
     machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
     return Conditions(
@@ -59,7 +59,7 @@ def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: P
 
 
 def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenance: Provenance) -> Conditions:
-    """Of a run that measured no speed, from what lies in its directory. It has no load."""
+    """Conditions of a run without speed measurements, from its directory. They have no load."""
     environment = provenance.environment
     topology = {
         label: {
@@ -88,18 +88,20 @@ def conditions_of_scores(asked: ScoringSpec, plans: Mapping[str, Plan], provenan
 
 
 def _asked(scoring: ScoringSpec) -> dict[str, Any]:
-    """All that decides what is asked of whom, and in what company; by what it is judged afterwards decides nothing."""
+    """The settings that determine the requests of a scoring. Limits for the verdict are not included."""
     asked = scoring.model_dump(mode="json", include=set(ScoringSpec.model_fields) - _JUDGED_BY)
     return {name: _UNASKED.get(name, "none") if value is None else value for name, value in asked.items()}
 
 
-# What is asked where nobody said: it is known.
+# Descriptions of the default, which is a known value, for settings that were not given.
 _UNASKED = {"limit": "all", "num_fewshot": "as each task says", "needle_lengths": "by the context"}
 
 
 def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
-    """In what two runs differ, those that make figures incomparable first. Of a run that has no load, or asked for no
-    score, nobody expects one."""
+    """The differences between two runs, starting with those that make metrics incomparable.
+
+    Load and scoring are skipped if one of the runs has none.
+    """
     sides = [asdict(before), asdict(now)]
     for group in ("load", "eval"):
         if not all(side[group] for side in sides):
@@ -110,8 +112,10 @@ def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
 
 
 def _of_one_side(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
-    """A topology that one run alone served, once and not key by key; it is taken out of ``before`` or ``now``. What
-    serves an attached run has no label."""
+    """One difference for each topology that only one run served, instead of one per key.
+
+    Removes the topology from ``before`` or ``now``. The deployment of an attached run has no label.
+    """
     served = [side["topology"] for side in (before, now)]
     if not all(served) or any("server" in one for one in served):
         return
@@ -124,26 +128,26 @@ def _of_one_side(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Differ
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """What is not the same, by name: in the order of before, what came since at the end."""
+    """The differing values by name: in the order of ``before``, followed by names that only ``now`` has."""
     for name in dict.fromkeys((*before, *now)):
         if before.get(name) != now.get(name):
             yield Difference(name, before.get(name), now.get(name))
 
 
 def unchecked(before: Conditions, now: Conditions) -> tuple[str, ...]:
-    """The conditions that comparisons go by and that neither run knows."""
+    """Conditions that comparisons rely on and that neither run knows."""
     both = [_flat(asdict(one)) for one in (before, now)]
     return tuple(name for name in _ALWAYS if not any(_knows(flat, name) for flat in both))
 
 
 def _knows(flat: Mapping[str, Any], name: str) -> bool:
-    """``model.name`` too where each topology has a model of its own, ``model.fp8.name``."""
+    """Whether a condition is known, also if each topology has its own model: ``model.fp8.name`` for ``model.name``."""
     group, _, key = name.partition(".")
     return any(value is not None for at, value in flat.items() if at.startswith(f"{group}.") and at.endswith(f".{key}"))
 
 
 def load_differences(cells: Iterable[Cell], loads: Mapping[str, Load]) -> tuple[Difference, ...]:
-    """In what the loads of cells of one name differ, each once."""
+    """The differences between the loads of cells with equal names, each once."""
     found: dict[str, Difference] = {}
     for cell in cells:
         if cell.name in loads:
@@ -155,8 +159,10 @@ def load_differences(cells: Iterable[Cell], loads: Mapping[str, Load]) -> tuple[
 
 
 def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[str]) -> None:
-    """Raises UsageError for a difference by which two runs can't be compared, unless it is ``allowed`` by its name or
-    its group; and for an allowed one that is no condition."""
+    """Raises UsageError for a difference that makes two runs incomparable, unless its name or group is ``allowed``.
+
+    Also raises UsageError for an allowed name that isn't a condition.
+    """
     named = {one.name for one in found}
     of_load = {*LoadSpec.model_fields, *(one.name for one in fields(Load))} - _AXES
     known = {*named, *COMPARED_BY, *_ALWAYS, *(f"load.{name}" for name in of_load)}
@@ -188,7 +194,7 @@ def _versions(environment: Environment) -> dict[str, Any]:
 
 
 def _model(provenance: Provenance) -> dict[str, Any]:
-    if provenance.environment.deployment is not None:  # the files here are those of a tokenizer
+    if provenance.environment.deployment is not None:  # an attached run has only a tokenizer's files
         return {"name": provenance.environment.deployment.model, "weights": None}
     models = {label: model_of(measured) for label, measured in provenance.measured.items()}
     first, *others = models.values()
@@ -196,12 +202,12 @@ def _model(provenance: Provenance) -> dict[str, Any]:
 
 
 def model_of(measured: Measured) -> dict[str, Any]:
-    """Of one topology that was served here."""
+    """The model of one topology that was served here."""
     return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
 
 
 def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Kinds of GPU alone: how many are there and not used changes nothing; how many are used is the topology's.
+    # Only GPU models: unused GPUs don't matter, and the number of used ones belongs to the topology.
     machine = {"gpus": sorted({gpu.name for gpu in environment.gpus})}
     topology = {
         label: {
@@ -220,24 +226,24 @@ def _served(plans: Mapping[str, Plan], environment: Environment) -> tuple[dict[s
 
 
 def _values(left_out: Mapping[str, Iterable[LeftOut]]) -> dict[str, dict[str, Any]]:
-    """By role and field: what of the engine configs is not in force, so that no reader takes it for a cause."""
+    """Engine-config fields that are not in force, by role and field, so that a reader doesn't take them for a cause."""
     return {role: {one.field: one.value for one in fields} for role, fields in left_out.items()}
 
 
 def _sharing(plan: Plan) -> dict[str, int]:
-    """Of its encode workers, how many are on the GPU of another worker; nothing where there are none."""
+    """The number of encode workers that share another worker's GPU; empty without encode workers."""
     sharers = {one.name for worker in plan.workers for one in plan.sharers(worker)}
     return {"encode_shared": len(sharers)} if "encode" in plan.expected_workers() else {}
 
 
 def _router(plan: Plan) -> list[str]:
-    """How the frontend picks workers: the end of its command line, which has no port or path any more."""
+    """The frontend's routing options: the end of its command line, which contains no ports or paths."""
     argv = plan.processes[0].argv
     return list(argv[argv.index(_ROUTER) :]) if _ROUTER in argv else []
 
 
 def _is_deterministic(plan: Plan) -> bool:
-    """Its workers are told so on their command lines."""
+    """Whether a worker's command line has --deterministic."""
     return any(_DETERMINISTIC in process.argv for process in plan.processes)
 
 

@@ -1,6 +1,6 @@
-"""A directory of baselines, one small file each: saved as candidates, promoted, superseded, expired; and picked from.
+"""A directory of baselines, one small file each, which are saved as candidates, promoted, superseded and expired.
 
-Made for git or the cache of a CI job: nothing in it depends on where it lies.
+The directory suits git or a CI cache: its content doesn't depend on its location.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from trtx.runs.forms import LOCK, Difference
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Those of one directory, which need not be there yet."""
+    """The baselines in a directory, which need not exist yet."""
 
     directory: Path
 
     def path(self, name: str) -> Path:
-        """Raises UsageError for what can't be a name."""
+        """Path of a baseline's file. Raises UsageError for an invalid name."""
         check_baseline_name(name)
         return self.directory / f"{name}.json"
 
     def all(self) -> tuple[Baseline, ...]:
-        """The latest first. Raises UsageError for a file that can't be read."""
+        """All baselines, latest first. Raises UsageError for an unreadable file."""
         found = []
         for path in self.directory.glob("*.json"):
             try:
@@ -47,7 +47,7 @@ class Baselines:
         return tuple(sorted(found, key=lambda one: (one.saved_at, one.name), reverse=True))
 
     def get(self, name: str) -> Baseline:
-        """Raises UsageError where there is none, with the nearest names."""
+        """The baseline with this name. Raises UsageError, with the nearest names, if there is none."""
         path = self.path(name)
         if path.is_file():
             return _named(path)
@@ -62,7 +62,7 @@ class Baselines:
         )
 
     def check_can_save(self, name: str) -> None:
-        """Raises UsageError where ``name`` is taken by a baseline that others are compared with."""
+        """Raises UsageError if ``name`` belongs to a promoted baseline."""
         path = self.path(name)
         if path.exists() and read_baseline(path).promoted_at is not None:
             raise UsageError(
@@ -70,7 +70,7 @@ class Baselines:
             )
 
     def check_can_write(self) -> None:
-        """Raises UsageError where this machine can write no baseline. Writes nothing."""
+        """Raises UsageError if baselines can't be written here. Writes nothing."""
         there = next(one for one in (self.directory, *self.directory.absolute().parents) if os.access(one, os.F_OK))
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = "is no directory" if not there.is_dir() else "can't be written to"
@@ -80,7 +80,7 @@ class Baselines:
             )
 
     def save(self, run_dir: Path, name: str) -> Path:
-        """A run as a candidate. Raises UsageError where a cell of it has no result."""
+        """Saves a run as a candidate. Raises UsageError if one of its cells has no result."""
         self.check_can_save(name)
         measured = of_run(run_dir)
         if without := [cell.name for cell in measured.cells if cell.figures is None]:
@@ -92,10 +92,10 @@ class Baselines:
         return path
 
     def promote(self, name: str) -> tuple[Baseline, tuple[str, ...]]:
-        """Makes it the one that is picked for its machine, model and load; returns it and whom it supersedes.
+        """Promotes a baseline for its machine, model and load. Returns it, and the names of those that it supersedes.
 
-        Raises UsageError unless the verdict of its run passed and none of its cells is INVALID: nothing could be judged
-        by such a cell, and a run without a gate passes where no request failed.
+        Raises UsageError unless the verdict of its run is PASS and none of its cells is INVALID. The verdict alone
+        isn't sufficient: a run without a gate passes if no request failed, and an INVALID cell can't be compared.
         """
         candidate = self.get(name)
         if candidate.verdict is not Verdict.PASS:
@@ -114,19 +114,19 @@ class Baselines:
             if one.is_current and one.name != name and one.loads == candidate.loads and not _others(one, candidate)
         ]
         write_baseline(self.path(name), promoted)
-        for one in replaced:  # after it: at no moment is there none
+        for one in replaced:  # written last, so that there is a current baseline at any time
             write_baseline(self.path(one.name), replace(one, superseded_by=name))
         return promoted, tuple(one.name for one in replaced)
 
     def expired(self, older_than_days: int | None) -> tuple[Baseline, ...]:
-        """Those that were superseded and, where an age is given, those saved longer ago, promoted or not."""
+        """Superseded baselines and, if an age is given, all older baselines, promoted or not."""
         oldest = None if older_than_days is None else datetime.now(UTC) - timedelta(days=older_than_days)
         return tuple(
             one for one in self.all() if one.superseded_by is not None or (oldest is not None and one.saved_at < oldest)
         )
 
     def remove(self, found: Sequence[Baseline]) -> None:
-        """Raises UsageError where one can't be removed."""
+        """Deletes the files of baselines. Raises UsageError if one can't be deleted."""
         for one in found:
             path = self.path(one.name)
             try:
@@ -135,7 +135,9 @@ class Baselines:
                 raise UsageError(f"{path} can't be removed ({error.strerror}); remove it by hand") from error
 
     def pick(self, conditions: Conditions, loads: Mapping[str, Load], allowed: Sequence[str]) -> Baseline:
-        """The latest promoted one of this machine, model and load that has every cell. Or UsageError: why none fits."""
+        """The latest promoted baseline for this machine, model and load that has all cells. Raises UsageError if none
+        fits.
+        """
         promoted = [one for one in self.all() if one.is_current]
         if not promoted:
             raise UsageError(
@@ -159,26 +161,26 @@ class Baselines:
 def open_baseline(
     text: str, baselines: Baselines, conditions: Conditions, loads: Mapping[str, Load], allowed: Sequence[str]
 ) -> Baseline:
-    """What ``--baseline`` names: a directory to pick from, or as :func:`open_measured`."""
+    """The baseline given by ``--baseline``: picked from a directory, or opened as by :func:`open_measured`."""
     if is_picked(text):
         return Baselines(located(text)).pick(conditions, loads, allowed)
     return open_measured(text, baselines)
 
 
 def is_picked(text: str) -> bool:
-    """Whether ``--baseline`` names a directory of baselines, of which one is picked by what is measured."""
+    """Whether ``--baseline`` names a directory of baselines, from which a matching one is picked."""
     path = located(text)
     return path.is_dir() and not (path / LOCK.file).exists()
 
 
 def open_compared(text: str, baselines: Baselines) -> Baseline:
-    """As :func:`open_measured`, and a run of ``trtx eval`` too, which has scores alone."""
+    """Like :func:`open_measured`, but also accepts a run of ``trtx eval``, which has only scores."""
     path = located(text)
     return of_scored_run(path) if is_evaluation(path) else open_measured(text, baselines)
 
 
 def open_measured(text: str, baselines: Baselines) -> Baseline:
-    """A run directory, a baseline's file, or the name of one. Raises UsageError where it is none of them."""
+    """Opens a run directory, a baseline's file, or a named baseline. Raises UsageError for anything else."""
     path = located(text)
     if path.is_dir():
         return of_run(path)
@@ -198,14 +200,14 @@ def open_measured(text: str, baselines: Baselines) -> Baseline:
 
 
 def located(text: str) -> Path:
-    """Raises UsageError for what no path can be."""
+    """``text`` as a path. Raises UsageError for an impossible path."""
     if problem := path_problem(Path(text)):
         raise UsageError(f"{quoted(text)} {problem}; expected a run directory, a baseline's file, or the name of one")
     return Path(text)
 
 
 def _named(path: Path) -> Baseline:
-    """Its name is its file's, which a person may have changed."""
+    """The baseline in a file. Its name is that of the file, which may have been renamed."""
     return replace(read_baseline(path), name=path.stem)
 
 

@@ -1,6 +1,7 @@
-"""An A/B run: two topologies in turn on the same GPUs, each started anew in every round, and what one is to the other.
+"""A/B runs: two topologies alternate on the same GPUs, each restarted in every block, and are compared.
 
-Rounds are pairs: what slows both cancels out, so it takes fewer of them than of runs that know nothing of each other.
+The blocks form pairs, in which effects that slow both sides cancel out, so fewer trials are needed than with two
+independent runs.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ from trtx.stats.intervals import CONFIDENCE, per_interval
 
 
 def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSpec:
-    """One run of two sweep files that have one topology each, and the same load. ``gate``: as a sweep would say it, of
-    B against A. Raises UsageError naming the file and what is wrong with it."""
+    """Combines two sweep files, with one topology each and the same load, into one run.
+
+    ``gate`` has the form of a sweep file's gate and judges B against A. Raises UsageError that names the file and the
+    error.
+    """
     if a.stem == b.stem:
         raise UsageError(
             f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
@@ -103,7 +107,7 @@ def _refuse_another_run(path: Path) -> None:
 
 
 def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, Any]:
-    """What both files ask of their cells, options laid over it. Raises UsageError where one asks another thing."""
+    """The gate that both files specify, with options applied. Raises UsageError if the files differ."""
     gates = [gate.model_dump(mode="json", exclude_unset=True) for gate in (first, second)]
     for name in dict.fromkeys((*gates[0], *gates[1])):
         if gates[0].get(name) != gates[1].get(name):
@@ -123,18 +127,18 @@ def _said(spec: ExperimentSpec) -> dict[str, Any]:
 
 
 def keep_comparison(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> None:
-    """Writes ``comparison.json`` of an A/B run; of another, or one without a cell yet, there is none.
+    """Writes ``comparison.json`` for an A/B run with at least one cell. Other runs have no such file.
 
-    ``verdict``: of a run that has ended; None of one that ended early, and has what was measured until then.
+    ``verdict``: of a run that has ended; None for a run that ended early, which has only the measurements so far.
     """
     if spec.order == "abba" and len(spec.labels) > 1 and any((run_dir / "cells").glob(f"*/{CELL.file}")):
         COMPARISON.write(run_dir, compare_arms(run_dir, spec, verdict))
 
 
 def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> ComparedArms:
-    """Each topology of an A/B run against the one that the gate names, or the first, by their rounds.
+    """Compares each topology of an A/B run, block by block, with the gate's baseline or with the first topology.
 
-    All intervals hold at once with 95 % (Bonferroni), those of the gate are the same.
+    All intervals, including those of the gate, hold together with 95 % (Bonferroni).
     """
     models = LOCK.read(run_dir, AskedRun).provenance.measured
     arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
@@ -174,9 +178,9 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
 
 
 def _starts(run_dir: Path, spec: ExperimentSpec) -> tuple[MeasuredStart, ...]:
-    """As the journal has them: a resumed run measures what it lacks, in the order that it has then."""
+    """The measured starts from the journal. A resumed run measures the missing trials in its own order."""
     topologies = {cell_name(label, load): label for label in spec.labels for load in spec.load.loads}
     ended = [one for one in read_journal(run_dir) if isinstance(one, TrialEnded) and one.cell in topologies]
-    last = {(one.cell, one.trial): place for place, one in enumerate(ended)}  # one that was made again counts once
+    last = {(one.cell, one.trial): place for place, one in enumerate(ended)}  # a repeated trial counts once
     starts = [MeasuredStart(topologies[cell], trial) for cell, trial in sorted(last, key=last.__getitem__)]
     return tuple(dict.fromkeys(starts))

@@ -1,4 +1,4 @@
-"""Axes of a sweep: fields of a topology that take several values, and the topologies that they make."""
+"""Axes of a sweep: topology fields that take several values, and the topologies that result from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trtx.config.strict_json import validate_strictly
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-MAX_TOPOLOGIES = 1_000  # each of them is checked before there is any cell to count
-_SET = "overrides."  # before the path of an engine config's field
-_OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that has it
-_ENCODERS = {"encode": "e", "encode_shared": "s"}  # field of a topology, of either mode → how a label says it
+MAX_TOPOLOGIES = 1_000  # every topology is validated before cells are counted
+_SET = "overrides."  # prefix of an axis over an engine-config field
+_OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field → the only mode that has it
+_ENCODERS = {"encode": "e", "encode_shared": "s"}  # topology field of either mode → its letter in a label
 _NO_AXIS = {
     "mode": "modes is the list of them",
     "overrides": "name the field, as overrides.max_batch_size",
@@ -33,7 +33,7 @@ _NO_AXIS = {
     "served_model_name": "it changes nothing that is measured",
 }
 AXIS_FIELDS = (*(name for name in TopologySpec.model_fields if name not in _NO_AXIS), "recipe")
-"""Of a topology, what can be an axis, beside the fields of engine configs."""
+"""Topology fields that can be an axis, in addition to fields of engine configs."""
 
 
 def _known(axes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -53,14 +53,14 @@ Axes = Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], Aft
 
 @dataclass(frozen=True, slots=True)
 class NamedTopology:
-    """One topology of a sweep, under the label that its directory, its cells and the report have."""
+    """One topology of a sweep, with the label used for its directory, its cells and in the report."""
 
     label: str
     spec: TopologySpec
 
 
 def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequence[Any]]) -> tuple[NamedTopology, ...]:
-    """Every mode with every combination of those axes that it has. Raises ValueError naming the value that is wrong."""
+    """All modes with all combinations of the axes that apply to them. Raises ValueError that names an invalid value."""
     found: dict[str, NamedTopology] = {}
     for mode in modes:
         own = {name: values for name, values in axes.items() if _OWN_MODE.get(name, mode) == mode}
@@ -81,9 +81,12 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
 
 
 def refuse_replaced(document: Mapping[str, Any], typed: Mapping[str, Any], source: str) -> None:
-    """Raises UsageError for a field of the topology that is said beside an axis of the same name, whose values take its
-    place in each topology. ``document``: a sweep file; ``typed``: what was typed over it, which wins, so that a typed
-    axis beside a field of the file is no such."""
+    """Raises UsageError for a topology field that is given together with an axis over the same field.
+
+    The axis values would replace the field in every topology. ``document`` is a sweep file; ``typed`` contains
+    command-line values, which win over the file. An axis on the command line over a field of the file is therefore
+    accepted.
+    """
     axes, own = (_mapping(document.get(part)) for part in ("axes", "topology"))
     typed_axes, options = (_mapping(typed.get(part)) for part in ("axes", "topology"))
     for field, text, axis in _replaced(options, {**axes, **typed_axes}):
@@ -95,12 +98,13 @@ def refuse_replaced(document: Mapping[str, Any], typed: Mapping[str, Any], sourc
         raise UsageError(f"{source}{shown(f'topology.{field}{text}')} means nothing beside axes.{axis}, {_IN_PLACE}")
 
 
-_OPTIONS = {"engine_configs": "--config or --recipe", "overrides": "--set"}  # field -> option, where they differ
+# For fields whose option has a different name.
+_OPTIONS = {"engine_configs": "--config or --recipe", "overrides": "--set"}
 _IN_PLACE = "whose values take its place; leave one of them out"
 
 
 def _replaced(topology: Mapping[str, Any], axes: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Each field that was said and that an axis takes the place of, of overrides which one, and that axis."""
+    """The given fields that an axis replaces, as (field, text of the override if it is one, axis)."""
     for axis in axes:
         if axis.startswith(_SET):
             for text in _texts(topology.get("overrides")):
@@ -111,7 +115,7 @@ def _replaced(topology: Mapping[str, Any], axes: Iterable[str]) -> Iterator[tupl
 
 
 def _mapping(said: Any) -> Mapping[str, Any]:
-    """As far as it is one: what is none is refused when the sweep is read."""
+    """``said`` as a mapping, or an empty one: other types are refused when the sweep is read."""
     return {str(name): value for name, value in said.items()} if isinstance(said, dict) else {}
 
 
@@ -120,13 +124,16 @@ def _texts(said: Any) -> list[str]:
 
 
 def _is_of(path: str, axis: str) -> bool:
-    """An override of ``path`` would be lost beneath the axis, or, as one of a role, win over each of its values."""
+    """Whether an override of ``path`` conflicts with the axis.
+
+    The axis would replace it or, if the override is for one role, it would win over every axis value.
+    """
     of, by = (_role_and_field(text) for text in (path, axis))
     return by[0] in (of[0], None) and f"{of[1]}.".startswith(f"{by[1]}.")
 
 
 def engine_field(axis: str) -> tuple[Role | None, str] | None:
-    """The role and the path of an engine config's field that is an axis; None: it is another field of the topology."""
+    """Role and path of the engine-config field behind an axis; None if the axis is another topology field."""
     return _role_and_field(axis.removeprefix(_SET)) if axis.startswith(_SET) else None
 
 
@@ -168,7 +175,7 @@ def _yaml(value: Any) -> str:
 
 
 def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """What tells the topologies of a sweep apart: worker counts as people say them, the rest by name and value."""
+    """The parts of a label: worker counts in short form (2p1d), other axes by name and value."""
     encoders = "".join(f"{chosen[name]}{short}" for name, short in _ENCODERS.items() if chosen.get(name))
     if mode == "agg" and chosen.keys() & {"workers", *_ENCODERS}:
         yield f"{encoders}{chosen.get('workers', base.workers)}w"

@@ -1,4 +1,4 @@
-"""What a run would start, send and be judged by, without starting anything: ``--dry-run``."""
+"""``--dry-run``: what a run would start and send, and its baseline, without starting anything."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopology:
-    """One topology of a dry run: its plan (None when attached) and aiperf's calls, first each cell's first trial."""
+    """One topology of a dry run: its plan (None when attached) and the aiperf commands, starting with all first
+    trials.
+    """
 
     label: str
     plan: Plan | None
@@ -48,13 +50,15 @@ class PlannedRun:
     """A run that was not started."""
 
     topologies: tuple[PlannedTopology, ...]
-    baseline: ComparedWith | None  # None: it is compared with none, or with one of its own topologies
-    samples: dict[str, int]  # that each topology is asked for, by task; none where nothing is scored
+    baseline: ComparedWith | None  # None: no comparison, or one with a topology of the same run
+    samples: dict[str, int]  # number of samples per topology, by task; empty without scoring
 
 
 def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
-    """What :func:`trtx.experiment.run` would start, without starting or writing; paths say RUN in place of the
-    directory's name. Raises UsageError as that would before anything starts, over the gate's baseline and tasks too.
+    """Plans what :func:`trtx.experiment.run` would start, without starting or writing anything.
+
+    Paths contain RUN in place of the directory's name. Raises UsageError in the same cases as ``run`` before its start,
+    including errors of the gate's baseline and of tasks.
     """
     run_dir = parent / "RUN"
     check_settings()
@@ -84,7 +88,9 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
 
 
 def _samples(asked: ScoringSpec | None, tokenizer: Path, context_length: Callable[[], int | None]) -> dict[str, int]:
-    """Reads the tasks and their datasets as the run would. Raises UsageError for what can't be asked."""
+    """Loads the tasks and their datasets as the run would, and counts their samples. Raises UsageError for invalid
+    tasks.
+    """
     if asked is None:
         return {}
     with (
@@ -97,7 +103,7 @@ def _samples(asked: ScoringSpec | None, tokenizer: Path, context_length: Callabl
 def _baseline(
     spec: ExperimentSpec, plans: Mapping[str, Plan], target: Target | None, deployment: Deployment | None
 ) -> ComparedWith | None:
-    """Looks at this machine and reads the models' files only where something is to be compared."""
+    """Finds the baseline. Inspects the machine and hashes the model's files only if there is something to compare."""
     gate.check_can_save(spec)
     if not gate.takes_baseline(spec):
         return None

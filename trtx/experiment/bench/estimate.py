@@ -1,4 +1,4 @@
-"""How long a sweep will take, from what earlier runs of the same model and engine took; without them, not known."""
+"""Estimates the duration of a sweep from earlier runs of the same model and engine. Without them, it is unknown."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What takes its time: one load on one topology. Two that are equal take about as long a request."""
+    """The key of an estimate: one load on one topology. Equal values take about the same time per request."""
 
-    served: str  # engine and model, or the address of what is attached
-    topology: str  # its label
+    served: str  # engine and model, or the address of an attached deployment
+    topology: str  # label
     concurrency: int | None
     request_rate: float | None
     isl: int | None
     osl: int | None
-    prompts: str  # what is said of them beside their lengths
+    prompts: str  # description of the prompts, except their lengths
 
     @property
     def topology_key(self) -> tuple[str, str]:
@@ -34,44 +34,44 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One trial of an earlier run, made again with a longer warm-up or not."""
+    """Duration of one trial of an earlier run, including a repetition with a longer warm-up."""
 
     work: Work
-    seconds: float  # from its first start to its last end: aiperf's own start, and prompts that are made, included
-    requests: int  # measured and warm-up, as they were planned
+    seconds: float  # from the first start to the last end, including aiperf's start and the creation of prompts
+    requests: int  # planned number, measured and warm-up
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier runs tell."""
+    """Durations from earlier runs."""
 
-    runs: int  # that could be read
+    runs: int  # number of readable runs
     trials: tuple[Took, ...] = ()
-    starts: tuple[tuple[tuple[str, str], float], ...] = ()  # of topologies (served, label): seconds until ready
+    starts: tuple[tuple[tuple[str, str], float], ...] = ()  # topology (served, label) and seconds until ready
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """One cell of a sweep."""
+    """One cell of a planned sweep."""
 
     name: str
     work: Work
-    requests: int  # of each trial, measured and warm-up
+    requests: int  # per trial, measured and warm-up
     trials: int
-    starts: int  # of its topology, for all its cells
+    starts: int  # starts of its topology, for all cells together
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds that the cells take which earlier runs tell of; None: they tell of none."""
+    """Estimated duration of the cells with data in earlier runs; seconds is None without any."""
 
     seconds: float | None
-    cells: int  # of the sweep
-    unknown: tuple[str, ...]  # names of cells like which nothing was measured
-    runs: int  # earlier ones that could be read
+    cells: int  # number of cells of the sweep
+    unknown: tuple[str, ...]  # names of cells without data
+    runs: int  # number of readable earlier runs
 
     def sentence(self, parent: Path) -> str:
-        """For a person: what is known, and from what."""
+        """The estimate and its source, as text for users."""
         where = f"{parent}/"
         if self.seconds is None:
             if not self.runs:
@@ -91,18 +91,17 @@ def _about(seconds: float) -> str:
 
 
 def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
-    """Sum over the cells of what a request of an equal load took (the median over trials), and of what each start
-    of a topology took. Pure.
+    """Adds up the median time per request of equal loads over the cells, and the start times of the topologies. Pure.
 
-    It is as good as the machine is the same. aiperf's own start is shared out over the requests, so that many more of
-    them are estimated too long.
+    The estimate assumes the same machine. aiperf's start is distributed over the requests, so sweeps with many more
+    requests are overestimated.
     """
     by_work: dict[Work, list[float]] = {}
     for took in history.trials:
         if took.requests:
             by_work.setdefault(took.work, []).append(took.seconds / took.requests)
     seconds, unknown = 0.0, []
-    topologies: dict[tuple[str, str], int] = {}  # of cells that are known, and how often each is started
+    topologies: dict[tuple[str, str], int] = {}  # topologies of known cells, with their number of starts
     for cell in ahead:
         if cell.work not in by_work:
             unknown.append(cell.name)
@@ -116,7 +115,7 @@ def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
 
 
 def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) -> tuple[Ahead, ...]:
-    """The cells of a sweep on its topologies, each a label and its plan (None: attached)."""
+    """The cells of a sweep on its topologies, given as pairs of label and plan (None: attached)."""
     url = None if spec.attach is None else spec.attach.url
     return tuple(
         Ahead(
@@ -132,7 +131,7 @@ def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) 
 
 
 def read_history(parent: Path) -> History:
-    """Of all runs in ``parent``; one that can't be read, as of an older version, is left out."""
+    """The history of all runs in ``parent``. Unreadable runs, e.g. of an older version, are skipped."""
     runs = 0
     trials: list[Took] = []
     starts: list[tuple[tuple[str, str], float]] = []
@@ -167,7 +166,7 @@ def _of_run(run_dir: Path) -> History:
         elif isinstance(event, TrialEnded):
             if event.aiperf_exit_code == 0:
                 ended[event.cell, event.trial] = event.time
-            else:  # broken off: how long it would have taken, nobody knows
+            else:  # aborted, so its full duration is unknown
                 began.pop((event.cell, event.trial), None)
     trials = []
     for (cell, trial), end in ended.items():

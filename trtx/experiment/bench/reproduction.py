@@ -1,8 +1,8 @@
-"""Making a run again from its lock alone: what differs here from then, and the same spec once more.
+"""Repeats a run from its manifest alone: lists the differences to this machine, and rebuilds the spec.
 
-The lock says all that is needed. An engine config that a person named by its path, and that is not at this path here,
-is the resolved one of the lock. What would measure something else than the lock says (another engine, model name,
-number of GPUs) is refused; all else that differs is told.
+The manifest is sufficient. If an engine config that was given by path doesn't exist here, the resolved one from the
+manifest is used. Differences that would change the measured system (engine, model name, number of GPUs) are refused;
+all others are reported.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from trtx.launch import prepare
 from trtx.runs.forms import LOCK, AskedRun, Difference, LeftOut, Measured, Provenance
 from trtx.topology import Plan
 
-# Of one start, or of a place: they are no conditions, or others tell the same without it.
+# Values of a single start or location, which are not conditions, or whose information other fields also contain.
 _OF_ONE_START = {"started_at", "command", "load_average", "sm_clocks_mhz"}
 _OF_A_PLACE = ("--url", "--tokenizer", "--artifact-dir", "--input-file")
 
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """A lock, read."""
+    """A run manifest that has been read."""
 
     path: Path
     spec: ExperimentSpec
@@ -51,7 +51,9 @@ class Locked:
 
 
 def read_locked(path: Path) -> Locked:
-    """A lock by its path, or that of a run directory. Raises UsageError: file, field, what was expected."""
+    """Reads a run manifest from its path or its run directory. Raises UsageError with file, field and expected
+    value.
+    """
     path = path / LOCK.file if path.is_dir() else path
     fields = LOCK.load_file(path)
     asked = LOCK.restored(fields, AskedRun, str(path))
@@ -65,9 +67,9 @@ def read_locked(path: Path) -> Locked:
 
 
 def differences_here(locked: Locked) -> tuple[Difference, ...]:
-    """What differs here from what the lock says. Plans every topology and starts nothing.
+    """The differences between a manifest and this machine. Plans every topology but starts nothing.
 
-    Raises UsageError where the run can't be made here: an engine, GPUs, a model or a deployment is not there.
+    Raises UsageError if the run can't be repeated here because an engine, GPUs, a model or a deployment is missing.
     """
     check_endpoint()
     check_settings()
@@ -83,10 +85,12 @@ def differences_here(locked: Locked) -> tuple[Difference, ...]:
 
 
 def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
-    """The spec of the lock, with the engine that ``auto`` led to then, and with engine configs that are not at their
-    paths here written under ``parent`` as they were resolved. Raises UsageError where they can't be.
+    """The spec of a manifest, adapted to this machine.
+
+    ``auto`` is replaced with the engine that it selected in the original run. Engine configs whose path doesn't exist
+    here are written under ``parent`` in their resolved form. Raises UsageError if that fails.
     """
-    gate = locked.spec.gate.model_copy(update={"save_baseline": None})  # its name is taken by the run of then
+    gate = locked.spec.gate.model_copy(update={"save_baseline": None})  # the original run uses this name
     spec, measured = locked.spec.model_copy(update={"gate": gate}), locked.provenance.measured
     if spec.arms:
         arms = {label: _here(locked, arm, [measured[label]], parent) for label, arm in spec.arms.items()}
@@ -112,7 +116,7 @@ def _here(locked: Locked, topology: TopologySpec, measured: Sequence[Measured], 
 
 
 def _as_given(in_force: Mapping[str, Any], left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """A config with what its engine did not act on, as a run that is made again names that too."""
+    """A config including the fields that its engine ignored, which the repeated run will report again."""
     values: dict[str, Any] = copy.deepcopy(dict(in_force))
     for one in left_out:
         *sections, name = one.field.split(".")
@@ -124,7 +128,7 @@ def _as_given(in_force: Mapping[str, Any], left_out: Sequence[LeftOut]) -> dict[
 
 
 def _written(locked: Locked, resolved: Mapping[str, dict[str, Any]], parent: Path) -> dict[str, Path]:
-    """Each config in a file of its own; the directory's name says their content, so that a second run finds them."""
+    """Writes each config to a file. The directory's name contains a hash of the content, so a second run reuses it."""
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
     directory = parent.absolute() / f"engine-configs-{digest}"
     files = {role: directory / f"{role}.yaml" for role in resolved}
@@ -150,7 +154,7 @@ def _provenance_here(spec: ExperimentSpec, scratch: Path) -> Provenance:
 
 
 def _refuse_another(locked: Locked, label: str, then: Measured, here: Measured) -> None:
-    """Raises UsageError for what would not be the same measurement on another machine, but another measurement."""
+    """Raises UsageError for differences that make it a different measurement and not just a different machine."""
     gpus = [len(one.gpu_names or ()) for one in (then, here)]
     compared = (
         ("engine", then.engine, here.engine, "install what it needs"),
@@ -166,7 +170,7 @@ def _refuse_another(locked: Locked, label: str, then: Measured, here: Measured) 
 
 
 def _facts(provenance: Provenance) -> dict[str, str]:
-    """All that is compared, by the names that it has in the lock: a topology's begin with its label."""
+    """All compared values, named as in the manifest; names of a topology's values begin with its label."""
     of_machine = {name: value for name, value in asdict(provenance.environment).items() if name not in _OF_ONE_START}
     facts = dict(_flat(of_machine)) | dict(_flat(provenance.dataset_sha256, "dataset_sha256"))
     for label, measured in provenance.measured.items():
@@ -177,7 +181,7 @@ def _facts(provenance: Provenance) -> dict[str, str]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of maps and lists; None and what is empty are none."""
+    """The leaves of mappings and lists with their dotted names; None and empty containers yield nothing."""
     entries: Sequence[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         entries = list(value.items())
@@ -190,7 +194,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _options(argv: Sequence[str]) -> dict[str, str]:
-    """Of a call of aiperf, each option with what stands behind it."""
+    """The options of an aiperf command with their values."""
     options: dict[str, str] = {}
     name = ""
     for word in argv:

@@ -1,7 +1,7 @@
-"""Going on with a run that ended early: which trials hold, and whether what is measured now compares with them.
+"""Resumes a run that ended early: finds the trials to keep, and checks whether new measurements are comparable.
 
-A trial holds when it has all its records; failed requests are a result, and stay one. Whatever else is of an earlier
-attempt is moved to ``attempts/<n>/``, under the path that it had, and the trial is measured anew, with its prompts.
+A trial is kept if all its records exist; failed requests are results and are kept too. Everything else from an earlier
+attempt is moved to ``attempts/<n>/`` under its original path, and the trial is measured again with the same prompts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from trtx.runs.forms import LOCK, PLAN, AskedRun, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
-END_S = 20.0  # a guardian ends what a killed launcher left within 7 s
+END_S = 20.0  # a guardian ends the processes of a killed launcher within 7 s
 
-# What a figure depends on beside the plan. The kernel's name, the load of the machine and the command may differ.
+# Values that affect metrics, apart from the plan. Kernel name, machine load and command may differ.
 _CONDITIONS = (
     "trtx_sources", "python", "versions", "torch_cuda", "cpu", "cpu_cores", "gpus", "gpu_driver", "driver_cuda",
 )  # fmt: skip
@@ -56,25 +56,27 @@ Spec = TypeVar("Spec", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Recorded(Generic[Spec]):
-    """What an earlier attempt wrote down."""
+    """The documents of an earlier attempt."""
 
     run_dir: Path
     spec: Spec
-    plans: dict[str, Plan]  # by topology; none where the run attached
-    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
+    plans: dict[str, Plan]  # by topology; empty for an attached run
+    checkpoints: dict[str, str]  # by topology, from :func:`fingerprint`
     environment: Environment
-    dataset_sha256: str | None  # of the input_file; None: there was none, or nobody wrote it down
+    dataset_sha256: str | None  # of the input_file; None: no input_file, or not recorded
 
     @property
     def deployment(self) -> Deployment:
-        """Of an attached run. Raises UsageError where it was not written down: nothing could be compared with it."""
+        """The deployment of an attached run. Raises UsageError if it was not recorded, since nothing can be compared
+        then.
+        """
         if self.environment.deployment is None:
             path = self.run_dir / LOCK.file
             raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
         return self.environment.deployment
 
     def target(self, label: str) -> Target:
-        """What was measured, as far as its cells depend on it."""
+        """The measured target, with the fields that affect its cells."""
         if label == ATTACHED:
             before = self.deployment
             return Target(before.url, before.model, Path(), ATTACHED, before.gpu_count, before.worker_count)
@@ -83,24 +85,23 @@ class Recorded(Generic[Spec]):
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:
-    """``plan.json``, whole."""
+    """Content of ``plan.json``."""
 
     topologies: dict[str, Plan]
-    checkpoints: dict[str, str]  # by topology, see :func:`fingerprint`
+    checkpoints: dict[str, str]  # by topology, from :func:`fingerprint`
 
 
 def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded[ExperimentSpec]:
-    """Reads ``plan.json``, and what the lock says beside the spec. Raises UsageError where a run ended before it wrote
-    them."""
+    """Reads ``plan.json`` and the manifest's provenance. Raises UsageError if the run ended before it wrote them."""
     told = LOCK.read(run_dir, AskedRun).provenance
     planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
 
 
 def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
-    """Until no process of a killed attempt lives: its load would write beside ours, its workers hold the GPUs.
+    """Waits until all processes of a killed attempt have ended; their load would interfere, and they hold the GPUs.
 
-    ``also``: further markers of its processes.
+    ``also``: additional markers of such processes. Raises UsageError if some still run after END_S.
     """
     markers = [*also, *(plan.marker for plan in recorded.plans.values())]
     markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
@@ -115,7 +116,7 @@ def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
 
 
 def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
-    """What is to be measured and scored, in the order that it would have had. Writes nothing."""
+    """The remaining steps to measure and score, in their original order. Writes nothing."""
     held = {
         label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
         for label in recorded.spec.labels
@@ -125,7 +126,7 @@ def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
 
 
 def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
-    """Why trials that ended are measured again: each file of them that is another than then, a sentence each."""
+    """Why completed trials are measured again: one sentence for each changed file."""
     return tuple(
         told
         for label in recorded.spec.labels
@@ -134,7 +135,7 @@ def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
 
 
 def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:
-    """Moves what an earlier attempt left of missing trials out of the way, and writes cells of those that hold."""
+    """Moves the remains of missing trials aside, and rewrites the cells from the trials that are kept."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))
     for step in missing:
@@ -150,27 +151,27 @@ def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -
 
 
 def check_conditions(recorded: Recorded[Any], now: Environment) -> None:
-    """Raises UsageError where machine, versions or commit are others than those of the cells that hold."""
+    """Raises UsageError if machine, versions or commit differ from those of the cells that are kept."""
     before = recorded.environment
     compared = [(name, getattr(before, name), getattr(now, name)) for name in _CONDITIONS]
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
 def check_dataset(recorded: Recorded[ExperimentSpec]) -> None:
-    """Raises UsageError where the input_file holds something else than then, or can't be read."""
+    """Raises UsageError if the input_file's content has changed or can't be read."""
     before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
     if before is not None and before != now:
         _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
 
 
 def check_deployment(recorded: Recorded[Any], now: Deployment) -> None:
-    """Raises UsageError where an attached deployment tells something else of itself than before."""
+    """Raises UsageError if the information that an attached deployment publishes has changed."""
     compared = [(one.name, getattr(recorded.deployment, one.name), getattr(now, one.name)) for one in fields(now)]
     _refuse(recorded.run_dir, [_difference(*both) for both in compared if both[1] != both[2]])
 
 
 def check_plan(recorded: Recorded[Any], label: str, plan: Plan) -> None:
-    """Raises UsageError where the topology would be another: engine, model and its files, GPUs, configs, workers."""
+    """Raises UsageError if the topology has changed: engine, model and its files, GPUs, configs or workers."""
     before, now = (
         {name: one.to_json()[name] for name in _PLANNED} | {"workers": one.expected_workers()}
         for one in (recorded.plans[label], plan)
@@ -184,7 +185,9 @@ def check_plan(recorded: Recorded[Any], label: str, plan: Plan) -> None:
 
 
 def fingerprint(model_path: Path) -> str:
-    """Changes with the names, sizes and times of a checkpoint's files: reading the weights would take minutes."""
+    """Hash of the names, sizes and modification times of a checkpoint's files; reading the weights would take
+    minutes.
+    """
     entries = sorted(
         (str(path.relative_to(model_path)), path.stat().st_size, path.stat().st_mtime_ns)
         for path in model_path.rglob("*")
@@ -201,7 +204,7 @@ def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """Names the parts that differ of a map, else both values."""
+    """A difference as text: for mappings the differing entries, otherwise both values."""
     if isinstance(before, dict) and isinstance(now, dict):
         parts = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
         return ", ".join(_difference(f"{name} {key}", before.get(key), now.get(key)) for key in parts)

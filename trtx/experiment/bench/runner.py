@@ -1,4 +1,4 @@
-"""The run itself: directory, topologies one after the other, and what is written whatever happens."""
+"""The run: creates the directory, measures one topology after the other, and always writes the results."""
 
 from __future__ import annotations
 
@@ -54,45 +54,47 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
+    """Callbacks of a run. They are called from the run's thread; ``on_event`` also from the supervisor's."""
 
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_cells: Callable[[tuple[str, ...], tuple[str, ...], int], None] = lambda kept, ahead, trials: None
-    # names of the cells, and of the scores, that hold and of those to measure, and in how many trials
+    # names of cells and scores that are kept, names of those to measure, number of trials
     on_topology: Callable[[str], None] = lambda label: None
     on_event: Callable[[str, Event], None] = lambda label, event: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    on_loading: Callable[[Path], None] = lambda log: None  # tasks and datasets, for minutes where they are downloaded
+    # Loading tasks and datasets, which takes minutes if they are downloaded.
+    on_loading: Callable[[Path], None] = lambda log: None
     on_loaded: Callable[[dict[str, int], tuple[str, ...]], None] = lambda samples, topologies: None
     on_scored: Callable[[ScoringProgress], None] = lambda progress: None  # after each sample
-    on_changed: Callable[[tuple[str, ...]], None] = lambda files: None  # of trials that are measured again for it
-    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
+    # Changed files, for which trials are measured again.
+    on_changed: Callable[[tuple[str, ...]], None] = lambda files: None
+    on_told: Callable[[str], None] = lambda line: None  # a sentence about the request, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A finished run. ``error`` is None, or says what was wrong and with which exit code to end."""
+    """A finished run. ``error`` is None, or gives the reason and the exit code."""
 
     run_dir: Path
     report: Path
     error: TrtxError | None
-    baseline: Path | None = None  # that was made of it
-    unsaved: UsageError | None = None  # why none was, though one was asked for: the run's own error comes first
+    baseline: Path | None = None  # the baseline saved from it
+    unsaved: UsageError | None = None  # why a requested baseline was not saved; the run's own error takes precedence
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The run while it goes on."""
+    """State of a run in progress."""
 
     spec: ExperimentSpec
     run_dir: Path
     listener: Listener
-    missing: tuple[Step, ...]  # what is to be measured and scored
+    missing: tuple[Step, ...]  # steps to measure and score
     target: Target | None = None  # of an attached run
-    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once the directory has been removed
     interruption: Interruption = field(default_factory=Interruption)
-    plans: dict[str, Plan] = field(default_factory=dict)  # by topology, of those in ``missing``
-    session: Session | None = None  # that has the tasks; None: nothing is to be scored
+    plans: dict[str, Plan] = field(default_factory=dict)  # by topology, for those in ``missing``
+    session: Session | None = None  # has loaded the tasks; None: no scoring
 
     @property
     def journal(self) -> Journal:
@@ -100,13 +102,13 @@ class _Run:
 
     @property
     def ahead(self) -> tuple[str, ...]:
-        """Names of the cells to measure, and of the scores."""
+        """Names of the cells to measure and of the scores to determine."""
         names = (cell_name(step.label, trial.load) for step in self.missing for trial in step.trials)
         return (*dict.fromkeys(names), *map(_scores_of, self.to_score))
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The same of those that an earlier attempt left."""
+        """Names of the cells and scores from an earlier attempt."""
         scored = (label for label in self.spec.labels if self.spec.eval and label not in self.to_score)
         return (
             *(cell.name for cell in read_cells(self.run_dir)),
@@ -115,22 +117,22 @@ class _Run:
 
     @property
     def to_score(self) -> tuple[str, ...]:
-        """Labels of topologies."""
+        """Labels of the topologies to score."""
         return tuple(step.label for step in self.missing if step.is_scored)
 
     def check(self) -> None:
-        """Raises once the run is interrupted, or its directory is gone."""
+        """Raises if the run has been interrupted or its directory is gone."""
         self.interruption.check()
         self.check_directory()
 
 
 def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
-    """Serves and sweeps every topology in turn, or sweeps what ``spec.attach`` names, and renders the report. Each is
-    scored too where ``spec.eval`` says so.
+    """Serves and measures every topology in turn, or measures the deployment at ``spec.attach``, and renders the
+    report.
 
-    Every topology is planned, and every task read, before the first is started, so a mistake in the second costs
-    nothing. When it ends early (a launch that failed, an interrupt), the error passes on, after what was measured has
-    been rendered.
+    If ``spec.eval`` is set, each topology is scored too. All topologies are planned and all tasks are loaded before the
+    first one starts, so that an error in the second is found immediately. If the run ends early (failed launch,
+    interrupt), the error is re-raised after the results so far have been rendered.
     """
     started_at = datetime.now(UTC)
     check_endpoint()
@@ -150,7 +152,8 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
             _write_plans(state, {}, {})
             told = provenance_of(spec, here, state.plans, target)
             gate.prepare(run_dir, spec, state.plans, told)
-            directory.write_lock(run_dir, spec, told)  # last: what has one can be resumed, and lacks nothing then
+            # Written last: a directory with a manifest can be resumed, so everything else must exist.
+            directory.write_lock(run_dir, spec, told)
     except BaseException:
         _remove_if_untouched(run_dir)
         raise
@@ -167,11 +170,10 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Li
 
 @directory.goes_on
 def resume(run_dir: Path, *, argv: Sequence[str], listener: Listener | None = None) -> FinishedRun:
-    """Goes on with a run that ended early: measures the cells that have no result, asks for the samples that have no
-    answer, renders all.
+    """Continues a run that ended early: measures missing cells, requests missing samples, and renders everything.
 
-    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model or
-    configs are others than recorded: such cells would not compare.
+    Raises UsageError, leaving the run unchanged, if another trtx uses the directory, or if machine, versions, model or
+    configs differ from the recorded ones, because the cells wouldn't be comparable.
     """
     check_endpoint()
     check_settings()
@@ -222,7 +224,7 @@ def _measure_missing(state: _Run) -> FinishedRun:
     saved, unsaved = None, None
     try:
         saved = gate.saved(state.run_dir, state.spec) if has_results else None
-    except UsageError as failure:  # the run has ended and is judged: what came of it is still told
+    except UsageError as failure:  # the run has ended with a verdict, which is reported all the same
         unsaved = failure
     return FinishedRun(state.run_dir, state.run_dir / REPORT_FILE, error, saved, unsaved)
 
@@ -242,7 +244,7 @@ def _plan(state: _Run) -> None:
 
 
 def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[str, str]) -> None:
-    """``plan.json``: the plans of this attempt over those of earlier ones."""
+    """Writes ``plan.json``: the plans of this attempt, and those of earlier ones that it doesn't replace."""
     if state.spec.attach is not None:
         return
     prints = {label: resumption.fingerprint(plan.model_path) for label, plan in state.plans.items()}
@@ -252,7 +254,9 @@ def _write_plans(state: _Run, plans: Mapping[str, Plan], checkpoints: Mapping[st
 
 @contextmanager
 def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
-    """aiperf, imported while the first topology starts, under a guardian: if this process is killed, it ends too."""
+    """Starts aiperf's imports, in parallel with the first topology, under a guardian that ends them if trtx is
+    killed.
+    """
     with ExitStack() as cleanup:
 
         def guard(scratch: Path) -> Callable[[int], None]:
@@ -274,9 +278,9 @@ def _aiperf_host(state: _Run) -> Iterator[AiperfHost]:
 
 @contextmanager
 def _session(state: _Run) -> Iterator[None]:
-    """With every task and dataset read, where something is to be scored. Its process waits while speed is measured.
+    """Opens a session with all tasks and datasets loaded, if there is something to score.
 
-    Raises UsageError for what can't be asked, before anything is served.
+    Its process waits while speed is measured. Raises UsageError for invalid tasks, before anything is served.
     """
     asked = state.spec.eval
     if asked is None or not state.to_score:
@@ -318,7 +322,7 @@ def _measure_attached(state: _Run, host: AiperfHost | None, step: Step, target: 
 
 
 def _score(state: _Run, target: Target, still_serving: Callable[[], None]) -> None:
-    """Asks for every sample that has no answer yet."""
+    """Requests every sample that has no answer yet."""
 
     def check() -> None:
         still_serving()
@@ -337,8 +341,11 @@ def _restarted(served: ServedTopology) -> tuple[str, ...]:
 
 
 def _plan_of(state: _Run, step: Step) -> Plan:
-    """The plan that a topology was checked by; made anew, with a directory of its own, each further time that it is
-    started: ports, and what a process writes, belong to one start."""
+    """The plan for a start of a topology.
+
+    The first start uses the plan that was checked. Further starts get a new plan with its own directory, because ports
+    and output files belong to one start.
+    """
     directory = state.run_dir / step.label
     if not directory.exists():
         return state.plans[step.label]
@@ -378,8 +385,8 @@ def _rendered_whatever_happens(state: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError, UsageError):  # what failed first is what is told
-            state.check_directory()  # nothing is left to render
+        with suppress(OSError, UsageError):  # the first failure is the one to report
+            state.check_directory()  # if the directory is gone, there is nothing to render
             with suppress(OSError, UsageError):
                 ab.keep_comparison(state.run_dir, state.spec, None)
             state.journal.note(run_failed(state.run_dir, error))
@@ -395,7 +402,7 @@ def _scores_of(label: str) -> str:
 
 
 def _remove_if_untouched(run_dir: Path) -> None:
-    """Bad input leaves no run directory: nothing was started, so there is nothing to keep."""
+    """Removes a run directory in which nothing was started, so that invalid input leaves none behind."""
     shutil.rmtree(run_dir / SESSION_LOG.parent, ignore_errors=True)
     for document in (PLAN, LOCK, CONDITIONS, BASELINE):
         (run_dir / document.file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""In which order a run serves its topologies, and what it measures each time. Pure."""
+"""The order in which a run serves its topologies, and what it measures on each start. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from trtx.experiment.bench.spec import ExperimentSpec
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One topology, started for it, and the trials that are measured on it before it is stopped."""
+    """One start of a topology, with the trials that are measured on it."""
 
     label: str  # of the topology
     trials: tuple[PlannedTrial, ...]
-    is_scored: bool = False  # after them
+    is_scored: bool = False  # scored after the trials
 
 
 def schedule(spec: ExperimentSpec) -> tuple[Step, ...]:
-    """Every topology once, with all its trials; or ``order: abba``, where each round of trials starts each topology
-    anew, in the order of the one before reversed: what drifts steadily, as a warming room does, meets all alike.
+    """The steps of a run: each topology once with all its trials or, with ``order: abba``, once per block.
 
-    A topology is scored after its trials, on the same start: before them, scoring would leave its prompts in the caches
-    and its heat in the machine, and a run with scores would not compare with one without. For the same reason rounds
-    are all measured before the first topology is scored, each on a start of its own.
+    With ``abba``, each block restarts every topology, in the reverse order of the block before, so that a steady drift
+    such as a warming room affects all topologies alike.
+
+    A topology is scored after its trials on the same start. Scoring first would leave prompts in its caches and heat in
+    the machine, so a run with scores would not be comparable with one without. For the same reason, all blocks are
+    measured before the first topology is scored, which then happens on separate starts.
     """
     is_scored = spec.eval is not None
     trials = planned_trials(spec.load)
@@ -41,7 +43,7 @@ def schedule(spec: ExperimentSpec) -> tuple[Step, ...]:
 def without(
     steps: tuple[Step, ...], held: Mapping[str, Collection[PlannedTrial]], scored: Collection[str] = ()
 ) -> tuple[Step, ...]:
-    """What is left of it where these trials, by topology, have a result already, and these topologies their scores."""
+    """The steps that remain if the trials in ``held`` and the scores of the topologies in ``scored`` exist already."""
     left = (
         Step(
             step.label,

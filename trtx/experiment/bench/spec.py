@@ -1,4 +1,4 @@
-"""What one run is asked to do: modes, topology, load and gate, from a sweep file and flags."""
+"""The specification of a run: modes, topology, load and gate, from a sweep file and flags."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from trtx.planes.credentials import EtcdAuth, check_endpoints
 from trtx.planes.secret_files import judge_secrets, look_at_secrets
 from trtx.topology import body_mib
 
-MAX_GPUS = 100_000  # behind one address
-MAX_CELLS = 10_000  # a typing mistake costs no night
-ATTACHED = "attached"  # the mode of a deployment that something else serves
+MAX_GPUS = 100_000  # at one address
+MAX_CELLS = 10_000  # limits the cost of a typing mistake
+ATTACHED = "attached"  # mode of a deployment that trtx doesn't serve
 
 
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # a directory is called so
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # used as a directory name
 
 
 class Attach(BaseModel):
-    """A deployment that something else serves."""
+    """A deployment that trtx measures but doesn't serve."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
-    model: Name | None = None  # the name that it serves; None: the only one in its /v1/models
+    model: Name | None = None  # the served model name; None: the only one in /v1/models
     tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
-    gpu_count: int | None = Field(default=None, ge=0, le=MAX_GPUS)  # None: what the deployment publishes
-    etcd: tuple[str, ...] = Field(default=(), max_length=16)  # where its workers are registered; none: it is not asked
-    etcd_auth: str | None = None  # files, as trtx serve join takes them
+    gpu_count: int | None = Field(default=None, ge=0, le=MAX_GPUS)  # None: as published by the deployment
+    # Endpoints at which its workers are registered; empty: not queried.
+    etcd: tuple[str, ...] = Field(default=(), max_length=16)
+    etcd_auth: str | None = None  # files in the format of trtx serve join
 
     @model_validator(mode="after")
     def _etcd_and_its_files(self) -> Self:
@@ -60,7 +61,7 @@ class Attach(BaseModel):
         return self
 
     def etcd_files(self) -> EtcdAuth | None:
-        """What etcd wants of who asks it. Raises UsageError for what is no authentication of etcd."""
+        """The credentials for etcd. Raises UsageError for a kind that etcd doesn't accept."""
         if self.etcd_auth is None:
             return None
         match parse_auth("etcd_auth (--etcd-auth)", self.etcd_auth, Path.cwd()):
@@ -72,34 +73,34 @@ class Attach(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What other users of this machine can do with the files of ``etcd_auth``. Raises UsageError as above."""
+        """Warnings if other users of this machine can access the files of ``etcd_auth``. Raises UsageError as above."""
         amiss = judge_secrets(look_at_secrets(self.etcd_files(), None))
         return tuple(str(one) for one in amiss if one.severity == "warning")
 
     @field_validator("url")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if "@" in value.rpartition("//")[2].partition("/")[0]:  # not shown: it is a password
+        if "@" in value.rpartition("//")[2].partition("/")[0]:  # the URL isn't shown, because it contains a password
             raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
         if not _is_address(value):
             raise ValueError(f"url {shown_address(value)} is no address; expected such as http://127.0.0.1:8000")
         if "?" in value or "#" in value:
             address = value.partition("#")[0].partition("?")[0]
             raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")
-        return value.rstrip("/").removesuffix("/v1").rstrip("/")  # as it stands in OpenAI's clients, with /v1
+        return value.rstrip("/").removesuffix("/v1").rstrip("/")  # OpenAI clients are configured with the suffix /v1
 
 
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # read, and refused, only when asked for
-    except ValueError:  # http://[::1, a port that is none
+        _ = parts.port  # urlsplit validates the port only on access
+    except ValueError:  # such as http://[::1 or an invalid port
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
 
 
 class ExperimentSpec(BaseModel):
-    """A sweep file, key by key; flags of the same names win over it."""
+    """The content of a sweep file; flags of the same names override it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,14 +109,14 @@ class ExperimentSpec(BaseModel):
     topology: TopologySpec = Field(
         default_factory=lambda: TopologySpec.model_validate({"port": 0})
     )  # its mode is set from modes, one after the other
-    axes: Axes = Field(default_factory=dict)  # further fields of the topology that take several values
-    arms: dict[Label, TopologySpec] = Field(default_factory=dict)  # topologies by label, in place of modes and axes
-    order: Literal["in turn", "abba"] = "in turn"  # abba: each trial starts every topology anew, forth and back
+    axes: Axes = Field(default_factory=dict)  # topology fields with several values
+    arms: dict[Label, TopologySpec] = Field(default_factory=dict)  # topologies by label, instead of modes and axes
+    order: Literal["in turn", "abba"] = "in turn"  # abba: each block restarts every topology, in alternating order
     max_cells: int = Field(default=64, ge=1, le=MAX_CELLS)
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
     gate: GateSpec = Field(default_factory=GateSpec)
-    eval: ScoringSpec | None = None  # every topology is scored too, after its cells
+    eval: ScoringSpec | None = None  # scores every topology after its cells
 
     @field_validator("modes")
     @classmethod
@@ -147,7 +148,7 @@ class ExperimentSpec(BaseModel):
         return self
 
     def _refuse_unstreamed(self) -> None:
-        """Raises ValueError for what is judged of a stream, where none is asked: no request would have it."""
+        """Raises ValueError if the gate judges a streaming metric although the load doesn't stream."""
         judged = [objective.metric for objective in self.gate.objectives]
         judged += self.gate.compared if self.gate.limit is not None else ()
         if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.figure.of_stream]):
@@ -157,9 +158,9 @@ class ExperimentSpec(BaseModel):
             )
 
     def _refuse_images_beyond(self, topology: NamedTopology) -> None:
-        """Raises ValueError for more, or larger, images than the workers of a topology take."""
+        """Raises ValueError if requests have more or larger images than the topology's workers accept."""
         load, media = self.load, topology.spec.media
-        count = load.image_batch_size * load.session_turns_mean  # a turn's prompt has all turns before it
+        count = load.image_batch_size * load.session_turns_mean  # a turn's prompt includes all earlier turns
         if count > media.max_images:
             raise ValueError(
                 f"load.image_batch_size makes requests of {count} images, and media.max_images of {topology.label} is "
@@ -175,7 +176,7 @@ class ExperimentSpec(BaseModel):
         self._refuse_bytes_beyond(topology, count)
 
     def _refuse_bytes_beyond(self, topology: NamedTopology, images: int) -> None:
-        """The same of files that are too large: aiperf sends each in its request, as a data: URL."""
+        """Raises ValueError if image files are too large: aiperf sends each in its request, as a data: URL."""
         media, least = topology.spec.media, self.load.least_image_bytes
         if least > media.max_media_bytes:
             raise ValueError(
@@ -193,7 +194,7 @@ class ExperimentSpec(BaseModel):
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
-        """What trtx serves and measures, one after the other; none where the run is attached."""
+        """The topologies that trtx serves and measures in turn; empty for an attached run."""
         if self.attach is not None:
             return ()
         if self.arms:
@@ -202,7 +203,7 @@ class ExperimentSpec(BaseModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is measured one after the other, as the report names it."""
+        """Labels of everything that is measured, as in the report."""
         return (ATTACHED,) if self.attach is not None else tuple(one.label for one in self.topologies)
 
     @property
@@ -210,7 +211,7 @@ class ExperimentSpec(BaseModel):
         return len(self.labels) * self.load.load_count
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the loads that defaults led to."""
+        """Plain values, including the loads that result from defaults."""
         document = self.model_dump(mode="json")
         document["load"]["cells"] = [asdict(load) for load in self.load.loads]
         document["load"]["prompts"] = self.load.said
@@ -219,7 +220,7 @@ class ExperimentSpec(BaseModel):
 
 
 def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None:
-    """An ``eval:`` whose lines are all commented out would score nothing, and ``true`` in place of a number be 1."""
+    """Refuses two YAML pitfalls: an ``eval:`` whose lines are all commented out, and ``true`` in place of a number."""
     if "eval" in document and document["eval"] is None:
         raise UsageError(f"{_source(path)}eval is empty; expected tasks below it, such as tasks: [trtx], or no eval")
     models: dict[str, type[BaseModel]] = {"load": LoadSpec, "gate": GateSpec, "eval": ScoringSpec}
@@ -235,7 +236,9 @@ def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None
 
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
-    """A sweep file, or the defaults, with ``overrides`` laid over it key by key. Raises UsageError naming the key."""
+    """Reads a sweep file, or uses the defaults, and merges ``overrides`` into it. Raises UsageError that names
+    the key.
+    """
     document: Any = (
         None if path is None else read_yaml(path, "sweep file", "a YAML file with keys such as modes and load")
     )
@@ -259,18 +262,18 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         )
     _refuse_what_yaml_blurs(document, path)
     topology = document.get("topology") or {}
-    if isinstance(topology, dict):  # else the model refuses it
+    if isinstance(topology, dict):  # other types are refused by the model
         document["topology"] = {"port": 0, **topology}
     if isinstance(arms := document.get("arms"), dict):
         document["arms"] = {label: {"port": 0, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()}
     try:
-        if isinstance(document.get("eval"), dict):  # what it refuses itself it says in the words of trtx eval
+        if isinstance(document.get("eval"), dict):  # its own errors use the wording of trtx eval
             try:
                 ScoringSpec.model_validate(document["eval"])
             except UsageError as error:
                 raise UsageError(f"{_source(path)}{in_keys(str(error))}") from error
             except ValidationError:
-                pass  # told below, with its place in the file
+                pass  # reported below, with the position in the file
         spec = validate_strictly(ExperimentSpec, document)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
@@ -286,14 +289,14 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     return spec
 
 
-_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # field of a topology -> the mode that has it
+_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field -> the only mode that has it
 _ROLE_MODES = {"agg": "agg", "prefill": "disagg", "decode": "disagg"}
 
 
 def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> None:
-    """Raises UsageError for what a sweep file says of a topology, and no topology of it would take.
+    """Raises UsageError for topology settings in a sweep file that none of its topologies would use.
 
-    ``narrowed``: other modes were typed, so those of the file are not what is served.
+    ``narrowed``: modes were given on the command line, so the modes of the file don't apply.
     """
     topology = document.get("topology")
     if not isinstance(topology, dict):
@@ -324,7 +327,7 @@ _COUNTS_ENCODERS = ("encode", "encode_shared")
 
 
 def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
-    """Raises UsageError for a config of encode workers where no topology has any."""
+    """Raises UsageError for encode-worker configs if no topology has encode workers."""
     topology, axes = document.get("topology"), document.get("axes")
     if not isinstance(topology, dict) or (isinstance(axes, dict) and axes.keys() & _COUNTS_ENCODERS):
         return
@@ -344,7 +347,7 @@ def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
         )
 
 
-_JOINED = ("overrides", "router_args")  # flags come behind what the file says: of two for one thing the last wins
+_JOINED = ("overrides", "router_args")  # command-line values are appended to those of the file; the last one wins
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

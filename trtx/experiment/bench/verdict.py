@@ -1,4 +1,4 @@
-"""What a run's cells are judged to be, and what that says of the run: nothing wrong, or the error that it ends with."""
+"""The verdict on a run's cells, and the error, if any, with which the run ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
 from trtx.experiment.gate_spec import GateSpec
 from trtx.runs.forms import ComparedWith, RunVerdict
 
-_REASONS = 3  # told in one sentence; the report has all
+_REASONS = 3  # maximum number of reasons in one sentence; the report has all
 
 
 def judge_cells(
@@ -29,10 +29,12 @@ def judge_cells(
     baseline: Sequence[Sample] = (),
     pairs: Mapping[str, str] | None = None,
 ) -> tuple[Judgement, ...]:
-    """Every criterion in every cell of ``names``, cell by cell; one that is not among ``cells`` was not measured.
+    """Judges every criterion for every cell in ``names``, cell by cell. A cell that is not in ``cells`` was not
+    measured.
 
-    ``goodputs``: of each trial, by cell, where a least one is asked for. Failed requests are always judged. ``pairs``:
-    of an A/B run, the cell that each cell is compared with round by round, in place of one of a ``baseline``.
+    Failed requests are always judged. ``goodputs`` gives each trial's goodput, by cell, if the gate has a minimum.
+    ``pairs`` maps, for an A/B run, each cell to the one with which it is compared block by block, instead of a
+    ``baseline``.
     """
     samples = [sample_of(cells, name, gate.window) for name in names]
     found: list[Judgement] = []
@@ -55,14 +57,14 @@ def judge_cells(
 
 
 def sample_of(cells: Mapping[str, Cell], name: str, window: Window) -> Sample:
-    """As it is judged: one that is not there was not measured."""
+    """The sample of a cell; a missing cell counts as not measured."""
     return Sample.of(cells[name], window) if name in cells else unmeasured(name)
 
 
 def run_verdict(
     cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None, window: Window = "whole"
 ) -> RunVerdict:
-    """Of a run whose ``cells`` were measured and judged, those that were not measured too."""
+    """The verdict on a run with these measured ``cells``. ``judgements`` also cover cells that were not measured."""
     error = ending(cells, judgements)
     worst = next((verdict for verdict in Verdict if any(one.verdict is verdict for one in judgements)), None)
     return RunVerdict(
@@ -76,10 +78,10 @@ def run_verdict(
 
 
 def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError | None:
-    """None where every judgement passed.
+    """The error with which a run ends; None if every judgement passed.
 
-    A cell without a result is the load generator's failure (exit 5) and outweighs all else; then what was found bad
-    (exit 1), requests that failed first; then what could not be judged (exit 3).
+    A cell without a result is a failure of the load generator (exit code 5) and takes precedence. Next are failed
+    judgements (exit code 1), starting with failed requests, and finally missing verdicts (exit code 3).
     """
     without = [cell for cell in cells if cell.status == "failed"]
     if without:
@@ -96,7 +98,7 @@ def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError 
 
 
 def error_of(verdict: RunVerdict) -> TrtxError | None:
-    """What a run ends with, of its kept verdict."""
+    """The error with which a run ends, from its stored verdict."""
     if verdict.sentence is None:
         return None
     kinds: tuple[type[TrtxError], ...] = (GateError, NoVerdictError, LoadGeneratorError)
@@ -131,7 +133,7 @@ def _judge_failures(sample: Sample, cell: Cell | None, limit: float) -> Judgemen
 
 
 def _judge_usage(sample: Sample) -> Judgement | None:
-    """Answers without usage, whose tokens nobody counted: what the cell did is not known."""
+    """No verdict if answers lack usage, since their tokens were not counted; None if all have one."""
     uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
     if not uncounted:
         return None
@@ -149,7 +151,7 @@ def _judge_usage(sample: Sample) -> Judgement | None:
 
 
 def unmeasured(name: str) -> Sample:
-    """A cell that was asked for and is not there."""
+    """The sample of a requested cell that doesn't exist."""
     return Sample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
 
 

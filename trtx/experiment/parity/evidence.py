@@ -1,4 +1,4 @@
-"""Whether a route was what it is called after: counted by those who did it, before and after its prompts were sent."""
+"""Evidence that a route was actually used, from counters of workers and frontend before and after its prompts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _TIMEOUT_S = 5.0
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)$", re.MULTILINE)
 _ENDED = "trtx_requests_total"
 _FOUND = "tokens of prompts found in a cache"
-_MIGRATIONS = "model_migration_total"  # of the frontend; Dynamo 1.4.2 calls those in mid-stream ongoing_request
+# Counted by the frontend; Dynamo 1.4.2 labels migrations in mid-stream ongoing_request.
+_MIGRATIONS = "model_migration_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What workers and frontend have counted since they began. None: it could not be asked, or does not count."""
+    """Counters of workers and frontend since their start. None: unreachable, or not counted."""
 
-    workers: Mapping[str, Mapping[str, float] | None]  # by name, families summed over their labels
+    workers: Mapping[str, Mapping[str, float] | None]  # by worker name; metric families are summed over their labels
     migrations: int | None
-    max_num_tokens: int | None  # of one step, the least that a worker publishes
+    max_num_tokens: int | None  # tokens per step: the smallest value that a worker publishes
 
     def total(self, family: str) -> int | None:
         values = [None if one is None else one.get(family) for one in self.workers.values()]
@@ -64,7 +65,7 @@ def _families(client: httpx.Client, url: str) -> dict[str, float] | None:
 
 
 def _migrations(client: httpx.Client, url: str) -> int | None:
-    """None where the frontend does not answer. A counter that is not there has not counted yet."""
+    """Number of migrated streams; None if the frontend doesn't answer. A missing counter hasn't counted yet."""
     text = _text(client, url)
     if text is None:
         return None
@@ -96,9 +97,9 @@ def evidence_of(
     kill: Kill | None = None,
     has_fault: bool = False,
 ) -> Evidence:
-    """What was counted on ``route``, and what is missing of what makes it one.
+    """The counts for ``route``, and a reason if they don't prove that the route was used.
 
-    ``kill``: None where there was none. ``has_fault``: TRTX_FAULT was set.
+    ``kill``: None if no worker was killed. ``has_fault``: TRTX_FAULT was set.
     """
     whole = [one for one in answers if one.failure is None]
 
@@ -110,7 +111,8 @@ def evidence_of(
     counts, corrupted = [Count(_FOUND, reused)], None
     missing: str | None = None
     if route == "disagg":
-        # An engine that recomputes counts that; TensorRT-LLM's fails the request. Workers see who came without one.
+        # An engine that recomputes a prompt counts that; TensorRT-LLM fails the request instead. Workers also count
+        # requests that arrived without a handoff.
         reads, whole_there = since("trtx_handoff_reads_total"), since("trtx_whole_requests_total")
         recomputed = None if whole_there is None else whole_there + (since("trtx_recomputed_prefixes_total") or 0)
         counts += [Count("handoffs", reads), Count("prompts recomputed in place of one", recomputed)]
@@ -152,20 +154,20 @@ def evidence_of(
 
 
 def evidence_of_attached(answers: Iterable[Answer]) -> Evidence:
-    """Of a server that somebody else started: nobody looks into it, so nothing is said of how it works."""
+    """Evidence for an attached server: its internals are not visible, so nothing is checked."""
     whole = [one for one in answers if one.failure is None]
     return Evidence((Count(_FOUND, _reused(whole)),), None, is_checked=False)
 
 
 def _reused(whole: Sequence[Answer]) -> int | None:
-    """None where not every answer says."""
+    """Total of cached prompt tokens; None if an answer doesn't report them."""
     found = [one.cached_tokens for one in whole]
     known = [one for one in found if one is not None]
     return sum(known) if len(known) == len(found) and found else None
 
 
 def _cut(whole: Sequence[Answer], most: int | None) -> int | None:
-    """Prompts with more tokens to compute than a step takes; None where somebody does not say."""
+    """Number of prompts with more tokens to compute than fit into a step; None if a number is unknown."""
     if most is None or any(one.prompt_tokens is None or one.cached_tokens is None for one in whole):
         return None
     return sum((one.prompt_tokens or 0) - (one.cached_tokens or 0) > most for one in whole)
@@ -174,8 +176,11 @@ def _cut(whole: Sequence[Answer], most: int | None) -> int | None:
 def _of_migration(
     counts: list[Count], before: Reading, after: Reading, whole: Sequence[Answer], kill: Kill | None
 ) -> tuple[list[Count], str | None]:
-    """An answer that had begun at a worker, which owed the rest of it when it was killed, and which is whole without
-    having been asked for again, went on elsewhere. The frontend counts the streams that broke, of all clients."""
+    """Counts and missing evidence for the migrated route.
+
+    An answer was migrated if its worker was killed in the middle of it and it is complete without a retry. The frontend
+    counts the broken streams of all clients.
+    """
     broken = None if after.migrations is None or before.migrations is None else after.migrations - before.migrations
     if kill is None:
         return counts, "no worker was killed: all streams had ended before; ask for longer answers with --osl"
@@ -196,7 +201,7 @@ def _of_migration(
 
 
 def _ended_since(before: Reading, after: Reading) -> dict[str, int | None]:
-    """By worker; None of one that does not say, or that began anew meanwhile."""
+    """Number of ended requests by worker; None for a worker that doesn't report it or has been restarted."""
     found: dict[str, int | None] = {}
     for name, now in after.workers.items():
         then = before.workers.get(name)

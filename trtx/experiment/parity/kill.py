@@ -1,10 +1,10 @@
-"""``kill -9`` of a worker while it owes its clients answers.
+"""Kills a worker (SIGKILL) while clients still wait for parts of their answers from it.
 
-What clients have read says nothing of what a worker still has to send: on a busy machine a whole answer may lie in
-sockets before the first token of it is looked at, and a worker that is killed then owes nothing. So its engine is
-stopped first (SIGSTOP), wherever it is in its answers, until the worker has handed on what there is; a client with a
-part of an answer then waits for a worker that has no more, and only then it is killed. An engine that owes too little
-goes on for a moment, with the requests that have gathered meanwhile, and is stopped again.
+The progress of clients doesn't show what a worker still has to send: on a busy machine, whole answers may be in socket
+buffers before a client reads the first token, and killing the worker would then interrupt nothing. The worker's engine
+is therefore stopped first (SIGSTOP), and the worker forwards everything that it has. A client with a partial answer now
+waits for a worker that has nothing left to send, and only then is the worker killed. If too few clients are waiting,
+the engine continues for a moment, with the requests that have accumulated, and is stopped again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from trtx.engine.ranks import descendants
 from trtx.evals.parity import Pass
 
-SETTLED_LOOKS = 20  # in which nothing came of a stopped engine: 0.4 s, or longer where this process is starved
-MOST_RUNNING_LOOKS = 4  # that an engine goes on for between two tries: 1, 2, 3, 4, 1, …, as its steps are of any length
-PATIENT_TRIES = 3  # after which one answer that is owed is enough
+# Polls without new tokens from a stopped engine: 0.4 s, or longer if this process gets little CPU time.
+SETTLED_LOOKS = 20
+MOST_RUNNING_LOOKS = 4  # maximum polls that an engine runs between tries: 1, 2, 3, 4, 1, …, because step lengths vary
+PATIENT_TRIES = 3  # after so many tries, a single waiting client is enough
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """``open_streams``: the requests whose clients had a part of their answer from ``worker``, and waited for more."""
+    """``open_streams``: indices of requests with a partial answer from ``worker`` at the time of the kill."""
 
     worker: str
     open_streams: frozenset[int]
@@ -33,32 +34,32 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    worker: int  # its id as in events
+    worker: int  # worker id, as in events
     pid: int
-    engine: tuple[int, ...]  # pids of what is stopped of it
+    engine: tuple[int, ...]  # pids of stopped engine processes
 
 
 @dataclass(slots=True, eq=False)
 class Killer:
-    """Ends one worker that owes so many answers.
+    """Kills one worker once enough clients wait for it.
 
-    ``names``: of workers, by the ids that their events carry. ``pid_of``: of a name; None: it runs no more.
+    ``names``: worker names by the ids in their events. ``pid_of``: pid of a worker by name; None: not running.
     """
 
     names: Mapping[int, str]
     pid_of: Callable[[str], int | None]
-    osl: int  # tokens of an answer
-    wanted: int  # answers that it owes
+    osl: int  # tokens per answer
+    wanted: int  # minimum number of unfinished answers
     on_kill: Callable[[Kill], None]
     kill: Kill | None = None
     tries: int = 0
     _stopped: _Stopped | None = None
-    _last: int | None = None  # the worker of the last try, by its id: requests have gathered there
-    _owed: dict[int, int] = field(default_factory=dict)  # by request, tokens that came of it at the last look
-    _looks: int = 0  # since anything changed
+    _last: int | None = None  # worker id of the last try, where requests have accumulated
+    _owed: dict[int, int] = field(default_factory=dict)  # by request index: tokens received until the last poll
+    _looks: int = 0  # polls since the last change
 
     def look(self, now: Pass) -> None:
-        """To be called again and again while clients read."""
+        """Advances the procedure. Call it repeatedly while clients read."""
         if self.kill is not None:
             return
         if self._stopped is None:
@@ -82,19 +83,21 @@ class Killer:
             self.let_go()
             return
         _send(self._stopped.pid, signal.SIGKILL)
-        self.let_go()  # an engine that goes on sees that its worker is gone, and ends
+        self.let_go()  # the worker is dead; the resumed engine notices that and exits
         self.kill = Kill(self.names[worker], frozenset(owed))
         self.on_kill(self.kill)
 
     def _stop_one(self, now: Pass) -> None:
-        """The one that was stopped before, or that most streams have come from; none before the first word of any."""
+        """Stops the engine of the worker from the last try, or of the one with the most streams; none before the first
+        token.
+        """
         if not now.ended and not any(stream.token_ids for stream in now.under_way.values()):
             return
         known = Counter(stream.worker for stream in now.under_way.values() if stream.worker in self.names)
         for worker in sorted(self.names, key=lambda one: (one != self._last, -known[one])):
             if (pid := self.pid_of(self.names[worker])) is None:
                 continue
-            # Its engine's processes; the worker itself, where the engine is within it.
+            # The engine's processes, or the worker itself if the engine runs inside it.
             engine = tuple(one.pid for one in descendants(pid)) or (pid,)
             if all(_send(one, signal.SIGSTOP) for one in engine):
                 self._stopped, self._owed, self._looks, self._last = _Stopped(worker, pid, engine), {}, 0, worker
@@ -103,7 +106,7 @@ class Killer:
                 _send(one, signal.SIGCONT)
 
     def let_go(self) -> None:
-        """An engine that is stopped goes on."""
+        """Resumes a stopped engine."""
         if self._stopped is None:
             return
         for one in self._stopped.engine:
@@ -113,7 +116,7 @@ class Killer:
 
 
 def _send(pid: int, signal_number: int) -> bool:
-    """False where it is gone."""
+    """Sends a signal; False if the process is gone."""
     try:
         os.kill(pid, signal_number)
     except ProcessLookupError:

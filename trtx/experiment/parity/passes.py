@@ -1,4 +1,4 @@
-"""One pass of ``trtx eval parity``: all prompts to one topology or server, and what was counted around them."""
+"""One pass of ``trtx eval parity``: sends all prompts to one topology or server, and collects the evidence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One pass that has ended. Its answers are on disk."""
+    """A finished pass, whose answers are on disk."""
 
     answers: tuple[Answer, ...]
     cancelled: int
@@ -35,16 +35,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """What every pass of a run has in common."""
+    """Settings shared by all passes of a run."""
 
     spec: ParitySpec
     run_dir: Path
     prompts: tuple[Prompt, ...]
     on_progress: Callable[[str, int, int], None]  # label, ended, total
-    on_kill: Callable[[str, str, int], None]  # label, worker, streams that were open
+    on_kill: Callable[[str, str, int], None]  # label, worker, number of open streams
 
     def served(self, served: ServedTopology, route: str, label: str, check: Callable[[], None]) -> Asked:
-        """Of what trtx serves as ``route``. Raises what ``check`` raises."""
+        """Runs a pass on a topology that trtx serves as ``route``. Raises the exceptions of ``check``."""
         plan = served.plan
         killer = self._killer(served, route) if route == "migrated" else None
         before = read_counts(plan)
@@ -63,7 +63,9 @@ class Asking:
         return Asked(answers, asked.cancelled, evidence)
 
     def attached(self, known: KnownServer, label: str, check: Callable[[], None]) -> Asked:
-        """Of a server that somebody else started. Raises NoVerdictError where it is gone, and what ``check`` raises."""
+        """Runs a pass on an attached server. Raises NoVerdictError if the server is gone, and the exceptions of
+        ``check``.
+        """
         asked = self._ask(server_of(known), label, check, Presence(known.deployment, check).look)
         answers = self._write(label, asked)
         return Asked(answers, asked.cancelled, evidence_of_attached(answers))
@@ -73,7 +75,7 @@ class Asking:
             self.on_progress(label, now.ended, len(self.prompts))
             look(now)
 
-        # A server that was there before may have KV of an earlier run, or of a pass that was given up.
+        # An attached server may have cached KV from an earlier run or an aborted pass.
         salt = f"{label}-{secrets.token_hex(4)}"
         spec = self.spec
         return ask_all(
@@ -100,7 +102,7 @@ class Asking:
 
 
 def _names(url: str) -> dict[int, str]:
-    """Of registered workers, by Dynamo's ids; none where the frontend does not say."""
+    """Names of registered workers by Dynamo's ids; empty if the frontend doesn't report them."""
     try:
         answer = httpx.get(f"{url}{worker_facts.PATH}", timeout=_TIMEOUT_S, trust_env=False).raise_for_status()
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""``trtx eval parity``: the run itself. Routes one after the other, or servers, each sent the same prompts."""
+"""The run of ``trtx eval parity``: sends the same prompts to one route or server after the other."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ _NO_ANSWERS = ("simulated", "paced")
 
 @dataclass(frozen=True, slots=True)
 class ParityListener:
-    """What a run tells while it goes on. Called from this thread, and ``on_event`` from the supervisor's too."""
+    """Callbacks of a run. They are called from the run's thread; ``on_event`` also from the supervisor's."""
 
     on_start: Callable[[Path], None] = lambda run_dir: None
     on_route: Callable[[str, bool], None] = lambda route, is_served: None
     on_event: Callable[[str, Event], None] = lambda route, event: None
     on_progress: Callable[[str, int, int], None] = lambda label, ended, total: None
     on_kill: Callable[[str, str, int], None] = lambda route, name, open_streams: None
-    on_told: Callable[[str], None] = lambda line: None  # a sentence of what was asked, before anything starts
+    on_told: Callable[[str], None] = lambda line: None  # a sentence about the request, before anything starts
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedParity:
-    """``error`` is None, or says what was wrong and with which exit code to end."""
+    """A finished run. ``error`` is None, or gives the reason and the exit code."""
 
     run_dir: Path
     report: Path
@@ -95,19 +95,19 @@ class FinishedParity:
 
 @dataclass(slots=True, eq=False)
 class _Parity:
-    """The run while it goes on."""
+    """State of a run in progress."""
 
     spec: ParitySpec
     run_dir: Path
     listener: ParityListener
-    deployments: dict[str, Deployment] = field(default_factory=dict)  # by label, of servers that are running already
-    servers: dict[str, KnownServer] = field(default_factory=dict)  # the same, with what they take
-    plans: dict[str, Plan] = field(default_factory=dict)  # by label, of what trtx serves
+    deployments: dict[str, Deployment] = field(default_factory=dict)  # by label, of attached servers
+    servers: dict[str, KnownServer] = field(default_factory=dict)  # by label: attached servers with their capabilities
+    plans: dict[str, Plan] = field(default_factory=dict)  # by label, of topologies that trtx serves
     prompts: tuple[Prompt, ...] = ()
-    target: Target | None = None  # of the server that is compared, where no topology is served
+    target: Target | None = None  # the compared server, if no topology is served
     interruption: Interruption = field(default_factory=Interruption)
-    check_directory: Callable[[], None] = lambda: None  # raises UsageError once it was removed
-    passes: dict[str, Asked] = field(default_factory=dict)  # that have ended
+    check_directory: Callable[[], None] = lambda: None  # raises UsageError once the directory has been removed
+    passes: dict[str, Asked] = field(default_factory=dict)  # finished passes
 
     @property
     def journal(self) -> Journal:
@@ -125,8 +125,11 @@ class _Parity:
 def check_parity(
     spec: ParitySpec, *, parent: Path, argv: Sequence[str], listener: ParityListener | None = None
 ) -> FinishedParity:
-    """Sends all prompts to every route in turn, or to the servers of ``spec``. Plans, servers and prompts are checked
-    before the first is started. When it ends early, the error passes on after what was compared has been rendered."""
+    """Sends all prompts to every route in turn, or to the servers of ``spec``.
+
+    Plans, servers and prompts are checked before the first start. If the run ends early, the error is re-raised after
+    the comparisons so far have been rendered.
+    """
     started_at = datetime.now(UTC)
     deployments = ask_deployments(spec)
     run_dir = directory.create(parent, spec, started_at)
@@ -147,10 +150,10 @@ def check_parity(
 
 @directory.goes_on
 def resume_parity(run_dir: Path, *, argv: Sequence[str], listener: ParityListener | None = None) -> FinishedParity:
-    """Goes on with a run that ended early: makes the passes that had not ended, compares, judges and renders all.
+    """Continues a run that ended early: repeats unfinished passes, then compares, judges and renders everything.
 
-    Raises UsageError, and leaves the run as it is, where another trtx is in it, or where machine, versions, model,
-    configs, servers or prompts are others than recorded.
+    Raises UsageError, leaving the run unchanged, if another trtx uses the directory, or if machine, versions, model,
+    configs, servers or prompts differ from the recorded ones.
     """
     spec = read_parity_spec(run_dir)
     with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
@@ -193,7 +196,7 @@ def _read_recorded(run_dir: Path, spec: ParitySpec) -> resumption.Recorded[Parit
 
 
 def _kept(state: _Parity) -> dict[str, Asked]:
-    """Passes of an earlier attempt that had ended: their answers are written, and what was counted on them."""
+    """Finished passes of an earlier attempt, whose answers and counts were written."""
     counted, found = _counted(state.run_dir, state.spec), {}
     for label in state.spec.passes:
         if label in counted and has_answers(state.run_dir, label):
@@ -208,7 +211,9 @@ def _kept(state: _Parity) -> dict[str, Asked]:
 
 
 def _counted(run_dir: Path, spec: ParitySpec) -> dict[str, tuple[int, Evidence]]:
-    """By pass: clients that left, and the evidence. Of the reference's first pass nothing is told but its answers."""
+    """By pass: number of disconnected clients, and the evidence. For the reference's first pass, only answers are
+    recorded.
+    """
     reference = spec.labels[0]
     found = {reference: (0, Evidence((), None))}
     if (document := read_parity(run_dir)) is not None:
@@ -223,7 +228,9 @@ def _no_calls(target: Target) -> dict[str, str]:
 
 
 def _prepare(state: _Parity, *, anew: bool = False) -> None:
-    """Plans what is served, and makes the prompts. ``anew``: in directories beside those of an earlier attempt."""
+    """Plans the topologies and creates the prompts. ``anew``: in new directories next to those of an earlier
+    attempt.
+    """
     spec = state.spec
     for topology in spec.topologies:
         home = state.run_dir / topology.label
@@ -245,7 +252,7 @@ def _prepare(state: _Parity, *, anew: bool = False) -> None:
 
 
 def _vocabulary(state: _Parity) -> Path:
-    """Of the directory with the tokenizer that prompts are drawn from."""
+    """Directory with the tokenizer from whose vocabulary prompts are drawn."""
     if state.target is not None:
         return state.target.tokenizer_path
     return next(iter(state.plans.values())).model_path
@@ -262,7 +269,7 @@ def _write_prepared(state: _Parity) -> None:
 
 
 def _go_on(state: _Parity) -> FinishedParity:
-    """Makes every pass that is missing."""
+    """Runs every missing pass."""
     state.listener.on_start(state.run_dir)
     with _rendered_whatever_happens(state):
         for label in state.spec.labels:
@@ -275,7 +282,7 @@ def _go_on(state: _Parity) -> FinishedParity:
 
 
 def _make(state: _Parity, label: str, passes: Sequence[str]) -> None:
-    """Of one route or server."""
+    """Runs the passes of one route or server."""
     listener = state.listener
     asking = Asking(
         spec=state.spec, run_dir=state.run_dir, prompts=state.prompts,
@@ -296,7 +303,7 @@ def _make(state: _Parity, label: str, passes: Sequence[str]) -> None:
 
 
 def _take_in(state: _Parity, label: str, asked: Asked) -> None:
-    """Writes what is compared so far."""
+    """Adds a finished pass and writes the comparison so far."""
     state.passes[label] = asked
     PARITY.write(parity_directory(state.run_dir), _document(state))
 
@@ -333,12 +340,12 @@ def _compared(state: _Parity, label: str, reference: tuple[Answer, ...], asked: 
 
 
 def _model(state: _Parity, label: str) -> str:
-    """The name that requests of a route or server ask for."""
+    """The model name in requests to a route or server."""
     return state.plans[label].model if label in state.plans else state.servers[label].deployment.model
 
 
 def _dtype(state: _Parity) -> str | None:
-    """What is computed in, by whichever of both sides rounds more; None where one is not known."""
+    """The compute dtype of the side with the lower precision; None if one is unknown."""
     reference = state.plans.get(state.spec.labels[0])
     if state.spec.attach is None:
         return None if reference is None else dtype_of(reference)
@@ -346,7 +353,7 @@ def _dtype(state: _Parity) -> str | None:
 
 
 def _judge(state: _Parity) -> None:
-    """Of all that was to be compared. Writes ``verdict.json``."""
+    """Judges everything that should have been compared, and writes ``verdict.json``."""
     document = _document(state)
     judgements: list[Judgement] = []
     if document.reference is not None:
@@ -375,8 +382,8 @@ def _rendered_whatever_happens(state: _Parity) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError, UsageError):  # what failed first is what is told
-            state.check_directory()  # nothing is left to render
+        with suppress(OSError, UsageError):  # the first failure is the one to report
+            state.check_directory()  # if the directory is gone, there is nothing to render
             state.journal.note(run_failed(state.run_dir, error))
             render_parity(state.run_dir)
         raise
@@ -386,7 +393,7 @@ def _rendered_whatever_happens(state: _Parity) -> Iterator[None]:
 
 
 def _remove_if_nothing_served(run_dir: Path) -> None:
-    """Bad input leaves no run directory: nothing was started that is worth keeping."""
+    """Removes a run directory without results, so that invalid input leaves none behind."""
     if (run_dir / "journal.jsonl").exists() or not run_dir.is_dir():
         return
     for document in (PLAN, LOCK):

@@ -1,4 +1,4 @@
-"""``trtx eval parity --url``: the servers that are running already, and what they are known to be and to take."""
+"""The attached servers of ``trtx eval parity --url``, with their properties and capabilities."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PAUSE_S = 0.5
 
 
 def server_of(known: KnownServer) -> Server:
-    """As it is asked. Raises UsageError where it wants a key that is not there any more."""
+    """The server to send requests to. Raises UsageError if it needs an API key that is no longer available."""
     one = known.deployment
     return Server(one.url, one.model, api_key(one), known.takes_nvext, known.gives_prompt_logprobs)
 
 
 def ask_deployments(spec: ParitySpec) -> dict[str, Deployment]:
-    """By label. Raises UsageError where one does not answer, or both are the same."""
+    """The attached deployments by label. Raises UsageError if one doesn't answer, or if both are the same."""
     found = {label: _ask(attach, spec) for label, attach in spec.attached.items()}
     if len(found) == 2 and len({(one.url, one.model) for one in found.values()}) == 1:
         one = next(iter(found.values()))
@@ -41,7 +41,9 @@ def ask_deployments(spec: ParitySpec) -> dict[str, Deployment]:
 
 
 def _ask(attach: Attach, spec: ParitySpec) -> Deployment:
-    """One that is compared with may call its only model otherwise than the one that is compared does."""
+    """Queries a deployment. The reference server may know its only model under a different name from the compared
+    server's.
+    """
     try:
         return ask_deployment(attach)
     except UsageError:
@@ -51,7 +53,7 @@ def _ask(attach: Attach, spec: ParitySpec) -> Deployment:
 
 
 def check_lengths_of(spec: ParitySpec, deployments: Mapping[str, Deployment]) -> None:
-    """Raises UsageError where prompt and answer are longer than a server says that it takes."""
+    """Raises UsageError if prompt and answer exceed the context length that a server reports."""
     asked = spec.isl + spec.osl
     for one in deployments.values():
         most = ask_context_length(one)
@@ -63,7 +65,9 @@ def check_lengths_of(spec: ParitySpec, deployments: Mapping[str, Deployment]) ->
 
 
 def probe(deployments: Mapping[str, Deployment], ids: tuple[int, ...]) -> dict[str, KnownServer]:
-    """What each takes of a request, asked with tokens of ``ids``. Raises UsageError where one can't be compared."""
+    """Probes each server's capabilities with tokens from ``ids``. Raises UsageError for a server that can't be
+    compared.
+    """
     found = {}
     for label, one in deployments.items():
         server = find_server(one.url, one.model, api_key(one), ids)
@@ -77,13 +81,13 @@ def write_servers(run_dir: Path, servers: Mapping[str, KnownServer]) -> None:
 
 
 def read_servers(run_dir: Path) -> dict[str, KnownServer]:
-    """None of a run that served all itself, or ended before it wrote them."""
+    """The servers of a run; empty if trtx served everything, or if the run ended before it wrote them."""
     found = SERVERS.find(parity_directory(run_dir), KnownServers)
     return {} if found is None else found.servers
 
 
 def check_same(run_dir: Path, now: Mapping[str, Deployment]) -> None:
-    """Raises UsageError where a server tells something else of itself than when its passes were made."""
+    """Raises UsageError if a server's published information has changed since its passes."""
     for label, known in read_servers(run_dir).items():
         before, after = known.deployment, now[label]
         differing = [
@@ -98,7 +102,7 @@ def check_same(run_dir: Path, now: Mapping[str, Deployment]) -> None:
 
 
 class Presence:
-    """Whether a server is still there, once a request to it got no answer at all."""
+    """Checks whether a server still exists after a request got no answer at all."""
 
     def __init__(self, deployment: Deployment, check: Callable[[], None]) -> None:
         self._deployment = deployment
@@ -106,7 +110,7 @@ class Presence:
         self._told: str | None = None
 
     def look(self, now: Pass) -> None:
-        """Raises NoVerdictError where it lists its models no more."""
+        """Raises NoVerdictError if the server no longer lists its models."""
         if now.unreached is None:
             return
         self._told, now.unreached = now.unreached, None

@@ -1,4 +1,4 @@
-"""What one run of ``trtx eval parity`` is asked to do, its record in the lock, and the topology of each route."""
+"""The specification of a ``trtx eval parity`` run, its form in the manifest, and the topology of each route."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from trtx.topology import Plan
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]
 ROUTES: tuple[Route, ...] = get_args(Route)
 REFERENCE: Route = "agg"
-AGAINST, URL = "against", "url"  # with --url: what is held against, and what is held against it
-AGAIN = "-again"  # behind the reference's label: its second pass
+AGAINST, URL = "against", "url"  # labels with --url: the reference, and the compared server
+AGAIN = "-again"  # suffix of the reference's label for its second pass
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class ParitySpec(BaseModel):
-    """Field by field what was typed, defaults resolved."""
+    """The typed options, with defaults resolved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "parity"
-    routes: tuple[Route, ...] = ROUTES  # the reference is among them, first; none with ``attach``
-    prompts: int = Field(default=64, ge=10, le=100_000)  # that are compared; below 10 there is no interval
+    routes: tuple[Route, ...] = ROUTES  # includes the reference, which comes first; empty with ``attach``
+    prompts: int = Field(default=64, ge=10, le=100_000)  # number to compare; with fewer than 10 there is no interval
     isl: int = Field(default=256, ge=4)  # tokens of the longest prompt
     osl: int = Field(default=32, ge=2)  # tokens of every answer
     concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
-    seed: int = Field(default=0, ge=0)  # of the prompts
-    max_num_tokens: int | None = Field(default=None, ge=1)  # of the route chunked; None: see chunk_tokens
-    fault: str | None = None  # TRTX_FAULT, for tests: KV is corrupted on purpose
+    seed: int = Field(default=0, ge=0)  # for the prompts
+    max_num_tokens: int | None = Field(default=None, ge=1)  # for the route chunked; None: see chunk_tokens
+    fault: str | None = None  # TRTX_FAULT, which corrupts KV for tests
     topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
-    attach: Attach | None = None  # a server that is compared in place of routes
-    against: Attach | None = None  # what it is held against; None beside ``attach``: ``topology``, served aggregated
-    dtype: Dtype | None = None  # that both are computed in, with ``attach``; None: nobody said
+    attach: Attach | None = None  # a server that is compared instead of routes
+    against: Attach | None = None  # the reference server; None with ``attach``: ``topology``, served aggregated
+    dtype: Dtype | None = None  # compute dtype of both sides, with ``attach``; None: unknown
 
     @field_validator("routes")
     @classmethod
@@ -82,13 +82,16 @@ class ParitySpec(BaseModel):
 
     @property
     def chunk_tokens(self) -> int:
-        """``max_num_tokens`` of the route chunked: what was asked, or twice as many as requests may decode at a time,
-        for chunks beside them, and 32 at least."""
+        """``max_num_tokens`` of the route chunked: the given value, or twice the number of concurrent requests, but at
+        least 32.
+
+        The default leaves room for chunks next to the decoding requests.
+        """
         return self.max_num_tokens or max(32, 2 * self.concurrency)
 
     @property
     def promises_bits(self) -> bool:
-        """Every route has to give the reference's bits. Nobody promises that of a server that is attached."""
+        """Whether every route must reproduce the reference bitwise. This can't be expected of an attached server."""
         return self.topology.deterministic and self.attach is None
 
     @property
@@ -97,24 +100,24 @@ class ParitySpec(BaseModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is asked, the reference first."""
+        """Labels of routes or servers, starting with the reference."""
         return self.routes if self.attach is None else (AGAINST, URL)
 
     @property
     def passes(self) -> dict[str, str]:
-        """Each pass, in its order, and the label of what is asked: the reference twice."""
+        """Each pass in order, with the label of its route or server. The reference has two passes."""
         reference, *others = self.labels
         return {reference: reference, f"{reference}{AGAIN}": reference, **{label: label for label in others}}
 
     @property
     def attached(self) -> dict[str, Attach]:
-        """By label, what is running already."""
+        """The attached servers by label."""
         found = {AGAINST: self.against, URL: self.attach}
         return {label: one for label, one in found.items() if one is not None}
 
     @property
     def topologies(self) -> tuple[NamedTopology, ...]:
-        """By label, in the order in which trtx serves them."""
+        """The topologies, in the order in which trtx serves them."""
         served = [label for label in self.labels if label not in self.attached]
         return tuple(NamedTopology(label, self._topology(label)) for label in served)
 
@@ -132,12 +135,12 @@ class ParitySpec(BaseModel):
         return self.topology.model_copy(update=own[label])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the labels that routes lead to."""
+        """Plain values, including the labels that result from the routes."""
         return {**self.model_dump(mode="json"), "topologies": list(self.labels)}
 
 
 def parity_of(fields: dict[str, Any]) -> ParitySpec:
-    """Of typed values. Raises UsageError naming the option."""
+    """Validates typed values. Raises UsageError that names the option."""
     try:
         return ParitySpec.model_validate(fields)
     except ValidationError as error:
@@ -151,11 +154,13 @@ def parity_of(fields: dict[str, Any]) -> ParitySpec:
         raise UsageError(f"--{option}{space}{rest}" if known else sentence) from error
 
 
-_OPTIONS = {"attach": URL}  # field -> option, where they differ
+_OPTIONS = {"attach": URL}  # for fields whose option has a different name
 
 
 def read_parity_spec(run_dir: Path) -> ParitySpec:
-    """Of a run's lock. Raises UsageError where it is none of ``trtx eval parity``, or can't be read."""
+    """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval parity``, or is
+    unreadable.
+    """
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval parity")
     fields = LOCK.load(run_dir)
@@ -166,12 +171,12 @@ def read_parity_spec(run_dir: Path) -> ParitySpec:
 
 
 def planted_fault() -> str | None:
-    """What the environment asks to be wrong, for tests: this is the one verb that takes it, and tells of it."""
+    """The fault that the environment requests for tests. Only ``trtx eval parity`` accepts and reports it."""
     return os.environ.get(KV_FAULT_VARIABLE)
 
 
 def check_fault(fault: str, plan: Plan) -> None:
-    """Raises UsageError where no worker of ``plan`` could ever do what ``fault`` asks."""
+    """Raises UsageError if no worker of ``plan`` can inject ``fault``."""
     asked = parse_kv_fault(fault)
     if plan.engine != "torch":
         raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, and engine {plan.engine} knows no fault; choose torch")
@@ -184,7 +189,7 @@ def check_fault(fault: str, plan: Plan) -> None:
 
 
 def check_lengths(spec: ParitySpec, plan: Plan) -> None:
-    """Raises UsageError where prompt and answer are longer than the model or a worker of ``plan`` takes."""
+    """Raises UsageError if prompt and answer exceed the limit of the model or of a worker of ``plan``."""
     asked = spec.isl + spec.osl
     context = resolve_checkpoint(str(plan.model_path)).context_by(plan.engine)
     bounds = [(f"the context of {plan.model}", context)]
@@ -197,8 +202,10 @@ def check_lengths(spec: ParitySpec, plan: Plan) -> None:
 
 
 def dtype_of(plan: Plan) -> str | None:
-    """That the model is computed in: what the config says, else float32 where the torch engine has no GPU, else the
-    checkpoint's own; None for an engine that computes nothing."""
+    """The compute dtype of a plan; None for an engine that computes nothing.
+
+    It is the configured one, else float32 for the torch engine without a GPU, else the checkpoint's.
+    """
     if plan.engine not in ("torch", "tensorrt-llm"):
         return None
     asked = str(plan.engine_configs["agg"].get("dtype") or "auto")
@@ -210,6 +217,6 @@ def dtype_of(plan: Plan) -> str | None:
 
 
 def widest_dtype(*dtypes: str | None) -> str | None:
-    """The one that rounds most; None where one is not known, or not of those whose rounding is."""
+    """The dtype with the largest rounding error; None if one is unknown or has no known rounding error."""
     known = [one for one in dtypes if one in EPSILON]
     return max(known, key=lambda one: EPSILON[one]) if len(known) == len(dtypes) else None
