@@ -1,9 +1,9 @@
-"""Turns a run directory into what people and machines read: tables, JSON, CSV, Markdown, JUnit and one HTML page.
+"""Renders a run directory for people and machines: tables, JSON, CSV, Markdown, JUnit and one HTML page.
 
-Owns the form of every figure that is shown, and ``summary.*``, ``junit.xml`` and ``report.html`` in a run directory.
-Does not measure, serve or judge: ``bench`` makes the cells, ``experiment`` decides how a run ends.
-Enter through :func:`render` for a directory and :func:`console_table` for a terminal.
-Always holds: the same directory gives the same files, the page needs no network, and what failed or is missing shows.
+This package owns the presentation of all metrics, and ``summary.*``, ``junit.xml`` and ``report.html`` in a run
+directory. It doesn't measure, serve or judge: ``bench`` creates the cells, and ``experiment`` decides how a run ends.
+Call :func:`render` for a directory, and :func:`console_table` for a terminal. Invariants: equal directories give equal
+files; the page needs no network; failures and missing data are visible.
 """
 
 from trtx.report.render import REPORT_FILE, render

@@ -1,4 +1,4 @@
-"""Speed and scores of each topology side by side: is it faster, and is it still right."""
+"""Speed and scores of each topology side by side: whether it is faster, and whether it is still accurate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trtx.report.view import Row, RunView
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One topology."""
+    """Speed and scores of one topology."""
 
     topology: str
-    throughput: str  # the most of its cells in which nothing failed
-    throughput_at: str  # in which of them; "" where there is none
-    scores: tuple[ScoreLine | None, ...]  # by each task's first metric; None: it was not scored by that task
+    throughput: str  # the maximum over its cells without failures
+    throughput_at: str  # the cell with this throughput; "" if there is none
+    scores: tuple[ScoreLine | None, ...]  # the first metric of each task; None: not scored for that task
 
     @property
     def throughput_text(self) -> str:
@@ -31,7 +31,7 @@ def throughput_title(view: RunView) -> str:
 
 
 def beside(view: RunView) -> tuple[Beside, ...]:
-    """Each topology; none of a run in which nothing was to be scored."""
+    """Each topology; empty for a run without scoring."""
     return () if view.scores is None else tuple(_beside(view, view.scores))
 
 
@@ -57,7 +57,7 @@ def _load(view: RunView, row: Row) -> str:
 
 
 def scores_markdown(view: RunView) -> list[str]:
-    """Lines of a section; none of a run in which nothing was to be scored."""
+    """Lines of the section on scores; empty for a run without scoring."""
     if view.scores is None:
         return []
     speed = {one.topology: one.throughput_text for one in beside(view)}

@@ -1,4 +1,4 @@
-"""The charts of the page, as Plotly's own JSON: data and layout, nothing computed in the browser."""
+"""The charts of the page as Plotly JSON: data and layout, with nothing computed in the browser."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Chart = dict[str, Any]
 
 INK, _GRID, SOFT = "#1d2733", "#e6eaef", "#5b6b7c"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_TICK_SHARE = 0.08  # of an axis, between two ticks that don't write over each other
+_TICK_SHARE = 0.08  # minimum distance of two ticks, as a share of the axis
 _FEW_DECADES = 3
-_WITH_TAILS = 5  # topologies; of more the tails, a second line of each, can't be told apart
-_BAR_REACH = 1.5  # times the largest value: so far the bar of a wild one is drawn
+_WITH_TAILS = 5  # number of topologies up to which tails are drawn; with more, their second lines become unreadable
+_BAR_REACH = 1.5  # maximum length of an error bar, as a multiple of the largest value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class _Drawn:
 
 
 def charts(view: RunView, lengths: tuple[int | None, int | None]) -> dict[str, Chart]:
-    """Chart id → figure, of the cells with these ISL and OSL: others don't compare. One without a point is left out."""
+    """Chart id → figure for the cells with these ISL and OSL; others aren't comparable. Charts without points are left
+    out.
+    """
     rows = [row for row in view.rows if (row.load.isl, row.load.osl) == lengths]
     built = {
         "pareto": _pareto(view, rows),
@@ -55,12 +57,12 @@ def charts(view: RunView, lengths: tuple[int | None, int | None]) -> dict[str, C
 
 
 def shows_tails(view: RunView) -> bool:
-    """Whether latencies are drawn with a percentile beside their median."""
+    """Whether latency charts show a tail percentile in addition to the median."""
     return len(view.labels) <= _WITH_TAILS
 
 
 def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both coordinates, by rising first one. Larger is better in both."""
+    """The points that no other point beats in both coordinates, in ascending order. Larger is better in both."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(set(points), key=lambda point: (-point[0], -point[1])):
         if not front or y > front[-1][1]:
@@ -79,7 +81,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
     if not points:
         return {"data": [], "layout": layout}
     x_range = _linear_range([x for x, _ in points])
-    y_range = _linear_range([y for _, y in points], room=1.13)  # a label above the highest point
+    y_range = _linear_range([y for _, y in points], room=1.13)  # leaves room for a label above the highest point
     layout["xaxis"]["range"], layout["yaxis"]["range"] = x_range, y_range
     fronts = {
         label: pareto_front([(x.value, y.value) for x, y in points if x.row.topology == label and x.row.can_be_best])
@@ -113,7 +115,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
                 "customdata": [x.row.load_text + _remark(x.row) for x, _, _ in chosen],
                 "texttemplate": "\u2002%{text}\u2002",
                 "textposition": [at.side for _, _, at in chosen],
-                "cliponaxis": False,  # a label may reach into the margin, which trtx/report/labels.py counts on
+                "cliponaxis": False,  # labels may extend into the margin, as trtx/report/labels.py assumes
                 "textfont": {"color": mark.color, "size": 12, "shadow": "0 0 3px white, 0 0 3px white, 0 0 3px white"},
                 "marker": {
                     "size": 10, "symbol": mark.symbol,
@@ -129,7 +131,7 @@ def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
 
 
 def _remark(row: Row) -> str:
-    """What is to be known of a point, in its hover."""
+    """Remarks on a point for its hover text."""
     level = f"{row.level.value} cell" if row.level in MARKS and row.level else None
     return "".join(f"<br>{text}" for text in (row.failed_text, level) if text)
 
@@ -145,7 +147,7 @@ def _throughput(view: RunView, rows: Sequence[Row]) -> Chart:
 
 
 def _latency(view: RunView, rows: Sequence[Row], figure: Spread) -> Chart:
-    """p50 as a line, and dotted the highest percentile that every cell of the topology has the samples for."""
+    """p50 as a line, and the highest percentile with enough samples in every cell of the topology as a dotted line."""
     lines, has_tails = [], shows_tails(view)
     for label, mark in marks(view).items():
         measured = [row for row in rows if row.topology == label and row.value(figure) is not None]
@@ -168,7 +170,7 @@ def _is_stated(column: Column, row: Row) -> bool:
 
 
 def _drawn(rows: Sequence[Row], column: Column) -> list[_Drawn]:
-    """The cells that have the number, with its interval where it has one."""
+    """The cells that have the number, with its interval if there is one."""
     found = []
     for row in rows:
         if (value := _number(row, column)) is not None:
@@ -185,7 +187,7 @@ def _number(row: Row, column: Column) -> float | None:
 
 
 def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: Column) -> dict[str, Any]:
-    """A cell with failed requests, or an INVALID one, is a cross."""
+    """One line of a chart. Cells with failed requests and INVALID cells are drawn as crosses."""
     crossed = [bool(point.row.failed_text) or point.row.level is Level.INVALID for point in points]
     return {
         "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": label,
@@ -200,14 +202,14 @@ def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: C
 
 
 def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
-    """Error bars from the ends of the intervals over the trials; none where no cell has two trials."""
+    """Error bars for the intervals over trials; empty if no cell has two trials."""
     if all(point.high is None for point in points):
         return {}
     return {
         axis: {
             "type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": f"{mark.color}66",
             "array": [None if point.high is None else max(0.0, point.high - point.value) for point in points],
-            # No throughput and no latency is below 0, which few trials don't know.
+            # Throughput and latency can't be negative, although an interval from few trials may extend below 0.
             "arrayminus": [
                 None if point.low is None else max(0.0, point.value - max(0.0, point.low)) for point in points
             ],
@@ -216,7 +218,7 @@ def _bars(axis: str, mark: Mark, points: Sequence[_Drawn]) -> dict[str, Any]:
 
 
 def _linear_range(points: Sequence[_Drawn], room: float = 1.06) -> tuple[float, float]:
-    """From 0 past the largest value and its bar; a bar that is far longer runs out of the chart."""
+    """From 0 to above the largest value and its error bar; much longer bars are cut off."""
     most = max(point.value for point in points)
     reach = max((point.high for point in points if point.high is not None), default=most)
     return (0.0, max(most, min(reach, _BAR_REACH * most)) * room)
@@ -230,11 +232,11 @@ def _over_load(
     shown = ticks(loads)
     layout["xaxis"] |= {"type": "log", "tickvals": shown, "ticktext": [f"{tick:g}" for tick in shown]}
     if loads:
-        aside = max(0.05, 0.04 * math.log10(loads[-1] / loads[0]))  # so that no point lies on the edge
+        aside = max(0.05, 0.04 * math.log10(loads[-1] / loads[0]))  # keeps points off the edge
         layout["xaxis"]["range"] = (math.log10(loads[0]) - aside, math.log10(loads[-1]) + aside)
     points = [point for _, found in lines for point in found]
     above_zero = [point.value for point in points if point.value > 0]
-    if above_zero and max(above_zero) / min(above_zero) > 30:  # one line would lie flat on the axis
+    if above_zero and max(above_zero) / min(above_zero) > 30:  # otherwise one line would coincide with the axis
         low, high = math.log10(min(above_zero)) - 0.15, math.log10(max(above_zero)) + 0.15
         layout["yaxis"] |= {"type": "log", "range": (low, high), **_log_ticks(low, high)}
     elif above_zero:
@@ -243,14 +245,14 @@ def _over_load(
 
 
 def _log_ticks(low: float, high: float) -> dict[str, Any]:
-    """Of a vertical axis between two powers of ten: those, and where they are few, their doubles and halves too."""
+    """Ticks of a logarithmic vertical axis: powers of ten, and if these are few, also 2 and 5 times them."""
     digits = (1, 2, 5) if high - low < _FEW_DECADES else (1,)
     values = [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
     return {"tickvals": values, "ticktext": [f"{value:,g}" for value in values]}
 
 
 def ticks(loads: Sequence[float]) -> list[float]:
-    """Of a logarithmic axis, from the largest load down, those that are far enough apart to be read."""
+    """Ticks of a logarithmic axis: the loads, from the largest down, that are far enough apart to be readable."""
     if len(loads) < 2:
         return list(loads)
     least = _TICK_SHARE * math.log(loads[-1] / loads[0])
@@ -262,7 +264,7 @@ def ticks(loads: Sequence[float]) -> list[float]:
 
 
 def axes_layout(x: str, y: str) -> dict[str, Any]:
-    """Of every chart. ``x``, ``y``: titles of the axes."""
+    """Layout shared by all charts. ``x``, ``y``: axis titles."""
 
     def axis(title: str) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The columns of every table, from the figures' records, and how a number is written."""
+"""The columns of all tables, derived from the metric records, and number formatting."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trtx.report.view import Part, Row, RunView
 from trtx.stats.intervals import CONFIDENCE, Interval
 
 MISSING = "–"
-UNSURE = "~"  # before a percentile that has too few samples
+UNSURE = "~"  # prefix of a percentile with too few samples
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One number of a figure: one of its percentiles, or itself (its mean) without one."""
+    """One number of a metric: one of its percentiles or, without one, its value (mean)."""
 
     figure: Figure[Any]
     percentile: int | None
@@ -34,18 +34,18 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Under the heading of the page."""
+        """Label below the heading on the page."""
         label = self.figure.label.format(device=self.device)
         return label if len(self.figure.columns) == 1 else self._statistic
 
     @property
     def short(self) -> str:
-        """In the table for a terminal."""
+        """Header in the terminal table."""
         return self.figure.table[self.percentile].format(device=self.device)
 
     @property
     def key(self) -> str:
-        """In the summaries."""
+        """Key in the summaries."""
         key = self.figure.key(self.device)
         return key if len(self.figure.columns) == 1 else f"{key}_{self._statistic}"
 
@@ -54,7 +54,7 @@ class Column:
         return "avg" if self.percentile is None else f"p{self.percentile}"
 
     def is_sure(self, row: Row) -> bool:
-        """False for a percentile of fewer samples than it needs, a figure that is a median too."""
+        """False for a percentile (including a metric that is a median) with fewer samples than it needs."""
         return row.supports(Metric(self.figure, self.percentile), self.part)
 
     def text(self, row: Row) -> str:
@@ -64,19 +64,21 @@ class Column:
         return number(value) if self.is_sure(row) else UNSURE + number(value)
 
     def interval(self, row: Row) -> Interval | None:
-        """Over the trials, of what says how well a server is: None of what was asked of it, as a length."""
+        """Interval over trials of a metric that rates the server; None for a property of the load, such as a length."""
         if self.figure.better is None:
             return None
         return row.interval(self.figure, self.percentile, self.part)
 
     def margin(self, row: Row) -> str:
-        """Half of the interval's width, with its sign; "" where there is none."""
+        """Half of the interval's width with the sign ±; "" without an interval."""
         found = self.interval(row)
         return "" if found is None else f"±{margin_text((found.high - found.low) / 2)}"
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart: 0.0123, 0.123, 1.23, 12.3, 123, 12,346. Nothing but 0 is 0."""
+    """Three significant digits with thousands separators: 0.0123, 0.123, 1.23, 12.3, 123, 12,346. Only 0 is
+    shown as 0.
+    """
     size = abs(value)
     if size >= 100 or value == 0:
         return f"{value:,.0f}"
@@ -86,7 +88,7 @@ def number(value: float) -> str:
 
 
 def margin_text(value: float) -> str:
-    """Two significant digits: more of an uncertainty is not known (JCGM 100:2008, 7.2.6)."""
+    """Two significant digits, which is sufficient for an uncertainty (JCGM 100:2008, 7.2.6)."""
     if value == 0:
         return "0"
     digits = 1 - math.floor(math.log10(value))
@@ -95,7 +97,7 @@ def margin_text(value: float) -> str:
 
 
 def shown_figures(view: RunView) -> list[Figure[Any]]:
-    """Those that have columns. Of images none where no request was asked to have any, and none was seen to."""
+    """The metrics that get columns. Image metrics are omitted if the load has no images and none were measured."""
     return [
         figure
         for figure in all_figures()
@@ -104,7 +106,7 @@ def shown_figures(view: RunView) -> list[Figure[Any]]:
 
 
 def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:
-    """By heading."""
+    """The columns of the page by heading."""
     shown = [(figure, column) for figure in shown_figures(view) for column in figure.columns]
     columns = {
         heading: tuple(Column(figure, q, view.device, part) for figure, q in shown if figure.heading is heading)
@@ -114,7 +116,7 @@ def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[
 
 
 def table_columns(view: RunView) -> tuple[Column, ...]:
-    """Of the table for a terminal."""
+    """The columns of the terminal table."""
     return tuple(Column(figure, column, view.device) for figure in shown_figures(view) for column in figure.table)
 
 
@@ -125,12 +127,12 @@ def markdown_columns(view: RunView, part: Part = "whole") -> tuple[Column, ...]:
 
 
 def interval_columns(view: RunView, part: Part) -> tuple[Column, ...]:
-    """The numbers whose intervals the summaries have: those of the page that say how well a server is."""
+    """The columns whose intervals the summaries contain: those of the page that rate the server."""
     return tuple(column for _, columns in page_columns(view, part) for column in columns if column.figure.better)
 
 
 def intervals_text(view: RunView) -> str:
-    """What the intervals are, or why there are none."""
+    """An explanation of the intervals, or of why there are none."""
     if view.trials > 1:
         return (
             f"± is half of Student's interval of {100 * CONFIDENCE:g} % over the trials; a number has none where a "
@@ -140,12 +142,12 @@ def intervals_text(view: RunView) -> str:
 
 
 def needed(columns: Iterable[Column]) -> dict[int, int]:
-    """How many samples each percentile among them needs."""
+    """The number of samples that each percentile among the columns needs."""
     return {q: samples_needed(q) for q in sorted({column.percentile for column in columns if column.percentile})}
 
 
 def requests_text(row: Row, part: Part = "whole") -> str:
-    """Succeeded requests, and failed ones when there are any."""
+    """Number of successful requests, and of failed ones if there are any."""
     if row.figures is None:
         return {"missing": "not measured", "failed": "no result"}.get(row.status, MISSING)
     if (succeeded := row.value(request_count, part)) is None:

@@ -1,4 +1,4 @@
-"""Comparisons as they are shown: of runs and baselines for a terminal, of an A/B run's topologies in every form."""
+"""Renders comparisons: of runs and baselines for a terminal, and of an A/B run's topologies in all formats."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _ENDED_EARLY = "Nothing was judged: the run ended early."
 
 @dataclass(frozen=True, slots=True)
 class ComparedLine:
-    """One metric of one cell, ready to be shown."""
+    """One metric of one cell, prepared for display."""
 
     metric: ComparedMetric
-    levels: tuple[tuple[str, Level], ...] = ()  # letters of the sides whose cell is not VALID
+    levels: tuple[tuple[str, Level], ...] = ()  # letters and levels of sides whose cell is not VALID
 
     @property
     def label(self) -> str:
-        """``c8 TTFT p50``, where there is no room for the metric's name."""
+        """A short label such as ``c8 TTFT p50``, for use where the metric's name doesn't fit."""
         found = parse_metric(self.metric.metric, f"{COMPARISON.file}: metric {self.metric.metric}")
         statistic = f" {found.statistic}" if len(found.figure.columns) > 1 else ""
-        device = self.metric.unit.rpartition("/")[2]  # of a figure over devices, which names them last
+        device = self.metric.unit.rpartition("/")[2]  # the device is last in the unit of a per-device metric
         return f"{self.metric.cell} {found.figure.title.format(device=device)}{statistic}"
 
     @property
@@ -55,7 +55,7 @@ class ComparedLine:
 
     @property
     def ratio(self) -> str:
-        """``0.998 (0.985–1.011)``."""
+        """Text such as ``0.998 (0.985–1.011)``."""
         return ratio_text(self.metric.ratio) if self.metric.ratio else MISSING
 
     @property
@@ -69,7 +69,7 @@ class ComparedLine:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One metric in one round."""
+    """One metric in one block of an A/B run."""
 
     number: int
     baseline_value: float | None
@@ -77,7 +77,7 @@ class Round:
 
     @property
     def ratio(self) -> float | None:
-        """candidate / baseline; None where one is not known, or 0, which has none."""
+        """candidate / baseline; None if either is unknown or 0."""
         if not self.baseline_value or not self.candidate_value:
             return None
         found = self.candidate_value / self.baseline_value
@@ -98,10 +98,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class ArmsShown:
-    """One topology of an A/B run against the one that is their baseline."""
+    """One topology (variant) of an A/B run compared with the baseline variant."""
 
     comparison: Comparison
-    letters: tuple[str, str]  # of the two
+    letters: tuple[str, str]  # letters of the two
     order: str
     lines: tuple[ComparedLine, ...]
     ended_early: bool
@@ -116,14 +116,14 @@ class ArmsShown:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst; None: nothing was judged."""
+        """The worst verdict; None: not judged."""
         said = {metric.verdict for metric in self.comparison.metrics}
         said |= {score.verdict for score in self.comparison.scores}
         return next((verdict for verdict in Verdict if verdict in said), None)
 
     @property
     def said(self) -> tuple[str, ...]:
-        """Who is who, in which order they were measured, and what the ratios are."""
+        """Sentences about the two sides, the order of measurement, and the ratios."""
         (one, other), compared = self.letters, self.comparison
         return (
             f"{one} is {compared.baseline}, the baseline; {other} is {compared.candidate}.",
@@ -135,23 +135,23 @@ class ArmsShown:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What speaks against a cell on either side, once a cell."""
+        """The reasons why a cell is SUSPECT on either side, each once per cell."""
         found = [f"{one.cell} SUSPECT: {doubt}" for one in self.comparison.metrics for doubt in one.doubts]
         return tuple(dict.fromkeys(found))
 
     @property
     def differing(self) -> tuple[tuple[str, str, str], ...]:
-        """In which conditions the two differ, and what each has there."""
+        """Conditions that differ, with the value on each side."""
         return tuple((one.name, _has(one.before), _has(one.now)) for one in self.comparison.differences)
 
     @property
     def rounds(self) -> range:
-        """Their numbers."""
+        """Numbers of the blocks."""
         return range(1, 1 + max((len(line.metric.rounds) for line in self.lines), default=0))
 
 
 def arms_shown(view: RunView) -> tuple[ArmsShown, ...]:
-    """Of an A/B run, each topology but the baseline; of another run, none."""
+    """The comparisons of an A/B run: one for each topology except the baseline; empty for other runs."""
     if view.arms is None:
         return ()
     compared = view.arms.comparisons
@@ -173,12 +173,14 @@ def arms_shown(view: RunView) -> tuple[ArmsShown, ...]:
 
 
 def comparison_json(arms: ComparedArms | None) -> dict[str, Any] | None:
-    """As in ``comparison.json``."""
+    """The comparisons as in ``comparison.json``."""
     return None if arms is None else TypeAdapter(ComparedArms).dump_python(arms, mode="json")
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Who, the metrics with their ratios, why some have none, and which conditions differ. At 80 columns."""
+    """A terminal table of names, metrics and ratios, reasons for missing ratios, and differing conditions; 80
+    columns.
+    """
     lines = (f"baseline:  {comparison.baseline}", f"candidate: {comparison.candidate}", *_part(comparison))
     who = Text("\n".join(lines), style="bold")
     rows = [ComparedLine(one) for one in comparison.metrics]
@@ -198,7 +200,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
 
 
 def arms_tables(view: RunView) -> list[RenderableType]:
-    """The same of an A/B run: what was judged of it stands in the table of its verdict."""
+    """Terminal tables of an A/B run. Judgements are in the table of its verdict."""
     found: list[RenderableType] = []
     for one in arms_shown(view):
         table = _with_values(one.lines, (*one.letters, one.ratio_name))
@@ -211,7 +213,7 @@ def arms_tables(view: RunView) -> list[RenderableType]:
 
 
 def arms_markdown(view: RunView) -> list[str]:
-    """A section for each topology against the baseline; none of a run that is no A/B run."""
+    """One section for each topology compared with the baseline; empty unless it is an A/B run."""
     lines: list[str] = []
     for one in arms_shown(view):
         verdict = [f"**{one.verdict.value}**."] if one.verdict else []
@@ -282,7 +284,9 @@ def _table() -> Table:
 
 
 def _scores(comparison: Comparison, titles: tuple[str, str, str]) -> list[RenderableType]:
-    """A line a task, and why some have no difference or did not pass; nothing where a side has no scores."""
+    """One row per task, with reasons for missing differences and for verdicts other than PASS; empty if a side has no
+    scores.
+    """
     if not comparison.scores:
         return []
     is_judged = any(one.verdict is not None for one in comparison.scores)
@@ -306,13 +310,13 @@ def score_text(value: float | None) -> str:
 
 
 def difference_text(score: ComparedScore) -> str:
-    """``-0.02 (-0.05 to +0.01)``."""
+    """Text such as ``-0.02 (-0.05 to +0.01)``."""
     found = score.difference
     return MISSING if found is None else f"{found.estimate:+.3g} ({found.low:+.3g} to {found.high:+.3g})"
 
 
 def _reasons(told: Sequence[tuple[str, str | None]]) -> list[RenderableType]:
-    """Each once, with the cells and metrics, or the tasks, that it is of."""
+    """Each reason once, with the cells and metrics, or tasks, that it applies to."""
     found: dict[str, list[str]] = {}
     for name, reason in told:
         if reason:
@@ -327,7 +331,7 @@ def _differing(comparison: Comparison, differences: Sequence[str]) -> list[Rende
 
 
 def _sides(shown: ArmsShown) -> list[str]:
-    """``topology.workers.agg: A 1, B 2``."""
+    """Texts such as ``topology.workers.agg: A 1, B 2``."""
     one, other = shown.letters
     return [f"{name}: {one} {before}, {other} {now}" for name, before, now in shown.differing]
 
@@ -338,18 +342,18 @@ def _unchecked(comparison: Comparison) -> list[str]:
 
 
 def _has(value: Any) -> str:
-    """Two topologies of one run know all of each other's: what one lacks, it has not."""
+    """A condition of one topology as text. Conditions within a run are all known, so None means absent."""
     return MISSING if value is None else told(value)
 
 
 def _order(starts: Sequence[MeasuredStart], letters: dict[str, str]) -> str:
-    """``AB BA AB``: a round a word."""
+    """Text such as ``AB BA AB``: one word per block."""
     rounds = groupby(starts, key=lambda start: start.round)
     return " ".join("".join(letters.get(start.topology, "?") for start in round) for _, round in rounds) or MISSING
 
 
 def _part(comparison: Comparison) -> list[str]:
-    """Which part of each trial was compared, where it is not all."""
+    """The compared part of each trial, unless it is the whole."""
     return [] if comparison.window == "whole" else ["over the steady part of each trial"]
 
 

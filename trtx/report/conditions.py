@@ -1,4 +1,4 @@
-"""What the figures of a run depend on, line by line, as a reader is shown it."""
+"""The conditions on which a run's metrics depend, as lines of the report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trtx.runs.forms import AskedLoad, AskedRun, AskedScoring, Container, Deploy
 
 T = TypeVar("T")
 NOT_KNOWN = "not known"
-_LIBRARIES = ("nvidia-", "cuda-")  # packages that stand in the lock and would fill the page
+_LIBRARIES = ("nvidia-", "cuda-")  # packages that are in the manifest but would fill the page
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that the figures depend on."""
+    """One condition on which the metrics depend."""
 
     name: str
     value: str
@@ -34,10 +34,10 @@ def conditions_of(
     cells: tuple[Cell, ...],
     scores: Scores | None = None,
 ) -> tuple[Condition, ...]:
-    """Those that are known, in the order of the page. ``plans``: by topology; none of an attached run."""
+    """The known conditions in page order. ``plans``: by topology; empty for an attached run."""
     plan = next(iter(plans.values()), None)
     load, machine = asked and asked.load, asked and asked.provenance.environment
-    of = "Client's " if asked and asked.attach else ""  # where the load was made, which is not where it was served
+    of = "Client's " if asked and asked.attach else ""  # then the environment is that of the client, not of the server
     found = [
         ("Command", machine and machine.command),
         ("Model", plan.model if plan else swept_model(journal)),
@@ -81,7 +81,7 @@ def _each(texts: Iterable[str]) -> str:
 
 
 def _files(asked: AskedRun) -> str:
-    """What was served, or tokenized with, by its hash: once where all modes had the same."""
+    """The served model's or tokenizer's files by hash; listed once if all modes use the same."""
     return "; ".join(
         f"{files.count} of {files.total_bytes:,} bytes, sampled SHA-256 {files.sampled_sha256[:12]}"
         for files in dict.fromkeys(one.files for one in asked.provenance.measured.values())
@@ -112,7 +112,7 @@ def _commit(machine: Environment) -> str | None:
 
 
 def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
-    """What an attached run knows of the other side, and that it does not know the rest."""
+    """What an attached run knows about the deployment; unknown values are listed as such."""
     if told is None:
         return []
     workers, gpus = told.workers, told.gpu_names
@@ -138,7 +138,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 
 def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
-    """Both lengths that were asked, each with what the server counted of it."""
+    """The requested lengths, each with the lengths that the server counted."""
     said = []
     for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
         of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
@@ -155,9 +155,9 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
 
 
 def _length(asked: int | None, stddev: float, counted: list[Range | None], *, images: bool = False) -> str:
-    """A number asked, "exact" only where every answer of every cell was counted and is so long.
+    """A requested length; "exact" only if every answer in every cell was counted and has this length.
 
-    With ``images`` it was asked of the text alone, and what was counted has their tokens too.
+    With ``images``, the request is about text alone, while the counts include image tokens.
     """
     asked_text = "what the dataset" if asked is None else f"{asked} ± {stddev:g}" if stddev else str(asked)
     asked_text += " of text" if images else ""
@@ -181,7 +181,7 @@ def _scoring(asked: AskedScoring, scores: Scores) -> str:
 
 
 def _resumptions(journal: tuple[Event, ...]) -> str:
-    """When a run that had ended early went on, and with which cells."""
+    """Times at which the run was resumed, with the cells measured then."""
     return "; ".join(
         f"{datetime.fromtimestamp(event.time, UTC).isoformat(timespec='seconds')} for "
         f"{', '.join(event.missing) or 'nothing'}"
@@ -190,34 +190,34 @@ def _resumptions(journal: tuple[Event, ...]) -> str:
 
 
 def counted_tokens(counted: Range) -> str:
-    """One length, or the shortest and the longest."""
+    """A single length, or the minimum and maximum."""
     least, most = f"{counted.min:,.0f}", f"{counted.max:,.0f}"
     return least if least == most else f"{least} to {most}"
 
 
 def engine_text(plan: PlannedTopology | None, asked: AskedRun | None) -> str:
-    """Which engine served; "" where that is not known."""
+    """The engine that served; "" if unknown."""
     if plan is not None:
         return f"{plan.engine} engine"
     return f"attached to {asked.attach.url}" if asked and asked.attach else ""
 
 
 def deterministic_text(plans: Mapping[str, PlannedTopology]) -> str:
-    """``yes``, or which topologies are, where others are not; "" where none is."""
+    """``yes``, or the names of the deterministic topologies if others are not; "" if none is."""
     found = [label for label, plan in plans.items() if plan.is_deterministic]
     return "yes" if found and len(found) == len(plans) else ", ".join(found)
 
 
 def swept_model(journal: tuple[Event, ...]) -> str | None:
-    """The name that requests carried."""
+    """The model name in the requests."""
     return next((event.model for event in events_of(SweepStarted, journal)), None)
 
 
 def events_of(kind: type[T], journal: tuple[Event, ...]) -> tuple[T, ...]:
-    """Of one kind, in their order."""
+    """The events of one kind, in order."""
     return tuple(event for event in journal if isinstance(event, kind))
 
 
 def with_counts(names: Sequence[str]) -> list[str]:
-    """Each name once, with how often it stands there."""
+    """Each name once, with its number of occurrences."""
     return [f"{names.count(name)}× {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]

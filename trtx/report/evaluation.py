@@ -1,4 +1,4 @@
-"""A run of ``trtx eval`` as it is shown: every score with its interval, what was not answered, and the verdict."""
+"""Renders a run of ``trtx eval``: every score with its interval, unanswered samples, and the verdict."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class EvaluationView:
-    """What all forms show of a run."""
+    """The data that all output formats of a run show."""
 
     name: str
     asked: AskedEvaluation
     scores: Scores
     verdict: RunVerdict | None
-    told: tuple[str, ...]  # restarts and an early end, of the journal
-    documents: KeptDocuments  # what became of the files that this follows from
+    told: tuple[str, ...]  # restarts and an early end, from the journal
+    documents: KeptDocuments  # whether the underlying files have changed
 
     @property
     def model(self) -> str:
@@ -58,12 +58,12 @@ class EvaluationView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went wrong, as sentences: restarts, an early end, what has no score or no answer."""
+        """Problems as sentences: restarts, an early end, missing scores or answers."""
         return (*self.documents.notes, *self.told, *self.scores.notes)
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """What scores depend on beside the model."""
+        """Conditions besides the model on which scores depend."""
         scored = self.scores.scored
         found = [("lm-eval", ", ".join(sorted({one.lm_eval for one in scored})) or MISSING)]
         if scored:
@@ -84,7 +84,7 @@ class EvaluationView:
 
 
 def is_evaluation(run_dir: Path) -> bool:
-    """Whether a run directory is one of ``trtx eval``."""
+    """Whether a run directory belongs to a run of ``trtx eval``."""
     return (run_dir / LOCK.file).exists() and "tasks" in LOCK.load(run_dir)
 
 
@@ -101,7 +101,9 @@ def read_evaluation_view(run_dir: Path) -> EvaluationView:
 
 
 def render_evaluation(run_dir: Path) -> EvaluationView:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Reads the directory alone."""
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
+    content.
+    """
     view = read_evaluation_view(run_dir)
     SUMMARY.write(run_dir, evaluation_fields(view))
     write_text(run_dir / "summary.md", evaluation_markdown(view))
@@ -111,7 +113,7 @@ def render_evaluation(run_dir: Path) -> EvaluationView:
 
 
 def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
-    """``summary.json`` of a run of ``trtx eval``."""
+    """The fields of ``summary.json``."""
     return {
         "run": view.name,
         "model": view.model,
@@ -123,7 +125,7 @@ def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
 
 
 def evaluation_table(view: EvaluationView) -> RenderableType:
-    """For a terminal, at 80 columns."""
+    """A terminal table for 80 columns."""
     told: list[RenderableType] = [scores_table(view.lines)]
     for grid in view.grids:
         told += [Text(), Text(f"{grid.topology}, {grid.task}: {grid.caption}"), _retrieval_table(grid)]

@@ -1,5 +1,6 @@
-"""A run of ``trtx eval fidelity`` as it is shown: each topology's figures with intervals, what they rest on, the
-verdict."""
+"""Renders a run of ``trtx eval fidelity``: each topology's metrics with intervals, their conditions, and the
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +40,15 @@ from trtx.runs.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Pro
 from trtx.stats.intervals import Interval
 
 _OVER = {"text": "text", "prompt": "prompts"}
-_FARTHEST = 10  # sequences that the page lists
+_FARTHEST = 10  # number of sequences listed on the page
 
 
 @dataclass(frozen=True, slots=True)
 class AskedFidelity:
-    """What a report takes from the lock of such a run."""
+    """The part of the run's manifest that reports use."""
 
     check: Literal["fidelity"]
-    topologies: tuple[str, ...]  # their labels
+    topologies: tuple[str, ...]  # labels
     osl: int
     concurrency: int
     attach: Attached | None
@@ -57,7 +58,7 @@ class AskedFidelity:
 
 @dataclass(frozen=True, slots=True)
 class FidelityLine:
-    """One part of one topology, ready to be shown."""
+    """One part of one topology, prepared for display."""
 
     topology: str
     figures: PartFigures
@@ -112,30 +113,30 @@ def _interval(interval: Interval | None, form: str, factor: float = 1) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FarSequence:
-    """One whose text diverges most."""
+    """A sequence whose text diverges most."""
 
     topology: str
     index: int
     positions: int
-    kl: float  # mean, nats a token
+    kl: float  # mean, in nats per token
     largest: float
-    at: int  # position of it in the text, from 1
+    at: int  # position of the largest divergence in the text, from 1
     agreement_pct: float
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityView:
-    """What all forms show of a run."""
+    """The data that all output formats of a run show."""
 
     name: str
     asked: AskedFidelity
-    reference: ReferenceFacts | None  # None: it was not made
+    reference: ReferenceFacts | None  # None: the run ended before it was computed
     found: tuple[TopologyFidelity, ...]
-    missing: dict[str, int]  # topologies that were not compared to their end -> sequences that are
+    missing: dict[str, int]  # incompletely compared topologies -> number of compared sequences
     farthest: tuple[FarSequence, ...]
     verdict: RunVerdict | None
-    told: tuple[str, ...]  # restarts and an early end, of the journal
-    documents: KeptDocuments  # what became of the files that this follows from
+    told: tuple[str, ...]  # restarts and an early end, from the journal
+    documents: KeptDocuments  # whether the underlying files have changed
 
     @property
     def model(self) -> str:
@@ -148,7 +149,7 @@ class FidelityView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went wrong, as sentences."""
+        """Problems as sentences."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
@@ -174,7 +175,7 @@ class FidelityView:
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """What figures depend on beside the model."""
+        """Conditions besides the model on which metrics depend."""
         of, environment = self.reference, self.asked.provenance.environment
         found = [("reference", MISSING if of is None else f"{of.model}, {of.dtype}, embedded engine on {of.device}")]
         if of is not None:
@@ -194,7 +195,7 @@ class FidelityView:
 
 
 def is_fidelity(run_dir: Path) -> bool:
-    """Whether a run directory is one of ``trtx eval fidelity``."""
+    """Whether a run directory belongs to a run of ``trtx eval fidelity``."""
     return (run_dir / LOCK.file).exists() and LOCK.load(run_dir).get("check") == "fidelity"
 
 
@@ -231,7 +232,9 @@ def _farthest(topology: str, compared: tuple[ComparedSequence, ...]) -> list[Far
 
 
 def render_fidelity(run_dir: Path) -> FidelityView:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Reads the directory alone."""
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
+    content.
+    """
     view = read_fidelity_view(run_dir)
     SUMMARY.write(run_dir, fidelity_fields(view))
     write_text(run_dir / "summary.md", fidelity_markdown(view))
@@ -241,7 +244,7 @@ def render_fidelity(run_dir: Path) -> FidelityView:
 
 
 def fidelity_fields(view: FidelityView) -> dict[str, Any]:
-    """``summary.json`` of such a run."""
+    """The fields of ``summary.json``."""
     return {
         "run": view.name,
         "model": view.model,
@@ -254,7 +257,7 @@ def fidelity_fields(view: FidelityView) -> dict[str, Any]:
 
 
 def fidelity_table(view: FidelityView) -> RenderableType:
-    """For a terminal, at 80 columns."""
+    """A terminal table for 80 columns."""
     table = WholeTable()
     table.add_column("topology", overflow="fold")
     table.add_column("over", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The forest plot of an A/B run: each metric's ratio with its interval, each round's, and the limit of the gate."""
+"""The forest plot of an A/B run: each metric's ratio with its interval, the blocks' ratios, and the gate's limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.report.charts import INK, SOFT, Chart, axes_layout
 from trtx.report.comparison import ArmsShown, ComparedLine
 
 _BAD = "#b3261e"
-# Colour, symbol and name of what was judged so; by shape alone too, as red and green are alike to some.
+# Colour, symbol and name by verdict. Symbols differ too, because some people can't tell red from green.
 _MARKS: dict[Verdict | None, tuple[str, str, str]] = {
     None: (INK, "circle", "not judged"),
     Verdict.PASS: ("#1b6e3c", "circle", "pass"),
@@ -20,15 +20,18 @@ _MARKS: dict[Verdict | None, tuple[str, str, str]] = {
     Verdict.FAILED: (_BAD, "x", "failed"),
 }
 _ROW_PX, _AROUND_PX = 34, 76
-_REACH = 1.0  # times the span of estimates and limits: so far beyond them the interval of wild rounds is drawn
+_REACH = 1.0  # how far intervals are drawn beyond the span of estimates and limits, as a multiple of it
 _LEAST_SPAN = math.log(1.04)
 _TICKS_AT_MOST = 7
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_LINEAR_UP_TO = 3.0  # times from end to end; of a wider axis the ticks are 1, 2 and 5 of each power of ten
+# Ratio of the axis ends up to which ticks are linear; above it they are 1, 2 and 5 times powers of ten.
+_LINEAR_UP_TO = 3.0
 
 
 def forest(shown: ArmsShown) -> Chart:
-    """One row a metric and cell, in the order of the table. The x axis is logarithmic: half and twice are as far."""
+    """One row per metric and cell, in table order. The x axis is logarithmic, so half and twice are equally far
+    from 1.
+    """
     low, high = _range(shown.lines)
     layout = axes_layout(f"{shown.ratio_name}: {shown.comparison.candidate} / {shown.comparison.baseline}", "")
     layout["xaxis"] |= {"type": "log", "range": [math.log10(low), math.log10(high)], **_ticks(low, high)}
@@ -53,7 +56,7 @@ def forest_height_px(shown: ArmsShown) -> int:
 
 
 def _ratios(lines: Sequence[ComparedLine], verdict: Verdict | None, low: float, high: float) -> dict[str, Any]:
-    """Those that were judged alike. An end beyond the axis is drawn to just beyond it."""
+    """The ratios with one verdict. Interval ends outside the axis are drawn slightly beyond it."""
     color, symbol, name = _MARKS.get(verdict, _MARKS[Verdict.FAILED])
     rows = [
         (row, line, line.metric.ratio)
@@ -75,7 +78,7 @@ def _ratios(lines: Sequence[ComparedLine], verdict: Verdict | None, low: float, 
 
 
 def _rounds(lines: Sequence[ComparedLine], low: float, high: float) -> dict[str, Any]:
-    """Each round as a small dot, a little below its row."""
+    """The ratio of each block as a small dot slightly below its row."""
     dots = [
         (row, line, one, one.ratio)
         for row, line in enumerate(lines)
@@ -92,7 +95,7 @@ def _rounds(lines: Sequence[ComparedLine], low: float, high: float) -> dict[str,
 
 
 def _limits(lines: Sequence[ComparedLine], low: float, high: float) -> list[dict[str, Any]]:
-    """In each row the limit, and all that lies beyond it: of a latency to the right, of a throughput to the left."""
+    """Each row's limit, and the area beyond it: to the right for a latency, to the left for a throughput."""
     shapes: list[dict[str, Any]] = []
     for row, line in enumerate(lines):
         if (limit := line.metric.limit) is None:
@@ -114,7 +117,9 @@ def _line(x: float, start: float, end: float, color: str, dash: str) -> dict[str
 
 
 def _range(lines: Sequence[ComparedLine]) -> tuple[float, float]:
-    """Of the axis: 1, every estimate, limit and round, and of the intervals what is not far beyond those."""
+    """The range of the x axis: 1, all estimates, limits and block ratios, and interval ends that aren't far beyond
+    these.
+    """
     metrics = [line.metric for line in lines]
     inner = [0.0, *(math.log(one.ratio.estimate) for one in metrics if one.ratio and one.ratio.estimate > 0)]
     inner += [math.log(one.limit) for one in metrics if one.limit]

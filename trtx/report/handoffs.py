@@ -1,4 +1,4 @@
-"""What became of the KV that prefill workers handed to decode workers, cell by cell, as the decode workers told it."""
+"""Table of KV handoffs from prefill to decode workers per cell, from the decode workers' counters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HANDOFF_MEANING = (
 
 
 def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
-    """A row of text for each cell of a topology with decode workers; none of a run without."""
+    """One row of text per cell of a topology with decode workers; empty for runs without any."""
     told = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
     return tuple((name, *_cells(pairs)) for name, pairs in told if pairs)
 

@@ -1,4 +1,4 @@
-"""``junit.xml``: a test case for each cell of a load, and one for each judgement."""
+"""``junit.xml``: one test case per cell and one per judgement."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from trtx.report.validity import reason_text, reasons, reasons_text
 from trtx.report.view import Row, RunView
 from trtx.runs.forms import RunVerdict
 
-_HAS_FIGURES = ("ok", "errors")  # every other status is of a cell whose figures can't stand for what was asked
+_HAS_FIGURES = ("ok", "errors")  # in any other status, the metrics don't represent the requested load
 
 
 def junit_xml(view: RunView) -> str:
-    """A failure is what was measured and found bad. An error is what can't be told: a cell without a result, with fewer
-    trials than asked, uncounted or INVALID; a judgement without a verdict, and each of a cell without a result.
+    """Failures are measured problems; errors are missing conclusions.
 
-    Failed requests are the cell's failure in a run that was not judged; else they are judged: a limit may allow some.
-    What makes a cell SUSPECT, and what nobody checked, is told beside it and fails nothing. Judgements of scores follow
-    those of cells.
+    Errors are: a cell without a result, with too few trials, uncounted or INVALID; a judgement without a verdict; and
+    all judgements of a cell without a result. Failed requests are a failure of the cell in an unjudged run; otherwise
+    their judgement decides, since the limit may allow some.
+
+    The reasons for SUSPECT and the unchecked items are added as output and don't fail a case. Judgements of scores
+    follow those of cells.
     """
     suite = ElementTree.Element("testsuite", name=_xml_safe(f"trtx bench {view.name}"))
     judgements = view.verdict.judgements if view.verdict is not None else ()
@@ -39,7 +41,9 @@ def junit_xml(view: RunView) -> str:
 
 
 def scores_junit_xml(name: str, verdict: RunVerdict | None) -> str:
-    """Of a run of trtx eval: a case for each judgement of its scores. ``verdict`` None: it ended early, an error."""
+    """The document of a trtx eval run: one case per judgement. ``verdict`` None: the run ended early, which is an
+    error.
+    """
     suite = ElementTree.Element("testsuite", name=_xml_safe(f"trtx eval {name}"))
     for judgement in verdict.judgements if verdict is not None else ():
         _judgement_case(suite, judgement, room="eval")
@@ -79,7 +83,7 @@ def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None
 def _judgement_case(
     suite: ElementTree.Element, judgement: Judgement, *, room: str = "bench", is_error: bool = False
 ) -> None:
-    """``is_error``: of a cell without a result, where nothing can be told."""
+    """Adds one judgement. ``is_error``: its cell has no result, so the judgement counts as an error."""
     case = ElementTree.SubElement(
         suite, "testcase", classname=f"trtx.{room}.{judgement.cell}", name=judgement.criterion, time="0.000"
     )

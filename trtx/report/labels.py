@@ -1,6 +1,7 @@
-"""Where the labels of a chart's points go: none lies on another or on a point; one without room is left out.
+"""Places the labels of a chart's points so that none overlaps another or a point; labels without room are omitted.
 
-Judged on the smallest chart that the page draws, that of a telephone: what is apart there is apart on a wider one.
+Placement uses the smallest chart that the page draws (on a phone). Labels that don't overlap there don't overlap on a
+wider chart.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_WIDTH_PX, _HEIGHT_PX = 250, 200  # of the area that points lie in
+_WIDTH_PX, _HEIGHT_PX = 250, 200  # size of the plot area
 _CHARACTER_PX, _LINE_PX, _POINT_PX, _GAP_PX = 7.0, 15.0, 11.0, 7.0
-# By preference: what lies up and right of a point of a front is free, and corners are clear of its error bars.
+# In order of preference: the area above and to the right of a front's point is free, and corners avoid its error bars.
 _SIDES = ("top right", "bottom left", "top left", "bottom right", "middle right", "middle left")
-_MARGIN_PX = 20  # right of the area, which is free
-Line = Sequence[tuple[float, float]]  # as points, in shares of the axes
+_MARGIN_PX = 20  # free space to the right of the area
+Line = Sequence[tuple[float, float]]  # points as shares of the axes
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -29,12 +30,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    text: str  # "": it has no room
-    side: str  # as Plotly says it
+    text: str  # "": no room
+    side: str  # Plotly's name of the position
 
 
 def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[Placed]:
-    """For each point the first side with room, clear of ``lines`` too where one is, in the order of the points."""
+    """For each point the first side with room, if possible also clear of ``lines``; in the order of the points."""
     taken = [point_box(point) for point in points]
     crossed = [box for line in lines for start, end in pairwise(line) for box in _along(start, end)]
     placed = []
@@ -54,7 +55,7 @@ def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[Placed]:
 
 
 def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
-    """A stretch of a line, as boxes without an extent that lie closer than a label is high."""
+    """A line segment as a series of zero-size boxes whose distance is less than a label's height."""
     steps = 30
     found = []
     for step in range(steps + 1):

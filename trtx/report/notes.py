@@ -1,4 +1,4 @@
-"""What a reader of a run must know beside its figures, from its journal."""
+"""Notes on a run from its journal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ENDED_EARLY = "The run ended early"
 
 
 def notes_of(journal: tuple[Event, ...]) -> tuple[str, ...]:
-    """Restarts while it was measured, and an early end that no later attempt has put right."""
+    """Restarts during measurement, and an early end unless the run was resumed later."""
     notes: list[str] = []
     for event in journal:
         if isinstance(event, TopologyStopping) and event.restarts:

@@ -1,4 +1,4 @@
-"""``report.html``: one file that opens anywhere, with Plotly and all figures inside."""
+"""``report.html``: a self-contained file that includes Plotly and all data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trtx.report.verdict import against_baseline, compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
-_HEADLINED = 4  # cells that a headline names
+_HEADLINED = 4  # maximum number of cells in a headline
 _CROSS = "A cross: requests failed, or the cell is INVALID."
 _PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
@@ -43,7 +43,7 @@ _CLASSES = {Verdict.PASS: "good-text", Verdict.NO_VERDICT: "open-text"}
 
 
 def page(view: RunView) -> str:
-    """The whole page as text."""
+    """The complete page."""
     drawn = [charts(view, lengths) for lengths in view.length_pairs]
     headings = page_columns(view)
     judged = () if view.verdict is None else lines(view.verdict)
@@ -78,12 +78,12 @@ def page(view: RunView) -> str:
 
 
 def in_script(value: Any) -> Markup:
-    """As JSON in which "<" never appears raw, so that no label can end the script."""
+    """JSON without a raw "<", so that no label can close the script element."""
     return Markup(json.dumps(value, sort_keys=True).replace("<", "\\u003c"))
 
 
 def _captions(view: RunView) -> dict[str, tuple[str, str]]:
-    """Title of each chart, and how it is read."""
+    """Title and explanation of each chart."""
     bars = " Bars: intervals over the trials." if view.trials > 1 else ""
     tails = ", and dotted the highest percentile with enough samples" if shows_tails(view) else ""
     return {
@@ -99,7 +99,7 @@ def _captions(view: RunView) -> dict[str, tuple[str, str]]:
 
 
 def _pill(view: RunView) -> str:
-    """Class of the headline."""
+    """CSS class of the headline."""
     return "bad" if not view.is_clean else "doubt" if doubtful(view) else ""
 
 
@@ -121,7 +121,8 @@ def _headline(view: RunView) -> str:
     if unlike := sum(row.isl_text is not None for row in view.rows):
         return f"{unlike} of {cells} had prompts of another length than asked"
     suspect = f"; {len(doubtful(view))} SUSPECT" if doubtful(view) else ""
-    if view.scores is not None and view.scores.missing:  # of a run that ended early: one that ended was judged
+    # Only for a run that ended early, since a completed run is judged.
+    if view.scores is not None and view.scores.missing:
         return f"{cells} measured, and {', '.join(view.scores.missing)} not scored"
     scored = "; answers scored" if view.scores else ""
     return f"{cells}, {view.requests_sent:,} requests, none failed{suspect}{scored}"
@@ -132,7 +133,7 @@ def _named(cells: list[str]) -> str:
 
 
 def _best(view: RunView) -> list[dict[str, Any]]:
-    """For each series, what it did best where nothing failed or was measured wrongly."""
+    """The best throughput and TTFT of each series, over valid cells without failures."""
     cards: list[dict[str, Any]] = []
     for series in view.all_series:
         rows = [row for row in view.rows if view.series(row) == series and row.can_be_best]
@@ -161,7 +162,7 @@ def _first(pair: tuple[float, Row]) -> float:
 
 @cache
 def plotly_source() -> Markup:
-    """Plotly's own, for a page that asks the network for nothing."""
+    """Plotly's source, which makes the page independent of the network."""
     from plotly.offline import get_plotlyjs
 
     return Markup(get_plotlyjs())

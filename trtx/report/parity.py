@@ -1,5 +1,4 @@
-"""A run of ``trtx eval parity`` as it is shown: each route's distance from the reference, what was counted on it, and
-the verdict."""
+"""Renders a run of ``trtx eval parity``: each route's distance from the reference, its counters, and the verdict."""
 
 from __future__ import annotations
 
@@ -29,17 +28,18 @@ from trtx.runs.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunV
 
 SERVERS = Document("servers.json", version=1, oldest=1, since="")
 _STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
-_AGAIN = "again"  # after the reference's name: the second of its two identical runs
-_WORST = 10  # requests of a route that the page names
-_HANDS_OFF = "disagg"  # the route on which a planted fault can act
-_UNCHECKED = "handoffs, migrations, prompts in several steps: not checked"  # of a server that nobody looks into
+_AGAIN = "again"  # suffix of the reference's name for its second pass
+_WORST = 10  # number of requests per route listed on the page
+_HANDS_OFF = "disagg"  # the only route affected by an injected fault
+# For an attached server, whose internals aren't visible.
+_UNCHECKED = "handoffs, migrations, prompts in several steps: not checked"
 
 
 @dataclass(frozen=True, slots=True)
 class AskedParity:
-    """What a report takes from the lock."""
+    """The part of the run's manifest that reports use."""
 
-    topologies: tuple[str, ...]  # labels of what was asked, the reference first
+    topologies: tuple[str, ...]  # labels, starting with the reference
     prompts: int
     isl: int
     osl: int
@@ -52,7 +52,7 @@ class AskedParity:
 
 @dataclass(frozen=True, slots=True)
 class KnownServer:
-    """A server that was running already: what it told of itself, and what it takes of a request."""
+    """An attached server, with its published information and its capabilities."""
 
     deployment: Deployment
     takes_nvext: bool
@@ -67,18 +67,18 @@ class KnownServer:
 
 @dataclass(frozen=True, slots=True)
 class KnownServers:
-    """``eval/servers.json``: by label."""
+    """Content of ``eval/servers.json``, by label."""
 
     servers: dict[str, KnownServer]
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLine:
-    """One route, ready to be shown."""
+    """One route, prepared for display."""
 
     name: str
     route: ComparedRoute
-    verdict: Verdict | None  # the worst of its judgements; None: it was not judged
+    verdict: Verdict | None  # the worst of its judgements; None: not judged
 
     @property
     def answered(self) -> str:
@@ -91,7 +91,7 @@ class RouteLine:
 
     @property
     def diverges(self) -> str:
-        """The first position, over all requests, at which an answer has another token."""
+        """The first position, over all requests, at which an answer's token differs."""
         found = [one.position for one in self.route.compared.divergences]
         return str(min(found)) if found else MISSING
 
@@ -121,15 +121,15 @@ class RouteLine:
 
 @dataclass(frozen=True, slots=True)
 class ParityView:
-    """What all forms show of a run."""
+    """The data that all output formats of a run show."""
 
     name: str
     asked: AskedParity
-    parity: Parity | None  # None: it ended before two passes were compared
+    parity: Parity | None  # None: the run ended before two passes could be compared
     verdict: RunVerdict | None
-    told: tuple[str, ...]  # of the journal
-    documents: KeptDocuments  # what became of the files that this follows from
-    servers: Mapping[str, KnownServer]  # by label, of those that were running already
+    told: tuple[str, ...]  # notes from the journal
+    documents: KeptDocuments  # whether the underlying files have changed
+    servers: Mapping[str, KnownServer]  # attached servers by label
 
     @property
     def model(self) -> str:
@@ -169,7 +169,7 @@ class ParityView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know first."""
+        """The most important notes for the reader."""
         told = [*self.documents.notes]
         told += [] if self.asked.fault is None else [self._fault_told(self.asked.fault)]
         told += self.told
@@ -214,7 +214,7 @@ class ParityView:
 
 
 def is_parity(run_dir: Path) -> bool:
-    """Whether a run directory is one of ``trtx eval parity``."""
+    """Whether a run directory belongs to a run of ``trtx eval parity``."""
     return (run_dir / LOCK.file).exists() and "routes" in LOCK.load(run_dir)
 
 
@@ -238,7 +238,7 @@ def read_parity_view(run_dir: Path) -> ParityView:
 
 
 def _of_last_starts(journal: Sequence[Event]) -> Iterator[Event]:
-    """Of each topology what came after its last start: a pass that was given up is made again, with its kill."""
+    """For each topology, the events after its last start: an aborted pass is repeated, including its kill."""
     last = {one.topology: place for place, one in enumerate(journal) if isinstance(one, TopologyReady)}
     for place, one in enumerate(journal):
         if place >= last.get(getattr(one, "topology", ""), 0):
@@ -246,7 +246,9 @@ def _of_last_starts(journal: Sequence[Event]) -> Iterator[Event]:
 
 
 def render_parity(run_dir: Path) -> ParityView:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Reads the directory alone."""
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
+    content.
+    """
     view = read_parity_view(run_dir)
     SUMMARY.write(run_dir, parity_fields(view))
     write_text(run_dir / "summary.md", parity_markdown(view))
@@ -256,7 +258,7 @@ def render_parity(run_dir: Path) -> ParityView:
 
 
 def parity_fields(view: ParityView) -> dict[str, Any]:
-    """``summary.json`` of a run of ``trtx eval parity``: what ``parity.json`` has, of each route the worst alone."""
+    """The fields of ``summary.json``: the content of ``parity.json``, but only the worst requests of each route."""
     routes = []
     for line in view.lines:
         compared = plain(line.route)["compared"]
@@ -274,7 +276,7 @@ def parity_fields(view: ParityView) -> dict[str, Any]:
 
 
 def parity_table(view: ParityView) -> RenderableType:
-    """For a terminal, at 80 columns."""
+    """A terminal table for 80 columns."""
     table = WholeTable()
     table.add_column("route", no_wrap=True)
     for name in ("answered", "identical", "diverges at", "largest", "mean"):

@@ -1,4 +1,4 @@
-"""Where the time of pictures went, cell by cell and role by role, as workers told it."""
+"""Table of image processing times by cell and role, from the workers' counters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trtx.bench.pictures import PictureCounts
 from trtx.report.columns import MISSING, number
 from trtx.report.view import RunView
 
-# Heading -> the stage of a worker that it is the mean time of.
+# Column heading -> the worker stage whose mean time it shows.
 STAGES = {
     "fetch": "fetch",
     "preprocess": "prepare",
@@ -24,7 +24,7 @@ MEANING = (
 
 
 def picture_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
-    """A row of text for each role of each cell that workers told of pictures; none of a run without."""
+    """One row of text per cell and role with image counters; empty for runs without images."""
     told = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
     if not view.has_images and not any(counts.asked for _, roles in told for counts in roles.values()):
         return ()

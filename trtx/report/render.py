@@ -1,4 +1,4 @@
-"""One run directory in, its summary files and its page out."""
+"""Renders a run directory into its summary files and its page."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ REPORT_FILE = "report.html"
 def render(run_dir: Path) -> RunView:
     """Writes ``summary.{json,csv,md,parquet}``, ``records.parquet``, ``junit.xml`` and ``report.html``.
 
-    Returns what they show.
-
-    Reads the directory alone: no clock, no machine, no network. Rendering again gives the same bytes.
+    Returns the data that they show. Uses only the directory's content (no clock, machine or network), so rendering
+    again gives identical bytes.
     """
     view = read_run(run_dir)
     SUMMARY.write(run_dir, summary_fields(view))

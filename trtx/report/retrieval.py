@@ -1,4 +1,6 @@
-"""What ``needle`` found, over context length and depth: a heat map for the page, a table for the other forms."""
+"""Renders the results of ``needle`` over context length and depth: a heat map for the page, tables for other
+formats.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from trtx.report.charts import Chart, axes_layout
 from trtx.report.verdict import MISSING
 from trtx.stats.intervals import Interval
 
-_COLORS = [[0, "#fbeeec"], [0.5, "#c9dcf0"], [1, "#1f5fa8"]]  # light to dark: told apart without red and green too
+# Light to dark, so that they are distinguishable without red and green.
+_COLORS = [[0, "#fbeeec"], [0.5, "#c9dcf0"], [1, "#1f5fa8"]]
 _ROW_PX, _ABOVE_AND_BELOW_PX = 44, 76
-_COLUMN_PX, _BESIDE_PX = 76, 170  # an interval is as wide; a narrow page scrolls sideways
+_COLUMN_PX, _BESIDE_PX = 76, 170  # width of an interval's text; a narrow page scrolls horizontally
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalGrid:
-    """One task on one topology."""
+    """The results of one task on one topology."""
 
     topology: str
     task: str
@@ -26,7 +29,7 @@ class RetrievalGrid:
 
     @property
     def name(self) -> str:
-        """Of its chart."""
+        """Id of the chart."""
         return f"retrieval-{self.topology}-{self.task}"
 
     @property
@@ -42,7 +45,7 @@ class RetrievalGrid:
 
     @property
     def caption(self) -> str:
-        """What the numbers are of."""
+        """A description of the numbers."""
         samples, shortfall = {one.samples for one in self.found}, max(_shortfalls(self.found), default=0)
         of = f"{min(samples)}" if len(samples) == 1 else f"{min(samples)} to {max(samples)}"
         return (
@@ -52,7 +55,7 @@ class RetrievalGrid:
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Of a table: a length, then the share at each depth with its interval."""
+        """Rows of a table: a length, then the share at each depth with its interval."""
         return tuple(
             (f"{length:,}", *(share_text(self.at(length, depth)) for depth in self.depths)) for length in self.lengths
         )
@@ -76,12 +79,14 @@ def grids(scored: tuple[TopologyScores, ...]) -> tuple[RetrievalGrid, ...]:
 
 
 def share_text(one: Retrieval) -> str:
-    """``0.90 (0.60–0.98)``; a dash where no sample has an answer."""
+    """Text such as ``0.90 (0.60–0.98)``, or a dash if no sample has an answer."""
     return MISSING if one.retrieved is None else f"{one.retrieved.estimate:.2f} {_ends(one.retrieved)}"
 
 
 def heat_map(grid: RetrievalGrid) -> Chart:
-    """Lengths from left to right, depths from the top down. Without an answer: no colour, and a dash."""
+    """A heat map: lengths from left to right, depths from top to bottom. Fields without answers have a dash and no
+    colour.
+    """
     layout = axes_layout("tokens of prompt and answer", "depth of the needle, %")
     lengths, depths = [f"{length:,}" for length in grid.lengths], [str(depth) for depth in grid.depths]
     layout["xaxis"] |= {"type": "category", "showgrid": False}

@@ -1,4 +1,4 @@
-"""Scores as they are shown, by ``trtx eval`` and beside speed: every one with its interval, and what has none."""
+"""Renders scores for ``trtx eval`` and for reports on speed: each with its interval, and missing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING = "–"
 
 @dataclass(frozen=True, slots=True)
 class ScoreLine:
-    """One score, or one task without any, ready to be shown."""
+    """One score, or a task without any, prepared for display."""
 
     topology: str
     task: ScoredTask
@@ -48,10 +48,10 @@ class ScoreLine:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """All that was scored of a run."""
+    """All scores of a run."""
 
     scored: tuple[TopologyScores, ...]
-    missing: dict[str, int]  # topologies that were not scored to their end -> samples that are answered
+    missing: dict[str, int]  # incompletely scored topologies -> number of answered samples
 
     @property
     def lines(self) -> tuple[ScoreLine, ...]:
@@ -64,7 +64,7 @@ class Scores:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has no score, no answer or may be of something else, as sentences."""
+        """Sentences about missing scores, missing answers, and doubts about the model."""
         told = [
             f"{label}: it was not scored to its end; samples answered: {count}" for label, count in self.missing.items()
         ]
@@ -85,17 +85,19 @@ class Scores:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Those that are in no group, and groups."""
+        """Groups, and tasks that aren't in a group."""
         return tuple(dict.fromkeys(task.task for one in self.scored for task in outermost(one.tasks)))
 
     def first(self, topology: str, task: str) -> ScoreLine | None:
-        """By a task's first metric, by which it is compared too; None where the topology was not scored by it."""
+        """The task's first metric, which is also used for comparison; None if the topology wasn't scored for
+        the task.
+        """
         found = (line for line in self.lines if (line.topology, line.task.task) == (topology, task))
         return next(found, None)
 
 
 def read_scores(run_dir: Path, labels: Sequence[str]) -> Scores:
-    """Of these topologies. Raises UsageError: file, field, value."""
+    """The scores of these topologies. Raises UsageError with file, field and value."""
     found = {label: read_eval(run_dir, label) for label in labels}
     return Scores(
         scored=tuple(scores for scores in found.values() if scores is not None),
@@ -108,7 +110,7 @@ def _kept(run_dir: Path, label: str) -> int:
 
 
 def scores_table(lines: Sequence[ScoreLine]) -> Table:
-    """For a terminal, at 80 columns."""
+    """A terminal table for 80 columns."""
     table = WholeTable()
     table.add_column("topology", no_wrap=True)
     table.add_column("task", overflow="fold")

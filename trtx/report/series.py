@@ -1,4 +1,4 @@
-"""How topologies are told apart on the page: a color and a symbol for each, the same in every chart, table and card."""
+"""Colour and symbol of each topology, which are the same in all charts, tables and cards of the page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from trtx.report.view import RunView
 
-# Okabe and Ito's colours, told apart by people who see red and green alike. The two modes always have theirs.
+# Okabe and Ito's colours, which are distinguishable with red-green colour blindness. Both modes have fixed ones.
 _OF_MODES = {"agg": ("#0072B2", "circle"), "disagg": ("#D55E00", "diamond")}
 _OTHERS = (
     ("#009E73", "square"), ("#CC79A7", "triangle-up"), ("#8A6D00", "triangle-down"), ("#56B4E9", "star"),
     ("#7B4FA3", "pentagon"), ("#5b6b7c", "hexagon"), ("#0072B2", "cross"), ("#D55E00", "hourglass"),
 )  # fmt: skip
-# Plotly's symbols as polygons around the middle of a square of 20, for the legend.
+# Plotly's symbols as polygons centred in a 20 × 20 square, for the legend.
 _OUTLINES = {
     "diamond": "10,1 19,10 10,19 1,10",
     "square": "3,3 17,3 17,17 3,17",
@@ -29,19 +29,19 @@ _OUTLINES = {
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Of one topology."""
+    """Colour and symbol of one topology."""
 
     color: str
     symbol: str  # Plotly's name
 
     @property
     def outline(self) -> str | None:
-        """Points of the symbol in a square of 20; None for a circle."""
+        """Points of the symbol in a 20 × 20 square; None for a circle."""
         return _OUTLINES.get(self.symbol)
 
 
 def marks(view: RunView) -> dict[str, Mark]:
-    """By topology, in the order of the table; past the tenth they come again."""
+    """Marks by topology, in table order; they repeat after the tenth topology."""
     free = (mark for mode, mark in _OF_MODES.items() if mode not in view.labels)
     others = itertools.cycle((*_OTHERS, *free))
     return {label: Mark(*(_OF_MODES.get(label) or next(others))) for label in view.labels}

@@ -1,4 +1,4 @@
-"""The summary files: JSON for programs, CSV for spreadsheets, Markdown for a pull request."""
+"""The summary files: JSON for programs, CSV for spreadsheets, Markdown for pull requests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from trtx.report.view import Part, Row, RunView
 from trtx.runs.forms import SUMMARY
 
 PREFIXES: dict[Part, str] = {"whole": "", "steady": "steady_"}
-# A load's field whose name is a figure's: how many were asked for in each trial, and how many succeeded in all of them.
+# Load fields whose name is also a metric's: the field is the request per trial, the metric the successes over all
+# trials.
 ASKED = {"request_count": "request_count_asked"}
 
 
 def summary_rows(view: RunView) -> list[dict[str, Any]]:
-    """One flat dict a cell, keys named as aiperf names the metrics; ms, s, tokens/s; None where there is no figure."""
+    """One flat dict per cell. Keys are aiperf's metric names; units are ms, s and tokens/s; missing metrics are
+    None.
+    """
     return [summary_row(view, row) for row in view.rows]
 
 
 def summary_json(view: RunView) -> dict[str, Any]:
-    """``summary.json``."""
+    """The versioned document ``summary.json``."""
     return SUMMARY.versioned(summary_fields(view))
 
 
@@ -106,7 +109,7 @@ def _markdown_table(view: RunView) -> list[str]:
 
 
 def _markdown_validity(view: RunView) -> list[str]:
-    """What speaks against which cell, and what nobody checked; nothing where there is neither."""
+    """Reasons against cells, and checks that were not made; empty without any."""
     told = [
         f"- {reason.level.value} {row.name}: {markdown_line(reason_text(reason))}"
         for row in doubtful(view)
@@ -117,7 +120,7 @@ def _markdown_validity(view: RunView) -> list[str]:
 
 
 def summary_row(view: RunView, row: Row) -> dict[str, Any]:
-    """Figures over all measured requests under their own keys, those over the steady part under ``steady_``."""
+    """Metrics over all measured requests under their own keys, and over the steady part with the prefix ``steady_``."""
     asked = {ASKED.get(name, name): value for name, value in asdict(row.load).items()}
     flat: dict[str, Any] = {"topology": row.topology, **asked, "load": row.load.label, "status": row.status}
     del flat["label"]

@@ -1,4 +1,4 @@
-"""The table for a terminal, readable at 80 columns."""
+"""The terminal table of a run, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STYLE = {
     "failed": "red",
     "missing": "dim",
 }
-_NAMED = 6  # cells of a list that is no bad news; of more, their number is told
+_NAMED = 6  # maximum number of cells in a list without problems; longer lists show a count
 
 
 def console_table(view: RunView) -> RenderableType:
-    """One line a cell: requests with failures, throughput, TTFT and ITL in ms; under it what went wrong in which."""
+    """One line per cell: requests with failures, throughput, TTFT and ITL in ms; problems are listed below by cell."""
     shown = table_columns(view)
     table = WholeTable(caption=_caption(view))
     table.add_column("topology", max_width=13, overflow="fold")
@@ -51,7 +51,7 @@ def console_table(view: RunView) -> RenderableType:
 
 
 def _problems(view: RunView) -> list[RenderableType]:
-    """For each cell with failed requests, how many, and every reason with its count; then what else is wrong where."""
+    """The number of failed requests per cell with each reason and its count, followed by other problems."""
     lines: list[RenderableType] = []
     for row in view.rows:
         if row.failed_text:
@@ -64,7 +64,7 @@ def _problems(view: RunView) -> list[RenderableType]:
 
 
 def _validity(view: RunView) -> list[RenderableType]:
-    """Each cell's level, each reason against it, which checks nobody could make; why not stands in the summaries."""
+    """Each cell's level and reasons, and checks that were not made; the summaries say why not."""
     lines: list[RenderableType] = []
     for row in doubtful(view):
         for reason in reasons(row):
@@ -95,8 +95,9 @@ def _in_cells(view: RunView, name: str, count: int) -> str:
 
 
 def _load(view: RunView, row: Row) -> str:
-    """With its lengths where there are several, and the mark of a cell that is not VALID, below which others are
-    indented."""
+    """A cell's load, with lengths if they vary, and the mark of a cell that isn't VALID; other cells are padded
+    accordingly.
+    """
     text = f"{row.load_text} {row.lengths_text}" if view.has_several_lengths else row.load_text
     if not any(one.level in MARKS for one in view.rows):
         return text

@@ -1,4 +1,4 @@
-"""How the validity of cells is shown: the same words, in the same order, in every form."""
+"""Renders the validity of cells with the same words and order in all formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.bench.judge.checks import Level
 from trtx.bench.judge.validity import Reason
 from trtx.report.view import Row, RunView
 
-MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # beside a load, where there is no room for the word
+MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # shown next to a load if there is no room for the word
 _MEANINGS = {
     Level.VALID: "nothing that was checked speaks against it",
     Level.SUSPECT: "something disturbed it, or it is too little to conclude from",
@@ -21,11 +21,11 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """Checks that could not be made, where, and why: for one reason, or one that has other figures in each cell."""
+    """Checks that were not made, with their cells and reasons: one reason, or one per cell."""
 
     names: tuple[str, ...]
-    cells: str  # their names, or that it is all of them
-    whys: tuple[tuple[str, str], ...]  # each with its cells
+    cells: str  # their names, or "all cells"
+    whys: tuple[tuple[str, str], ...]  # pairs of cells and reason
 
     def __str__(self) -> str:
         (first_cells, first), *others = self.whys
@@ -36,7 +36,7 @@ class NotChecked:
 
 @dataclass(frozen=True, slots=True)
 class AtLevel:
-    """The cells of one level, and what the level means."""
+    """The cells of one level, with the level's meaning."""
 
     level: Level
     cells: tuple[str, ...]
@@ -47,12 +47,12 @@ class AtLevel:
 
 
 def level_text(row: Row) -> str | None:
-    """VALID, SUSPECT or INVALID; None where there is nothing to judge."""
+    """VALID, SUSPECT or INVALID; None if there is nothing to judge."""
     return None if row.level is None else row.level.value
 
 
 def reasons(row: Row) -> tuple[Reason, ...]:
-    """What speaks against a cell, worst first; each with its own level: an INVALID cell may be SUSPECT too."""
+    """Reasons against a cell, worst first. Each has its own level, so an INVALID cell may have SUSPECT reasons too."""
     return () if row.validity is None else row.validity.reasons
 
 
@@ -61,17 +61,17 @@ def reason_text(reason: Reason) -> str:
 
 
 def reasons_text(row: Row) -> str:
-    """All that speaks against a cell, in one line."""
+    """All reasons against a cell in one line."""
     return "; ".join(map(reason_text, reasons(row)))
 
 
 def not_checked_in(row: Row) -> tuple[str, ...]:
-    """Names of the checks that nobody could make of a cell."""
+    """Names of the checks that were not made for a cell."""
     return () if row.validity is None else tuple(one.name for one in row.validity.unchecked)
 
 
 def by_level(view: RunView) -> tuple[AtLevel, ...]:
-    """The levels that cells have, worst first."""
+    """The levels that occur, worst first, with their cells."""
     return tuple(
         AtLevel(level, cells)
         for level in (Level.INVALID, Level.SUSPECT, Level.VALID)
@@ -80,15 +80,15 @@ def by_level(view: RunView) -> tuple[AtLevel, ...]:
 
 
 def doubtful(view: RunView) -> tuple[Row, ...]:
-    """The cells that something speaks against, INVALID ones first."""
+    """The cells that aren't VALID, INVALID ones first."""
     found = [row for row in view.rows if row.level in MARKS]
     return tuple(sorted(found, key=lambda row: row.level is not Level.INVALID))
 
 
 def not_checked(view: RunView) -> tuple[NotChecked, ...]:
-    """What nobody checked, whatever the number of cells: checks that share their reason are one line."""
+    """Checks that were not made; those with equal reasons share a line, whatever the number of cells."""
     judged = [row for row in view.rows if row.validity is not None]
-    found: dict[str, dict[str, list[str]]] = {}  # by check and reason, the cells
+    found: dict[str, dict[str, list[str]]] = {}  # cells by check and reason
     for row in judged:
         for one in row.validity.unchecked if row.validity else ():
             found.setdefault(one.name, {}).setdefault(one.why, []).append(row.name)
@@ -110,7 +110,7 @@ def _named(cells: Sequence[str], judged: Sequence[Row]) -> str:
 
 
 def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
-    """By check, in how many cells nobody could make it; most first."""
+    """Number of cells per check that was not made, highest first."""
     counts: dict[str, int] = {}
     for row in view.rows:
         for name in not_checked_in(row):
@@ -119,7 +119,7 @@ def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
 
 
 def records_text(view: RunView) -> str:
-    """Whether what lies in the run directory is what figures and validity follow from. Nothing where there is none."""
+    """Whether the files behind metrics and validity are unchanged; "" without measured cells."""
     measured = [row for row in view.rows if row.figures is not None]
     if not measured:
         return ""
@@ -134,5 +134,5 @@ def records_text(view: RunView) -> str:
 
 
 def validity_json(view: RunView) -> dict[str, Any]:
-    """By cell, as in ``cell.json``; without those that have no figures."""
+    """Validity by cell, as in ``cell.json``, for cells with metrics."""
     return {row.name: plain(row.validity) for row in view.rows if row.validity}

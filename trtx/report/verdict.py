@@ -1,4 +1,4 @@
-"""The verdict of a run as it is shown: what was measured of each criterion, by what it was judged, and why."""
+"""Renders the verdict of a run: each criterion's measured value, limit and reason."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STYLES = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class JudgedLine:
-    """One judgement, ready to be shown."""
+    """One judgement, prepared for display."""
 
     judgement: Judgement
 
     @property
     def measured(self) -> str:
-        """``0.998 (0.985–1.011)`` of the baseline, or a figure with its unit."""
+        """A ratio to the baseline such as ``0.998 (0.985–1.011)``, or a metric with its unit."""
         if self.judgement.value is None:
             return MISSING
         if self.is_ratio:
@@ -38,7 +38,7 @@ class JudgedLine:
 
     @property
     def is_ratio(self) -> bool:
-        """Of candidate / baseline; a bound has its operator in the criterion."""
+        """Whether the value is candidate / baseline; the criterion of a bound contains an operator."""
         return self.judgement.criterion.count(":") < 3
 
     @property
@@ -49,23 +49,23 @@ class JudgedLine:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The reason, and the doubts that it carries."""
+        """The reason, followed by the doubts."""
         doubts = self.judgement.doubts
         return (self.judgement.reason, *([f"SUSPECT: {'; '.join(doubts)}"] if doubts else []))
 
 
 def verdict_style(verdict: Verdict) -> str:
-    """On a terminal."""
+    """Rich style of a verdict."""
     return _STYLES.get(verdict, "bold red")
 
 
 def ratio_text(interval: Interval) -> str:
-    """``0.998 (0.985–1.011)``."""
+    """Text such as ``0.998 (0.985–1.011)``."""
     return f"{ratio(interval.estimate)} ({ratio(interval.low)}–{ratio(interval.high)})"
 
 
 def headline(verdict: RunVerdict) -> str:
-    """``3 of 12 judgements did not pass``, and of which part of each trial where it is not all."""
+    """Text such as ``3 of 12 judgements did not pass``, with the part of each trial unless it is the whole."""
     count = len(verdict.judgements)
     bad = sum(one.verdict is not Verdict.PASS for one in verdict.judgements)
     all_passed = f"{count} judgement{'s' if count != 1 else ''}, all passed"
@@ -78,14 +78,17 @@ def compared_with(baseline: ComparedWith) -> str:
 
 
 def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
-    """A sentence for each condition that is another, or that nobody checked."""
+    """One sentence for each condition that differs or is unknown."""
     unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
     return (*baseline.differences, *unchecked, *baseline.records_unchecked)
 
 
 def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
-    """For a terminal, at 80 columns. None where nothing was judged but requests that all succeeded, and samples that
-    all have their answers: the tables of cells and scores say that."""
+    """A terminal table for 80 columns.
+
+    None if the only judgements are passed ones for failed requests and unanswered samples, which the tables of cells
+    and scores already show.
+    """
     shown = [] if verdict is None else [line for line in lines(verdict) if _is_told(line.judgement)]
     if verdict is None or not shown:
         return None
@@ -106,7 +109,7 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
 
 
 def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
-    """Lines of a section, none where nothing was judged."""
+    """Lines of the section on the verdict; empty if nothing was judged."""
     if verdict is None:
         return []
     told = [f"**{verdict.verdict.value}**: {headline(verdict)}."]
@@ -122,7 +125,7 @@ def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
 
 
 def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
-    """As in ``verdict.json``."""
+    """The verdict as in ``verdict.json``."""
     return None if verdict is None else plain(verdict)
 
 
@@ -131,12 +134,12 @@ def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:
 
 
 def table_cell(text: str) -> str:
-    """Of a Markdown table."""
+    """Text escaped for a Markdown table."""
     return markdown_line(text).replace("|", "\\|")
 
 
 def markdown_line(text: str) -> str:
-    """In which no tag begins: what a server wrote would be taken for HTML, and not be seen."""
+    """Text on one line, with "<" escaped: Markdown would treat a server's text as HTML and hide it."""
     return " ".join(text.split()).replace("<", "\\<")
 
 
@@ -146,7 +149,7 @@ def _is_told(judgement: Judgement) -> bool:
 
 
 def _doubted(shown: Sequence[JudgedLine]) -> list[RenderableType]:
-    """Each doubt once: it is of the cell, whatever is judged there."""
+    """Each doubt once, since doubts concern a cell and not a judgement."""
     told = dict.fromkeys(f"{line.judgement.cell} SUSPECT: {doubt}" for line in shown for doubt in line.judgement.doubts)
     return [Text(), *map(Text, told)] if told else []
 
@@ -157,5 +160,5 @@ def _differing(baseline: ComparedWith | None) -> list[str]:
 
 
 def ratio(value: float) -> str:
-    """An end that has no meaning any more is ``<0.001`` or ``>999``: no ratio of what was measured is 0."""
+    """A ratio as text; very small or large ones as ``<0.001`` or ``>999``, since no measured ratio is 0."""
     return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 1000 else ">999"

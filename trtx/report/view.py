@@ -1,4 +1,4 @@
-"""A run directory as one value: rows, conditions, notes. Everything that renders starts from it."""
+"""A run directory as one value with rows, conditions and notes, from which all renderers start."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ from trtx.runs.forms import (
 from trtx.stats.intervals import Interval, mean_interval
 
 RowStatus = CellStatus | Literal["missing"]
-Part = Literal["whole", "steady"]  # which part of its trials a figure is over
+Part = Literal["whole", "steady"]  # the part of each trial that a metric covers
 T = TypeVar("T")
-_TITLED = 4  # topologies that a title names
-# A prompt is cut from text, and the chat template put around it: merges at the seams make it a token or two longer or
-# shorter. The share: aiperf 0.13.0's own, from which on its count and the server's disagree (USAGE_PCT_DIFF_THRESHOLD).
-_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE = 2, 0.1  # tokens, of what was asked
+_TITLED = 4  # maximum number of topologies in a title
+# A prompt is cut from text and put into the chat template; token merges at the seams change its length by one or two.
+# The share is aiperf 0.13.0's threshold for a difference between its count and the server's (USAGE_PCT_DIFF_THRESHOLD).
+_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE = 2, 0.1  # tokens, and share of the requested length
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: a cell, or the place of one that was never measured."""
+    """One line of the table: a cell, or a planned cell that was not measured."""
 
-    topology: str  # its label
+    topology: str  # label
     load: Load
     cell: Cell | None
-    isl_is_fixed: bool = False  # every prompt was asked to be as long
-    kept: Kept = field(default_factory=Kept)  # what became of the files that the cell follows from
-    device: DeviceKind = "worker"  # what the run's figures per device are over; a cell over others has none of them
+    isl_is_fixed: bool = False  # all prompts have the same requested length
+    kept: Kept = field(default_factory=Kept)  # state of the files from which the cell is computed
+    device: DeviceKind = "worker"  # device kind of the run's per-device metrics; a cell with another kind has none
 
     @property
     def name(self) -> str:
@@ -84,12 +84,12 @@ class Row:
 
     @property
     def load_text(self) -> str:
-        """Its label without lengths, where those stand beside it."""
+        """The load's label without lengths, which have their own column."""
         return self.load.label.partition("-")[0]
 
     @property
     def lengths_text(self) -> str:
-        """``64/16``, input and output as they were asked."""
+        """Requested input and output length such as ``64/16``."""
         return "/".join("–" if one is None else str(one) for one in (self.load.isl, self.load.osl))
 
     @property
@@ -102,7 +102,7 @@ class Row:
 
     @property
     def validity(self) -> Validity | None:
-        """None where there are no figures to trust."""
+        """None without metrics."""
         validity = None if self.cell is None else self.cell.validity
         return None if validity is None else beside_records(validity, self.kept)
 
@@ -112,25 +112,28 @@ class Row:
 
     @property
     def can_be_best(self) -> bool:
-        """Failed requests leave the others more room, and an INVALID cell measured something else."""
+        """Whether the row may be called best: failed requests relieve the others, and an INVALID cell measured
+        something else.
+        """
         return self.status == "ok" and self.level is not Level.INVALID
 
     def value(self, figure: Figure[T], part: Part = "whole") -> T | None:
-        """A figure, by its record."""
+        """The value of a metric, given by its record."""
         if self.cell is None or (figures := _part_of(self.cell, part)) is None:
             return None
         return figure.read(figures, self._device_count)
 
     def supports(self, metric: Metric, part: Part = "whole") -> bool:
-        """Whether there are enough requests to state it, where it is stated."""
+        """Whether there are enough requests to state the metric, or there is no value to state."""
         figures = None if self.cell is None else _part_of(self.cell, part)
         count = metric.count(figures, self._device_count)
         return count >= metric.samples_needed or metric.of(figures, self._device_count) is None
 
     def interval(self, figure: Figure[T], column: int | None, part: Part = "whole") -> Interval | None:
-        """Student's, of one number of a figure over the trials; None for a single trial, or where one lacks the number.
+        """Student's interval of one number of a metric over trials; None for a single trial, or if a trial lacks the
+        number.
 
-        A percentile of a trial with too few requests is its maximum under another name: there is none of it either.
+        A percentile of a trial with too few requests counts as missing, because it is effectively the maximum.
         """
         if self.cell is None:
             return None
@@ -144,7 +147,7 @@ class Row:
 
     @property
     def problem(self) -> str | None:
-        """One sentence, when something is wrong with this row."""
+        """One sentence about the row's problems, if there are any."""
         if self.cell is None:
             return "not measured: the run ended before it"
         if self.cell.failure is not None:
@@ -154,12 +157,12 @@ class Row:
 
     @property
     def other_problems(self) -> tuple[str, ...]:
-        """Beside failed requests, a sentence each."""
+        """Problems other than failed requests, one sentence each."""
         return tuple(text for text in (self.incomplete_text, self.uncounted_text, self.isl_text) if text)
 
     @property
     def incomplete_text(self) -> str | None:
-        """How many trials there are, when they are fewer than asked."""
+        """The number of trials, if it is lower than requested."""
         if self.cell is None or len(self.cell.trials) >= self.cell.trials_asked:
             return None
         return (
@@ -168,19 +171,19 @@ class Row:
 
     @property
     def failures(self) -> Reasons:
-        """Why requests of a measured cell failed, most frequent first."""
+        """Failure reasons of a measured cell's requests, most frequent first."""
         return self.cell.errors if self.cell is not None and self.figures is not None else ()
 
     @property
     def failed_text(self) -> str | None:
-        """How many requests failed, when some did."""
+        """The number of failed requests, if there are any."""
         if self.figures is None or not (failed := self.figures[error_request_count]):
             return None
         return f"{failed:,} of {failed + self.figures[request_count]:,} failed"
 
     @property
     def uncounted_text(self) -> str | None:
-        """How many answers nobody counted the tokens of, when some were such."""
+        """The number of answers without a usage, if there are any."""
         if self.figures is None or not (uncounted := self.figures[uncounted_request_count]):
             return None
         answers = self.figures[request_count]
@@ -188,7 +191,9 @@ class Row:
 
     @property
     def isl_text(self) -> str | None:
-        """How long prompts were, when one was not about as long as asked: truncated, or mostly a chat template."""
+        """The range of prompt lengths, if it deviates from the request, e.g. after truncation or with a long chat
+        template.
+        """
         counted = self.value(input_sequence_lengths)
         asked = self.load.isl
         if counted is None or asked is None or not self.isl_is_fixed:
@@ -201,32 +206,32 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run, ready to be shown."""
+    """A run, prepared for display."""
 
     name: str  # of the directory
     model: str
     rows: tuple[Row, ...]
-    device: str  # what tokens/s is divided by
+    device: str  # divisor of per-device metrics
     conditions: tuple[Condition, ...]
-    topologies: tuple[tuple[str, str], ...]  # label, what served it
-    notes: tuple[str, ...]  # restarts, an early end: whatever a reader must know beside the figures
+    topologies: tuple[tuple[str, str], ...]  # label, and what served it
+    notes: tuple[str, ...]  # the most important facts next to the metrics, such as restarts or an early end
     started_at: datetime | None
-    subtitle: str  # engine and machine, short
-    deterministic: str = ""  # "yes": every topology is; else those that are
-    verdict: RunVerdict | None = None  # None: it ended early, and was not judged
+    subtitle: str  # engine and machine in short
+    deterministic: str = ""  # "yes" if all topologies are deterministic, else the names of those that are
+    verdict: RunVerdict | None = None  # None: the run ended early and was not judged
     arms: ComparedArms | None = None  # of an A/B run
-    scores: Scores | None = None  # None: nothing was to be scored
-    has_images: bool = False  # requests were asked to have some
-    documents: KeptDocuments = field(default_factory=KeptDocuments)  # what became of the files beside the cells
+    scores: Scores | None = None  # None: no scoring
+    has_images: bool = False  # the load has images
+    documents: KeptDocuments = field(default_factory=KeptDocuments)  # state of the files outside the cells
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the topologies."""
+        """Labels of the topologies."""
         return tuple(dict.fromkeys(row.topology for row in self.rows))
 
     @property
     def labels_text(self) -> str:
-        """For a title."""
+        """The labels as text for a title."""
         *others, last = self.labels or ("nothing",)
         if len(others) >= _TITLED:
             return f"{len(self.labels)} topologies"
@@ -237,17 +242,17 @@ class RunView:
         return len(self.length_pairs) > 1
 
     def series(self, row: Row) -> str:
-        """What a row is a point of: its topology, and its lengths where there are several."""
+        """The series of a row: its topology, and its lengths if there are several."""
         return f"{row.topology} {row.lengths_text}" if self.has_several_lengths else row.topology
 
     @property
     def length_pairs(self) -> tuple[tuple[int | None, int | None], ...]:
-        """ISL and OSL of the loads: curves of different ones don't compare."""
+        """ISL and OSL of the loads; curves with different lengths aren't comparable."""
         return tuple(dict.fromkeys((row.load.isl, row.load.osl) for row in self.rows))
 
     @property
     def trials(self) -> int:
-        """The most that a cell has."""
+        """Maximum number of trials of a cell."""
         return max((len(row.cell.trials) for row in self.rows if row.cell), default=0)
 
     @property
@@ -256,7 +261,7 @@ class RunView:
 
     @property
     def intensity(self) -> str:
-        """What loads differ by beside their lengths."""
+        """The quantity by which loads differ, apart from lengths."""
         if any(row.load.request_rate for row in self.rows):
             return "request rate"
         return "concurrency" if any(row.load.concurrency for row in self.rows) else "the trace's own times"
@@ -275,12 +280,12 @@ class RunView:
 
     @property
     def changed_rows(self) -> tuple[Row, ...]:
-        """Those whose figures are of other records than lie there."""
+        """Rows whose metrics don't match the records on disk."""
         return tuple(row for row in self.rows if row.kept.told)
 
     @property
     def other_problems(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-        """Beside failed requests: a sentence, and the rows that it is true of."""
+        """Problems other than failed requests: each sentence with the rows it applies to."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
             for text in row.other_problems if row.figures is not None else filter(None, (row.problem,)):
@@ -289,16 +294,16 @@ class RunView:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing went wrong; what disturbed a SUSPECT cell is said apart."""
+        """Whether there were no problems; reasons for SUSPECT are shown separately."""
         is_bad = self.verdict is not None and self.verdict.exit_code
         rows = bool(self.rows) and all(row.can_be_best and not row.problem for row in self.rows)
         return rows and not self.notes and not is_bad
 
 
 def read_run(run_dir: Path) -> RunView:
-    """Reads cells, journal, ``run.lock.yaml``, ``plan.json``; what a missing one knew is left out.
+    """Reads cells, journal, ``run.lock.yaml`` and ``plan.json``; data of missing files is left out.
 
-    Raises UsageError for one that was cut short or is another's, naming the field that it can't read.
+    Raises UsageError, naming the field, for a truncated or foreign file.
     """
     asked = LOCK.find(run_dir, AskedRun)
     planned = PLAN.find(run_dir, Planned)
@@ -351,21 +356,21 @@ def _rows(asked: AskedRun | None, cells: tuple[Cell, ...], kept: Mapping[str, Ke
     if asked is not None:
         keys |= {(topology, load) for topology in asked.topologies for load in asked.load.cells}
         is_fixed = not asked.load.isl_stddev and asked.load.session_turns_mean == 1
-        is_fixed = is_fixed and not asked.load.image_batch_size  # whose tokens nobody asked for
+        is_fixed = is_fixed and not asked.load.image_batch_size  # image tokens are not part of the request
     rows = (Row(*key, measured.get(key), is_fixed) for key in sorted(keys, key=lambda key: in_order(*key)))
     device = _device_of(cells)
     return tuple(replace(row, kept=kept.get(row.name, row.kept), device=device) for row in rows)
 
 
 def _device_of(cells: Iterable[Cell]) -> DeviceKind:
-    """What figures per device are over in a run: GPUs, where one of its cells knows some."""
+    """Device kind of a run's per-device metrics: GPUs if a cell has a GPU count."""
     return "gpu" if any(cell.device == "gpu" for cell in cells) else "worker"
 
 
 def _machine(environment: Environment | None, asked: AskedRun | None) -> str:
     if environment is None:
         return ""
-    if asked is not None and asked.attach is not None:  # this machine made the load alone
+    if asked is not None and asked.attach is not None:  # this machine ran only the client
         told = environment.deployment
         return ", ".join(with_counts(told.gpu_names or ())) if told is not None else ""
     gpus = with_counts([gpu.name for gpu in environment.gpus])

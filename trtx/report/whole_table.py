@@ -1,4 +1,4 @@
-"""Tables for a terminal, none of whose numbers is ever cut."""
+"""A Rich table that never truncates numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-_WIDEST = 1000  # columns; more than any part of a table takes
-_FOLDED = 8  # columns of a terminal that names take at least, which go on below
+_WIDEST = 1000  # columns; more than any part of a table needs
+_FOLDED = 8  # minimum width of a column of names, which wrap
 
 
 class WholeTable(Table):
-    """Without lines around its cells. On a terminal that is narrower than its numbers it sticks out, where Rich
-    would cut them: ``2…`` may be 20 or 29."""
+    """A table without borders. On a narrow terminal it extends beyond the right edge.
+
+    Rich would truncate numbers instead, and ``2…`` might be 20 or 29.
+    """
 
     def __init__(self, **said: Any) -> None:
         super().__init__(
