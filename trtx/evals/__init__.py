@@ -1,11 +1,13 @@
-"""Scores: what a served topology answers to the tasks of lm-eval, sample by sample, with an interval on every score.
+"""Scores of served topologies on lm-eval tasks, stored sample by sample, with a confidence interval for every score.
 
-Owns the tasks that trtx ships, the process that lm-eval runs in, the documents under ``eval/``, and their judgement.
-Does not serve or make run directories (``experiment`` does), draw (``report``) or print (``cli``). lm-eval and what it
-needs are imported in ``session/`` alone, which is a process of its own.
-Enter through :class:`Session` for asking, ``judge_scores`` for verdicts, and :func:`read_eval` for what was scored.
-Always holds: an answer is on disk before it counts, no score stands without its interval, and what was not asked or not
-answered has a sentence in place of a score.
+This package owns the tasks that trtx ships, lm-eval's process, the documents under ``eval/``, and their judgement. It
+doesn't serve or create run directories (``experiment`` does), draw (``report``) or print (``cli``). Only ``session/``,
+which runs as a separate process, imports lm-eval and its dependencies.
+
+Use :class:`Session` to request answers, ``judge_scores`` for verdicts, and :func:`read_eval` for stored scores.
+
+Invariants: an answer is on disk before it counts. Every score has an interval, or a sentence that says why not. A task
+that was not asked, or not answered, has a sentence in place of a score.
 """
 
 from trtx.evals.forms import EVAL, Retrieval, Score, ScoredTask, TopologyScores, eval_directory, read_eval

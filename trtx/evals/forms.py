@@ -1,4 +1,4 @@
-"""The documents under ``eval/``: scores of a topology (``eval.json``), every sample of a task (``samples.jsonl``)."""
+"""The documents under ``eval/``: a topology's scores (``eval.json``) and every sample of a task (``samples.jsonl``)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 IntervalKind = Literal["binomial", "bootstrap"]
-# How samples become a score: the mean of numbers, lm-eval's names for what is made of a ratio of sums, or all else.
+# How samples become a score: the mean of numbers, one of lm-eval's aggregations of a ratio of sums, or any other.
 Aggregation = Literal["mean", "weighted_perplexity", "bits_per_byte", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One metric of one task, over the samples that have an answer."""
+    """One metric of one task, over the answered samples."""
 
     metric: str
-    filter: str  # lm-eval's, that what was judged went through; "none": the answer as it came
-    interval: Interval | None  # its estimate is lm-eval's score; None: no_interval says why
+    filter: str  # lm-eval's filter for the answers; "none": unfiltered
+    interval: Interval | None  # its estimate is lm-eval's score; None: see no_interval
     value: float
     kind: IntervalKind
-    higher_is_better: bool | None  # None: the task does not say
-    chance: float | None = None  # of guessing, where the task says so
+    higher_is_better: bool | None  # None: the task doesn't say
+    chance: float | None = None  # score of guessing, if the task states it
     aggregation: Aggregation = "mean"
-    no_interval: str | None = None  # why there is none; before it was said, for want of samples
+    no_interval: str | None = None  # why there is no interval; older files have None, which means too few samples
 
     @property
     def name(self) -> str:
-        """``exact_match``, or ``exact_match,strict-match`` where the task has several filters."""
+        """The metric's name: ``exact_match``, or ``exact_match,strict-match`` if the task has filters."""
         return self.metric if self.filter == "none" else f"{self.metric},{self.filter}"
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Samples that have no answer for one and the same reason."""
+    """Samples without an answer that share the same reason."""
 
     reason: str
     count: int
@@ -55,65 +55,65 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What ``needle`` found at one length and depth."""
+    """Results of ``needle`` at one length and depth."""
 
     length: int  # tokens of prompt and answer
-    depth: int  # per cent of the haystack that lie before the needle
-    least_tokens: int | None  # of its prompts: the nearest that whole sentences or entries make; None: none is asked
+    depth: int  # % of the haystack before the needle
+    least_tokens: int | None  # shortest prompt; lengths are met to within one sentence or entry; None: no sample
     most_tokens: int | None
-    samples: int  # to ask
+    samples: int  # number to ask
     answered: int
-    retrieved: Interval | None  # share of those that are answered; None: none is
+    retrieved: Interval | None  # share of the answered samples; None: no answer
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTask:
-    """A task, or a group of tasks where ``subtasks`` names some."""
+    """A task, or a group of the tasks in ``subtasks``."""
 
     task: str
     output_type: str
-    version: str | None  # None: it says none
+    version: str | None  # None: not specified
     num_fewshot: int
-    samples: int  # to ask
+    samples: int  # number to ask
     answered: int
     scores: tuple[Score, ...]
     unanswered: tuple[Unanswered, ...]
     note: str | None = None  # why there is no score
     subtasks: tuple[str, ...] = ()
     retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
-    doubts: tuple[str, ...] = ()  # why its scores may be of something else than was asked, as sentences
-    grading: str | None = None  # a hash of what answers are held against, and how; None: nobody noted it, or a group
+    doubts: tuple[str, ...] = ()  # sentences: why the scores may be of a different model
+    grading: str | None = None  # hash of targets and grading; None: not recorded, or a group
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyScores:
-    """``eval.json``."""
+    """Content of ``eval.json``."""
 
     topology: str
     lm_eval: str  # its version
     endpoint_type: str
-    prompt_logprobs: str | None  # the way that log-probabilities of prompts came; None: not asked for, or there is none
+    prompt_logprobs: str | None  # how prompt log-probabilities were obtained; None: not requested, or unavailable
     limit: int | None
     tasks: tuple[ScoredTask, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a sample, and what came back."""
+    """One request of a sample, and its response."""
 
     request: str  # generate_until, loglikelihood or loglikelihood_rolling
     prompt: Any  # text, or the messages of a chat
-    continuation: str | None  # that is scored, of loglikelihood
+    continuation: str | None  # the scored text, for loglikelihood
     parameters: dict[str, Any]  # of the generation
     text: str | None
-    logprob: float | None  # natural, of all tokens of the continuation
-    is_greedy: bool | None  # each of them was the likeliest
+    logprob: float | None  # natural logarithm, over all tokens of the continuation
+    is_greedy: bool | None  # every token was the most likely one
     finish_reason: str | None
-    models: tuple[str, ...] = ()  # that what came back says it is of; none: it names none, or nobody looked
+    models: tuple[str, ...] = ()  # models named by the response; empty: none, or not recorded
 
     @property
     def response(self) -> Any:
-        """As lm-eval takes it."""
+        """The response in lm-eval's form."""
         if self.request == "generate_until":
             return self.text
         return self.logprob if self.request == "loglikelihood_rolling" else (self.logprob, self.is_greedy)
@@ -121,7 +121,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one filter's answer of a sample is worth."""
+    """The metrics of one filter's result for a sample."""
 
     filter: str
     filtered: tuple[Any, ...]  # each answer after the filter
@@ -133,8 +133,8 @@ class Sample:
     """One line of ``samples.jsonl``."""
 
     task: str
-    doc_id: int  # the row of the dataset's split
-    key: str  # a hash of all that its requests say
+    doc_id: int  # row of the dataset's split
+    key: str  # hash of the content of all its requests
     doc: dict[str, Any]
     target: Any
     requests: tuple[Asked, ...]
@@ -146,20 +146,22 @@ def eval_directory(run_dir: Path, topology: str) -> Path:
 
 
 def read_eval(run_dir: Path, topology: str) -> TopologyScores | None:
-    """None where the topology was not scored to its end. Raises UsageError: file, field, value."""
+    """The scores of a topology; None if it was not scored completely. Raises UsageError with file, field and value."""
     return EVAL.find(eval_directory(run_dir, topology), TopologyScores)
 
 
 def read_samples(directory: Path) -> tuple[Sample, ...]:
-    """Of one task, in the order of the file; none where there is no file yet. A last line cut short is left out.
+    """The samples of one task in file order; empty if there is no file yet. A partial last line is ignored.
 
-    Raises UsageError naming the line, and the field, that can't be read.
+    Raises UsageError that names the line and the field that can't be read.
     """
     return read_lines(directory, SAMPLES, Sample)
 
 
 def read_whole(directory: Path, count: int) -> tuple[Sample, ...]:
-    """As :func:`read_samples`, of a task that was scored over ``count``: UsageError where they are not all there."""
+    """Like :func:`read_samples`, for a task that was scored over ``count`` samples. Raises UsageError if any is
+    missing.
+    """
     found = read_samples(directory)
     if len(found) == count:
         return found

@@ -1,8 +1,8 @@
-"""Verdicts on scores: least scores, and paired differences to a baseline, each decided on its interval.
+"""Verdicts on scores: minimum scores, and paired differences from a baseline, each judged by its confidence interval.
 
-Three-way, as everywhere: PASS where all of the interval keeps the bound, bad where none of it does, else NO_VERDICT,
-and more samples would tell. A sample without an answer fails its task, whatever the others score, and a least score is
-kept or missed only where it is whatever that sample would have been worth.
+Three-way, as elsewhere: PASS if the whole interval satisfies the bound, a failure if none of it does, else NO_VERDICT,
+which more samples would resolve. A sample without an answer fails its task, whatever the other scores. A minimum score
+is decided only if the result doesn't depend on the values of the unanswered samples.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trtx.stats.intervals import Interval
 
 _ASK_AGAIN = "ask for them again with --resume"
 UNANSWERED = "unanswered_sample_count"
-DEFAULT_MAX_DROP = 0.02  # of a score between 0 and 1: two answers in a hundred
+DEFAULT_MAX_DROP = 0.02  # for a score between 0 and 1: two answers in a hundred
 
 
 @dataclass(frozen=True, slots=True)
 class MinScore:
-    """``gsm8k:exact_match:0.8``. For a metric that is better low, the most that it may be."""
+    """A minimum such as ``gsm8k:exact_match:0.8``. For a metric that is better low, it is a maximum."""
 
     task: str
     metric: str
@@ -38,7 +38,7 @@ class MinScore:
 
 
 def parse_min_score(text: str) -> MinScore:
-    """Raises UsageError."""
+    """Parses ``task:metric:value``. Raises UsageError."""
     parts = text.rsplit(":", 2)
     if len(parts) != 3 or not all(parts):
         raise UsageError(f"--min-score {quoted(text)}: expected task:metric:value, as gsm8k:exact_match:0.8")
@@ -52,7 +52,7 @@ def parse_min_score(text: str) -> MinScore:
 
 
 def judge_answers(topology: str, task: ScoredTask) -> Judgement:
-    """Whether every sample was answered, and the task scored."""
+    """Judges whether every sample was answered and the task was scored."""
     criterion = f"{UNANSWERED}:avg:le:0"
     cell = cell_of(topology, task.task)
     missing = task.samples - task.answered
@@ -64,7 +64,7 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
         if missing
         else "every sample has its answer"
     )
-    if task.note is not None:  # why the others have no score either
+    if task.note is not None:  # why the answered samples have no score either
         reason += f"; {task.note}"
     return Judgement(
         cell=cell, criterion=criterion, verdict=Verdict.FAILED if missing else Verdict.PASS, reason=reason,
@@ -75,9 +75,10 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
 def check_min_scores(
     least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]], shares: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raises UsageError for one of a task that is not asked, of a metric that it has not, or that no score can have.
+    """Raises UsageError for a minimum of an unrequested task, of an unknown metric, or with a value that no score can
+    have.
 
-    ``metrics``: by task; ``shares``: of these, those known to lie between 0 and 1.
+    ``metrics``: names by task. ``shares``: those of them that lie between 0 and 1.
     """
     for one in least:
         if one.task not in metrics:
@@ -94,9 +95,9 @@ def check_min_scores(
 
 
 def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-drop") -> None:
-    """Raises UsageError for a drop that no score between 0 and 1 can have: nothing would ever be worse.
+    """Raises UsageError for a drop that a score between 0 and 1 can't have, since the check could never fail.
 
-    ``shares``: names of the scores that are such. ``worded``: how the person spelled it.
+    ``shares``: names of scores between 0 and 1. ``worded``: the option's name in messages.
     """
     if not (max_drop > 0 and math.isfinite(max_drop)):
         raise UsageError(f"{worded} is {max_drop:g}; expected a number above 0, such as {DEFAULT_MAX_DROP:g}")
@@ -109,7 +110,7 @@ def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-
 
 
 def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
-    """Of the task that ``least`` names."""
+    """Judges the task that ``least`` names."""
     task = next(one for one in scores.tasks if one.task == least.task)
     score = _named(task, least.metric)
     cell, criterion = cell_of(scores.topology, task.task), f"{least.metric}:score:{_operator(score)}:{least.value:.10g}"
@@ -146,9 +147,9 @@ def _lost(task: ScoredTask) -> str:
 
 
 def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
-    """The score's interval, from where every sample without an answer is 0 to where every one is 1.
+    """The score's interval, extended to the cases that all unanswered samples score 0 or all score 1.
 
-    None where there are such samples and their values need not lie between 0 and 1.
+    None if there are unanswered samples whose values need not lie between 0 and 1.
     """
     lost = task.samples - task.answered
     if not lost or score.interval is None:
@@ -165,7 +166,7 @@ def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
 
 
 def judge_difference(topology: str, found: PairedDifference, against: str, max_drop: float) -> Judgement:
-    """``against``: what the baseline is called."""
+    """Judges a paired difference. ``against``: name of the baseline."""
     task = found.candidate
     cell, criterion = cell_of(topology, task.task), f"{task.metric}:drop:le:{max_drop:.10g}"
     interval = found.interval
@@ -183,7 +184,7 @@ def judge_difference(topology: str, found: PairedDifference, against: str, max_d
 
 
 def _named(task: ScoredTask, metric: str) -> Score | None:
-    """``exact_match,strict-match``, or ``exact_match``: that of the first filter."""
+    """The score for ``exact_match,strict-match``, or for ``exact_match`` that of the first filter."""
     found = (score for score in task.scores if metric in (score.name, score.metric, f"{score.metric},{score.filter}"))
     return next(found, None)
 

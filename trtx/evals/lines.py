@@ -1,4 +1,4 @@
-"""Documents of a line each: appended as they come, read back as far as they are whole."""
+"""JSON-lines documents: appended line by line, and read back without a partial last line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def read_lines(directory: Path, document: Document, form: type[T]) -> tuple[T, ...]:
-    """In the order of the file; none where there is no file yet. A last line cut short is left out.
+    """The entries in file order; empty if there is no file yet. A partial last line is ignored.
 
-    Raises UsageError naming the line, and the field, that can't be read.
+    Raises UsageError that names the line and the field that can't be read.
     """
     path = directory / document.file
     if not path.exists():
@@ -38,7 +38,7 @@ def _read(line: str, document: Document, form: type[T], source: str) -> T:
 
 
 class LineWriter:
-    """Appends to one file: a line is with the kernel before :meth:`add` returns."""
+    """Appends to one file. The kernel has the line before :meth:`add` returns."""
 
     def __init__(self, directory: Path, document: Document) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class LineWriter:
         self._mend()
 
     def add(self, content: Any) -> None:
-        """``content``: a form."""
+        """Appends one line. ``content`` is a form."""
         data = self._line(content).encode()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -58,13 +58,13 @@ class LineWriter:
             os.close(descriptor)
 
     def replace(self, contents: Iterable[Any]) -> None:
-        """The whole file, at once."""
+        """Replaces the whole file atomically."""
         write_text(self._path, "".join(map(self._line, contents)))
 
     def _line(self, content: Any) -> str:
         return json.dumps(self._document.versioned(plain(content)), ensure_ascii=False, allow_nan=False) + "\n"
 
     def _mend(self) -> None:
-        """Cuts off a last line that was cut short, so that the next one begins a line of its own."""
+        """Removes a partial last line, so that the next one starts a new line."""
         if self._path.exists() and not (text := self._path.read_bytes()).endswith(b"\n"):
             os.truncate(self._path, text.rfind(b"\n") + 1)

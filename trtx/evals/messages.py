@@ -1,4 +1,4 @@
-"""What crosses between the launcher and the session: one JSON object a line, each a class here."""
+"""Messages between launcher and session: one JSON object per line, one class per kind."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 EndpointType = Literal["completions", "chat"]
-REQUEST_TIMEOUT_S = 600.0  # a long answer in a full batch
+REQUEST_TIMEOUT_S = 600.0  # enough for a long answer in a full batch
 
 
 @dataclass(frozen=True, slots=True)
 class NeedleAsked:
-    """Which prompts ``needle`` makes."""
+    """Settings of the prompts of ``needle``."""
 
-    lengths: tuple[int, ...] | None = None  # tokens of prompt and answer; None: powers of two up to the context
-    depths: tuple[int, ...] = (0, 25, 50, 75, 100)  # per cent of the haystack that lie before the needle
-    samples: int = 10  # of each length and depth
+    lengths: tuple[int, ...] | None = None  # tokens of prompt and answer; None: powers of two up to the context length
+    depths: tuple[int, ...] = (0, 25, 50, 75, 100)  # % of the haystack before the needle
+    samples: int = 10  # per length and depth
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of every topology: first line down."""
+    """The request for every topology; the first line to the session."""
 
     tasks: tuple[str, ...]
     task_dir: str | None
-    limit: int | None  # samples of each task, its first ones; None: all
-    num_fewshot: int | None  # None: as each task says
+    limit: int | None  # number of first samples per task; None: all
+    num_fewshot: int | None  # None: as each task defines
     endpoint_type: EndpointType
     concurrency: int  # requests in flight
-    tokenizer: str | None  # its directory; None: there is none here
-    context_length: int | None = None  # tokens of prompt and answer, of the shortest topology; None: not known
+    tokenizer: str | None  # directory; None: not available
+    context_length: int | None = None  # tokens of prompt and answer, of the shortest topology; None: unknown
     needle: NeedleAsked = NeedleAsked()
-    text: str | None = None  # the file that ``perplexity`` scores
+    text: str | None = None  # file that ``perplexity`` scores
     request_timeout_s: float = REQUEST_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A topology that answers now: each further line down."""
+    """A topology to ask now; each further line to the session."""
 
-    topology: str  # its label
+    topology: str  # label
     url: str
-    model: str  # the name that requests carry
-    directory: str  # that its samples and scores are written to
-    patience_s: float  # how long it may be gone: what trtx serves is started again meanwhile
+    model: str  # the model name in requests
+    directory: str  # output directory of samples and scores
+    patience_s: float  # how long it may be unreachable, e.g. while trtx restarts it
     api_key: str | None = None
-    certificate: Path | None = None  # of a server that trtx started and that speaks TLS, in PEM
+    certificate: Path | None = None  # PEM certificate of a TLS server that trtx started
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Every task and dataset is there."""
+    """All tasks and datasets are loaded."""
 
-    samples: dict[str, int]  # by task, those to ask
-    metrics: dict[str, tuple[str, ...]]  # by task and by group, those that a score can have
-    shares: dict[str, tuple[str, ...]]  # of these, those known to lie between 0 and 1
+    samples: dict[str, int]  # number to ask, by task
+    metrics: dict[str, tuple[str, ...]]  # metrics of scores, by task and by group
+    shares: dict[str, tuple[str, ...]]  # those of them that lie between 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After each sample."""
+    """Progress after each sample."""
 
     topology: str
     task: str
-    done: int  # answered, or given up
+    done: int  # answered or given up
     answered: int
     total: int
-    kept: int  # of ``done``, those of an earlier attempt
-    metric: str | None  # the task's first; None: it has no running mean
+    kept: int  # the part of ``done`` from an earlier attempt
+    metric: str | None  # the task's first metric; None: it has no running mean
     score: float | None
     low: float | None
     high: float | None
@@ -79,14 +79,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The topology's ``eval.json`` is written."""
+    """The topology's ``eval.json`` has been written."""
 
     topology: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last line. ``usage``: a person can put it right; ``gone``: the server stopped answering; ``crash``."""
+    """The last line on failure.
+
+    ``usage``: the user can fix it; ``gone``: the server stopped answering; ``crash``: any other exception.
+    """
 
     kind: Literal["usage", "gone", "crash"]
     text: str

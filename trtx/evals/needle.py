@@ -1,8 +1,9 @@
-"""The prompts of ``needle``: one fact at a depth of a haystack, and the question for it, of a length in tokens.
+"""The prompts of ``needle``: a fact at a certain depth of a haystack and a question about it, with a given token
+length.
 
-Two kinds of haystack. ``prose``: sentences without a number in them, and among them one that names a number (the
-passkey of Mohtashami and Jaggi 2023, over lengths and depths as Kamradt's needle in a haystack). ``look-up``: a list of
-"name is number", which is what ``synthetic:tiny-trained`` has learned to look up (``trtx/checkpoint/tasks.py``).
+There are two haystacks. ``prose``: sentences without numbers, plus one with a number (the passkey of Mohtashami and
+Jaggi 2023, over lengths and depths as in Kamradt's needle in a haystack). ``look-up``: a list of "name is number", a
+task for which ``synthetic:tiny-trained`` was trained (``trtx/checkpoint/tasks.py``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from trtx.evals.statistics import share_interval
 
 TASK = "needle"
 METRIC = "acc"
-ANSWER_TOKENS = 32  # that an answer may take; a length counts them, as RULER's do
+ANSWER_TOKENS = 32  # tokens reserved for an answer; included in a length, as in RULER
 Haystack = Literal["prose", "look-up"]
 
-_PROBE_UNITS = 32  # what these take tells how many fit
-_SHORTEST: dict[Haystack, int] = {"prose": 512, "look-up": 64}  # of the lengths that are asked unasked
+_PROBE_UNITS = 32  # size of the first probe when fitting a length
+_SHORTEST: dict[Haystack, int] = {"prose": 512, "look-up": 64}  # smallest default length
 _OPENING = "A special number is hidden in the text below. Remember it: the question at the end asks for it.\n\n"
 _PLACES = ("behind", "beside", "in front of", "above", "below", "far from", "close to", "between the trees and")
 _ACTIONS = (
@@ -44,10 +45,10 @@ _TIMES = ("in the morning", "before the rain", "that summer", "at the end of the
 def rows(
     asked: NeedleAsked, haystack: Haystack, tokens_of: Callable[[str], int], context_length: int | None
 ) -> list[dict[str, Any]]:
-    """The documents of the task: a sample of each length and depth, then a second of each, and so on.
+    """The documents of the task: one sample of every length and depth, then a second of each, and so on.
 
-    ``tokens_of``: a prompt's tokens as the server counts them. ``context_length``: tokens of prompt and answer; None:
-    not known. Raises UsageError where a length is longer than that, or shorter than the question.
+    ``tokens_of`` counts a prompt's tokens as the server does. ``context_length``: tokens of prompt and answer; None:
+    unknown. Raises UsageError for a length that exceeds it, or that is too short for the question.
     """
     lengths = asked.lengths or _lengths(haystack, context_length)
     if context_length is not None and (too_long := next((one for one in lengths if one > context_length), None)):
@@ -63,7 +64,7 @@ def rows(
 
 
 def prompt(row: dict[str, Any]) -> str:
-    """The whole prompt of a document."""
+    """The complete prompt of a document."""
     draw = random.Random(f"{row['seed']}/haystack")
     of_haystack = _entries(draw, row["key"]) if row["haystack"] == "look-up" else _sentences(draw)
     hay = list(islice(of_haystack, row["before"] + row["after"]))
@@ -77,14 +78,14 @@ def prompt(row: dict[str, Any]) -> str:
 
 
 def is_retrieved(row: dict[str, Any], answer: str) -> bool:
-    """Of prose: the number stands in the answer, whatever else does. Of a list: it is the answer's first line."""
+    """Whether an answer has the number: anywhere in it for prose, as its first line for a look-up."""
     if row["haystack"] == "look-up":
         return bool(answer.strip().split("\n")[0].strip() == row["answer"])
     return row["answer"] in re.findall(r"\d+", answer.replace(",", ""))
 
 
 def retrievals(documents: Sequence[dict[str, Any]], samples: Sequence[Sample]) -> tuple[Retrieval, ...]:
-    """By length, then depth. ``documents``: all that were to be asked; ``samples``: those that have an answer."""
+    """Results by length, then depth. ``documents``: all that should be asked; ``samples``: those with an answer."""
     found = []
     for length in dict.fromkeys(row["length"] for row in documents):
         for depth in dict.fromkeys(row["depth"] for row in documents):
@@ -103,10 +104,10 @@ def retrievals(documents: Sequence[dict[str, Any]], samples: Sequence[Sample]) -
 
 
 def most_that_fit(tokens_of: Callable[[int], int], room: int) -> tuple[int, int] | None:
-    """A count of units and its tokens, at most ``room`` and short of it by less than a unit has on average.
+    """The largest count of units whose tokens fit into ``room``, to within an average unit, and its number of tokens.
 
-    None where no unit at all has more. ``tokens_of``: rises with the count, about evenly; of a long text it takes a
-    while, so it is not asked for every count.
+    None if even zero units exceed ``room``. ``tokens_of`` must increase roughly linearly with the count. It is slow for
+    a long text, so few counts are tried.
     """
     low, of_low, high = 0, tokens_of(0), None
     if of_low > room:
@@ -125,7 +126,7 @@ def most_that_fit(tokens_of: Callable[[int], int], room: int) -> tuple[int, int]
 
 
 def _lengths(haystack: Haystack, context_length: int | None) -> tuple[int, ...]:
-    """Powers of two up to the context, and the context itself."""
+    """Powers of two below the context length, and the context length itself."""
     if context_length is None:
         raise UsageError("task needle: the server does not say what its context holds; name lengths, --needle-lengths")
     powers = (1 << exponent for exponent in range(_SHORTEST[haystack].bit_length() - 1, context_length.bit_length()))
@@ -156,7 +157,7 @@ def _row(haystack: Haystack, length: int, depth: int, number: int, tokens_of: Ca
 
 
 def _entries(draw: random.Random, key: str) -> Iterator[str]:
-    """No name twice before all were used, and never the one that is asked for."""
+    """Entries in which no name repeats before all have been used, and that never contain the requested one."""
     names = [name for name in dict.fromkeys(NOUNS) if name != key]
     draw.shuffle(names)
     for name in cycle(names):

@@ -1,4 +1,4 @@
-"""What each sample of a scored topology is worth: what scores of the same samples are paired with, in a small form."""
+"""Per-sample values of a scored topology in compact form, for paired comparison."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from trtx.evals import statistics
 from trtx.evals.forms import SAMPLES, Aggregation, Sample, Score, ScoredTask, eval_directory, read_eval, read_whole
 from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
-Value = float | tuple[float, float]  # of a sample: a number, or a log-likelihood and what it is divided by
-_DIGITS = 16  # of a sample's key, a hash: 64 bits tell the samples of a task apart
+Value = float | tuple[float, float]  # a number, or a log-likelihood and its divisor
+_DIGITS = 16  # of a sample's key, a hash: 64 bits suffice to distinguish a task's samples
 
 
 @dataclass(frozen=True, slots=True)
 class TaskValues:
-    """A task that is in no group, or a group: its first metric, by which it is compared."""
+    """A group, or a task that isn't in a group, with its first metric, which is used for comparison."""
 
     task: str
     metric: str
     value: float
     higher_is_better: bool | None
     num_fewshot: int
-    samples: dict[str, Value]  # by the beginning of the sample's key; of a group, behind its task
-    aggregation: Aggregation = "mean"  # what makes the score of its samples
-    grading: str | None = None  # as of the scored task; of a group, of all of its tasks; None: not known
+    samples: dict[str, Value]  # by a prefix of the sample's key; for a group, preceded by the task
+    aggregation: Aggregation = "mean"  # how samples become the score
+    grading: str | None = None  # as in the scored task; for a group, of all its tasks; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyValues:
-    """Of one scored topology."""
+    """The values of one scored topology."""
 
-    topology: str  # its label
+    topology: str  # label
     lm_eval: str  # its version
     endpoint_type: str
     limit: int | None
@@ -46,7 +46,7 @@ class TopologyValues:
 
     @property
     def shares(self) -> tuple[str, ...]:
-        """Of its scores, those whose every sample is 0 or 1."""
+        """The scores whose samples are all 0 or 1."""
         return tuple(
             f"{one.metric} of {one.task}"
             for one in self.tasks
@@ -59,7 +59,7 @@ class TopologyValues:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Of two scores, candidate − baseline. ``interval`` None: ``reason`` says why there is none."""
+    """candidate − baseline for two scores. ``interval`` None: see ``reason``."""
 
     candidate: TaskValues
     baseline: TaskValues | None
@@ -68,7 +68,7 @@ class PairedDifference:
 
 
 def read_values(run_dir: Path, topology: str) -> TopologyValues | None:
-    """None where the topology was not scored to its end. Raises UsageError: file, field, value."""
+    """The values of a topology; None if it was not scored completely. Raises UsageError with file, field and value."""
     scores = read_eval(run_dir, topology)
     if scores is None:
         return None
@@ -88,12 +88,12 @@ def _graded(task: ScoredTask, grading: Mapping[str, str | None]) -> str | None:
 
 
 def partner_of(topology: str, others: Sequence[TopologyValues]) -> TopologyValues | None:
-    """The same topology, or the first where there is none; None of none."""
+    """The same topology's values, else the first ones; None if there are none."""
     return next((one for one in others if one.topology == topology), others[0] if others else None)
 
 
 def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> tuple[PairedDifference, ...]:
-    """Of every task of ``candidate``. The intervals hold together with 95 % (Bonferroni)."""
+    """Paired differences of every task of ``candidate``. The intervals hold together with 95 % (Bonferroni)."""
     confidence = per_interval(CONFIDENCE, max(1, len(candidate.tasks)))
     found = []
     for task in candidate.tasks:
@@ -110,7 +110,7 @@ def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> t
 
 
 def by_key(samples: Sequence[Sample], score: Score) -> dict[str, Value]:
-    """A metric's value of each sample, where it has one of its own. Rows that ask the same are numbered."""
+    """A metric's value by sample key, for samples with a value of their own. Rows with equal requests are numbered."""
     found: dict[str, Value] = {}
     seen: Counter[str] = Counter()
     for sample in samples:
@@ -163,7 +163,7 @@ def _why_not_paired(
 
 
 def _difference(candidate: TaskValues, baseline: TaskValues, confidence: float) -> Interval | statistics.NoInterval:
-    """Of the pairs, by what the score is made of."""
+    """The interval of paired differences, according to the score's aggregation; else why there is none."""
     now, before = list(candidate.samples.values()), [baseline.samples[key] for key in candidate.samples]
     if candidate.aggregation == "mean":
         return statistics.difference_interval(_numbers(now), _numbers(before), confidence)
@@ -179,7 +179,7 @@ def _ratios(values: Sequence[Value]) -> list[tuple[float, float]]:
 
 
 def outermost(tasks: Sequence[ScoredTask]) -> list[ScoredTask]:
-    """Groups, and tasks that are in none."""
+    """Groups, and tasks that aren't in a group."""
     inner = {name for task in tasks for name in task.subtasks}
     return [task for task in tasks if task.task not in inner]
 
@@ -207,7 +207,9 @@ def _values(directory: Path, task: ScoredTask, score: Score, answered: Mapping[s
 def _of_samples(
     directory: Path, task: ScoredTask, score: Score, answered: Mapping[str, int]
 ) -> Iterator[tuple[str, Value]]:
-    """``answered``: by task. Raises UsageError for a file that does not hold as many, or no number where one was."""
+    """Values by key. ``answered``: counts by task. Raises UsageError for a file with another count, or without a
+    number.
+    """
     for name in task.subtasks or (task.task,):
         samples = read_whole(directory / name, answered[name])
         if score.aggregation != "other":

@@ -1,4 +1,4 @@
-"""The session as the launcher sees it: a process that is told of topologies, and tells of samples."""
+"""The launcher's side of the session: a process that receives topologies and reports samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Self
 from trtx.errors import LaunchError, NoVerdictError, TrtxError, UsageError
 from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Progress, Scored, Up, from_line, to_line
 
-_MARKER = "TRTX_EVAL_LOG"  # in the environment of a session: whose it is
+_MARKER = "TRTX_EVAL_LOG"  # environment variable that identifies a session by its log
 _POLL_S = 0.1
 _GRACE_S = 5.0
 
@@ -26,7 +26,7 @@ def marker(log_path: Path) -> str:
 
 
 class Session:
-    """``python -m trtx.evals.session`` while inside: a context manager. However it is left, the process is gone."""
+    """Runs ``python -m trtx.evals.session``. A context manager; the process has ended when the context is left."""
 
     def __init__(self, job: Job, log_path: Path) -> None:
         self._job = job
@@ -44,7 +44,7 @@ class Session:
                     stdout=log,
                     stderr=log,
                     pass_fds=(theirs,),
-                    start_new_session=True,  # Ctrl-C is for the launcher, which ends it
+                    start_new_session=True,  # Ctrl-C reaches only the launcher, which ends the session
                     env={**_environment(), _MARKER: str(self._log_path)},
                 )
         finally:
@@ -68,9 +68,9 @@ class Session:
         os.close(self._events)
 
     def wait_loaded(self, check: Callable[[], None]) -> Loaded:
-        """Until every task and dataset is there. ``check``: is called meanwhile, and may raise.
+        """Waits until every task and dataset is loaded. ``check`` is called meanwhile and may raise.
 
-        Raises UsageError in the session's words, LaunchError naming its log.
+        Raises UsageError with the session's message, or LaunchError that names its log.
         """
         while True:
             for message in self._messages(check):
@@ -78,10 +78,10 @@ class Session:
                     return message
 
     def ask(self, endpoint: Endpoint, check: Callable[[], None], on_progress: Callable[[Progress], None]) -> None:
-        """Asks one topology for all samples that it has not answered. Returns once its scores are written.
+        """Requests all unanswered samples from one topology. Returns once its scores are written.
 
-        Raises what ``check`` raises, NoVerdictError where the server is gone, LaunchError for a crash. It writes no
-        sample any more then: what lies there is noted as the run ends.
+        Raises the exceptions of ``check``, NoVerdictError if the server is gone, and LaunchError for a crash. In these
+        cases the session is killed first, so that it writes no more samples when the run's digests are recorded.
         """
         self._say(to_line(endpoint))
         try:
@@ -97,7 +97,7 @@ class Session:
             raise
 
     def _messages(self, check: Callable[[], None]) -> list[Up]:
-        """What it said since, after a moment at most."""
+        """The messages since the last call; waits for a moment at most."""
         check()
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
@@ -116,7 +116,7 @@ class Session:
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # dead already: its end is read next
+        with contextlib.suppress(BrokenPipeError):  # the process is dead; the next read reports it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 

@@ -1,9 +1,10 @@
-"""Intervals of scores: over samples of a task, and over pairs of two runs that were asked the same.
+"""Confidence intervals of scores: over samples of a task, and over pairs of samples in two runs.
 
 Wilson (1927, JASA 22:209) for a share; Newcombe (1998, Statistics in Medicine 17:2635), method 10, for the difference
-of two shares of the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for all else. Where nearly all
-samples are worth the same, resamples of them hardly differ, and say nothing of what others are worth: then how many
-of another kind there may be, by Wilson's interval, and how far off they may be, says it; else there is no interval.
+of two shares over the same samples; the percentile bootstrap (Efron and Tibshirani 1993) for everything else. If nearly
+all samples have the same value, resamples hardly differ and say nothing about unseen samples. The interval then follows
+from how many different samples Wilson's interval admits and how far off they may be. If that distance is unknown, there
+is no interval.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from trtx.evals.forms import Aggregation
 from trtx.stats.intervals import CONFIDENCE, Interval
 from trtx.stats.proportions import wilson_interval
 
-RESAMPLES = 1000  # of a mean: 25 beyond each end of a 95 % interval
-SLOW_RESAMPLES = 200  # of a metric that is computed over all samples at once, such as BLEU
-FEWEST_SAMPLES = 10  # below, a resample of a bootstrap is hardly another sample
-FEWEST_UNLIKE = 10  # samples that differ from the commonest; below, a resample hardly differs from the next
-_FEWEST_BEYOND = 5  # resamples beyond an end that is read off them
-_SAME_DIGITS = 12  # what differs by less is rounding
+RESAMPLES = 1000  # for a mean: 25 beyond each end of a 95 % interval
+SLOW_RESAMPLES = 200  # for a metric that is computed over all samples at once, such as BLEU
+FEWEST_SAMPLES = 10  # with fewer, bootstrap resamples hardly differ from the sample
+# Samples that differ from the most common value; with fewer, resamples hardly differ from each other.
+FEWEST_UNLIKE = 10
+_FEWEST_BEYOND = 5  # resamples beyond an end of the interval
+_SAME_DIGITS = 12  # smaller differences are rounding
 _SEED = 20261122
 
 
 @dataclass(frozen=True, slots=True)
 class NoInterval:
-    """Why nothing is known of how far off a score may be."""
+    """Why a score has no interval."""
 
     reason: str
 
@@ -42,13 +44,15 @@ def is_binary(values: Sequence[Any]) -> bool:
 
 
 def share_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Wilson's, of the share of ones in zeros and ones; None for no values. Never of width zero: all of ten right is
-    no proof of the eleventh."""
+    """Wilson's interval of the share of ones among zeros and ones; None without values.
+
+    Its width is never zero: ten right answers of ten prove nothing about the eleventh.
+    """
     return _share(values, confidence) if values else None
 
 
 def score_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | NoInterval:
-    """Of the mean of samples: Wilson's where all are 0 or 1, else the bootstrap."""
+    """The interval of a mean over samples: Wilson's if all are 0 or 1, else the bootstrap."""
     if values and is_binary(values):
         return _share(values, confidence)
     if len(values) < FEWEST_SAMPLES:
@@ -74,7 +78,7 @@ def bootstrap_interval(
     resamples: int,
     confidence: float = CONFIDENCE,
 ) -> Interval | NoInterval:
-    """Of ``statistic`` over independent samples. Equal samples give equal intervals."""
+    """The interval of ``statistic`` over independent samples. Equal samples give equal intervals."""
     if len(samples) < FEWEST_SAMPLES:
         return _too_few(len(samples))
     draw = random.Random(_SEED)
@@ -86,8 +90,10 @@ def bootstrap_interval(
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Bootstrap of a mean; None for fewer than 10. Of values that are all alike it is a point: what these are worth,
-    and nothing of others."""
+    """Bootstrap interval of a mean; None with fewer than 10 values.
+
+    For equal values it is a single point, which describes these values and says nothing about others.
+    """
     if len(values) < FEWEST_SAMPLES:
         return None
     return strata_bootstrap([values], [1.0], confidence)
@@ -96,10 +102,10 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
 def strata_interval(
     strata: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | NoInterval:
-    """Of the weighted sum of the means of several tasks, each resampled by itself.
+    """The interval of a weighted sum of the means of several tasks, each resampled separately.
 
-    Where a task's samples are all alike, resamples of it do not differ: then the intervals of the tasks are put
-    together (Zou and Donner 2008, Statistics in Medicine 27:1693).
+    If all samples of a task are equal, its resamples don't differ. Then the tasks' intervals are combined (Zou and
+    Donner 2008, Statistics in Medicine 27:1693).
     """
     total = sum(map(len, strata))
     if not all(strata):
@@ -123,7 +129,7 @@ def strata_interval(
 def strata_bootstrap(
     strata: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
-    """The percentile bootstrap of a weighted sum of means, each of them resampled by itself."""
+    """The percentile bootstrap of a weighted sum of means, each resampled separately."""
     import numpy as np
 
     draw = np.random.default_rng(_SEED)
@@ -140,9 +146,10 @@ def strata_bootstrap(
 def difference_interval(
     candidate: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | NoInterval:
-    """Of candidate − baseline, of the same samples in the same order.
+    """The interval of candidate − baseline over the same samples in the same order.
 
-    Where nearly all pairs differ by the same, such as by nothing, others may differ by as much as samples do.
+    If nearly all pairs have the same difference, such as 0, unseen pairs are assumed to differ by up to the range of
+    the samples.
     """
     pairs = list(zip(candidate, baseline, strict=True))
     if pairs and is_binary(candidate) and is_binary(baseline):
@@ -164,10 +171,10 @@ def ratio_difference_interval(
     aggregation: Aggregation,
     confidence: float = CONFIDENCE,
 ) -> Interval | NoInterval:
-    """Of candidate − baseline of a score that is made of sums over samples.
+    """The interval of candidate − baseline for a score that is a ratio of sums over samples.
 
-    ``candidate``, ``baseline``: of the same samples in the same order, each a log-likelihood and what it is divided by,
-    such as words. Samples are drawn in pairs, so what makes one text harder than another is in both, and falls out.
+    ``candidate`` and ``baseline`` cover the same samples in the same order, each a log-likelihood and its divisor, such
+    as a number of words. Pairs are resampled together, so that differences in difficulty between texts cancel out.
     """
     import numpy as np
 
@@ -184,11 +191,11 @@ def ratio_difference_interval(
     count = len(candidate)
     found = sorted(difference(draw.integers(0, count, count)) for _ in range(RESAMPLES))
     drawn = Interval(difference(np.arange(count)), *_ends(found, confidence), confidence)
-    each = [(pairs[:, 0] / pairs[:, 1]).tolist() for pairs in both]  # log-likelihood a word
+    each = [(pairs[:, 0] / pairs[:, 1]).tolist() for pairs in both]  # log-likelihood per word
     differences = [now - before for now, before in zip(*each, strict=True)]
     if unlike(differences) >= FEWEST_UNLIKE:
         return drawn
-    # No log-likelihood is the least: how far texts differ from one another takes the place of how far one may.
+    # Log-likelihoods have no lower bound, so the spread of the texts serves as the distance of an unseen one.
     reach = max(pstdev([*each[0], *each[1]]), max(differences) - min(differences))
     if round(reach, _SAME_DIGITS) == 0:
         return _all_alike(count)
@@ -199,7 +206,7 @@ def ratio_difference_interval(
 
 
 def unlike(values: Sequence[Any]) -> int:
-    """How many are another than the commonest."""
+    """The number of values that differ from the most common one."""
     if not values:
         return 0
     rounded = [round(one, _SAME_DIGITS) if isinstance(one, float) else one for one in values]
@@ -208,12 +215,14 @@ def unlike(values: Sequence[Any]) -> int:
 
 
 def unseen_share(count: int, confidence: float = CONFIDENCE) -> float:
-    """How many of all samples may be of a kind that none of ``count`` is: the upper end of Wilson's interval."""
+    """The maximum share of samples unlike all ``count`` seen ones: the upper end of Wilson's interval for 0 of
+    ``count``.
+    """
     return wilson_interval(0, count, confidence)[1]
 
 
 def _widened(found: Interval, off: float) -> Interval:
-    """At least ``off`` to either side."""
+    """The interval, extended to at least ``off`` on either side."""
     low, high = min(found.low, found.estimate - off), max(found.high, found.estimate + off)
     return Interval(found.estimate, low, high, found.confidence)
 
@@ -235,7 +244,7 @@ def _all_alike(count: int) -> NoInterval:
     )
 
 
-# lm-eval's own, of the sums of log-likelihoods and of what they are divided by (lm_eval/api/metrics.py, 0.4.13).
+# lm-eval's formulas for the sums of log-likelihoods and of their divisors (lm_eval/api/metrics.py, 0.4.13).
 _RATIOS: dict[Aggregation, Callable[[Any], float]] = {
     "weighted_perplexity": lambda sums: math.exp(-sums[0] / sums[1]),
     "bits_per_byte": lambda sums: -sums[0] / sums[1] / math.log(2),
@@ -243,7 +252,9 @@ _RATIOS: dict[Aggregation, Callable[[Any], float]] = {
 
 
 def _newcombe(pairs: Sequence[tuple[float, float]], confidence: float) -> Interval:
-    """Method 10: Wilson's intervals of both shares, squared and added with the correlation of the pairs."""
+    """Newcombe's method 10: combines Wilson's intervals of both shares, taking the correlation of the pairs into
+    account.
+    """
     count = len(pairs)
     both, gained = pairs.count((1, 1)), pairs.count((1, 0))
     lost = pairs.count((0, 1))
@@ -269,9 +280,11 @@ def _newcombe(pairs: Sequence[tuple[float, float]], confidence: float) -> Interv
 
 
 def _ends(found: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Percentiles of resamples, where at least 5 lie beyond each. A confidence beyond that, as where many intervals
-    hold together, moves them out from the median as a normal distribution's would: the extremes of so many resamples
-    say nothing of what lies beyond them."""
+    """Percentiles of resamples, for a confidence that leaves at least 5 resamples beyond each end.
+
+    For a higher confidence, as needed for many simultaneous intervals, the ends are moved out from the median as for a
+    normal distribution, because the extremes of the resamples say nothing about the tails beyond them.
+    """
     from trtx.stats.percentiles import percentile
 
     seen = min(confidence, 1 - 2 * _FEWEST_BEYOND / len(found))
@@ -282,5 +295,5 @@ def _ends(found: Sequence[float], confidence: float) -> tuple[float, float]:
 
 
 def _two_sided(confidence: float) -> float:
-    """Standard deviations to either side that hold this share of a normal distribution."""
+    """Number of standard deviations on either side that contain this share of a normal distribution."""
     return NormalDist().inv_cdf((1 + confidence) / 2)

@@ -1,4 +1,4 @@
-"""The documents of ``perplexity``: a person's own text, as it stands in a file."""
+"""The documents of ``perplexity``: the user's text from a file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trtx.config.wording import a_kind, shown
 from trtx.errors import UsageError
 
 TASK = "perplexity"
-MOST_BYTES = 256 << 20  # more than any engine scores in a day on a CPU, and than a page of it helps
+MOST_BYTES = 256 << 20  # more than an engine scores on a CPU in a day, and more than a perplexity needs
 _JSON_LINES = (".jsonl", ".ndjson")
 _PARAGRAPHS = re.compile(r"\n[ \t\r\f\v]*\n\s*")
 _EXPECTED = 'text as UTF-8, or JSON lines (.jsonl) with a field "text" each'
 
 
 def read_texts(path: Path) -> list[dict[str, Any]]:
-    """A document each, with the line that it begins in, counted from 1.
+    """The documents in a file, each with the line at which it starts, counted from 1.
 
-    Of ``.jsonl`` and ``.ndjson``, the field ``text`` of each line; of any other file, its paragraphs, which blank lines
-    part. Raises UsageError: file, line, what is wrong with it.
+    In ``.jsonl`` and ``.ndjson`` files, a document is the field ``text`` of a line; in any other file, it is a
+    paragraph, separated by blank lines. Raises UsageError with file, line and error.
     """
     what, content = "--text", read_bytes(path, "--text", _EXPECTED, limit=MOST_BYTES)
     if b"\0" in content:

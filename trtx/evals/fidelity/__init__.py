@@ -1,12 +1,16 @@
-"""Fidelity: how far a served engine is from the embedded engine in the checkpoint's own precision, token by token.
+"""Fidelity: the token-by-token divergence of a served engine from the embedded engine in the checkpoint's own
+precision.
 
-Owns the reference (greedy text of the embedded engine, and its log-probabilities), what the served engine says of the
-same tokens, the estimate of the divergence, its documents under ``fidelity/``, and the judgement of its figures.
-Does not serve or make run directories (``experiment`` does), draw (``report``) or print (``cli``).
-Enter through ``make_reference`` of ``reference`` and ``ask_served`` of ``asking``, which import an engine and a client,
-and :func:`judge_fidelity`; whoever reads what was stored imports neither.
-Always holds: a divergence that is shown is no larger than the true one, no figure stands without what it rests on, and
-tokens of one prompt never count as independent.
+This package owns the reference (greedy text of the embedded engine with log-probabilities), the served engine's
+log-probabilities of the same tokens, the estimate of the divergence, the documents under ``fidelity/``, and the
+judgement of its metrics. It doesn't serve or create run directories (``experiment`` does), draw (``report``) or print
+(``cli``).
+
+Use ``make_reference`` of ``reference`` and ``ask_served`` of ``asking``, which import an engine and a client, and
+:func:`judge_fidelity`. Reading stored results imports neither.
+
+Invariants: a reported divergence never exceeds the true one. Every metric is shown with its basis. Tokens of one prompt
+are never treated as independent.
 """
 
 from trtx.evals.fidelity.forms import FIDELITY, TopologyFidelity, fidelity_directory, read_fidelity

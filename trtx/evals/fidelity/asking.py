@@ -1,4 +1,4 @@
-"""Asks a served engine what it makes of the reference's texts, and compares position by position."""
+"""Requests a served engine's log-probabilities of the reference's texts, and compares them position by position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trtx.evals.messages import Endpoint, Progress
 from trtx.evals.session.client import Client, Refused, ServerGone
 from trtx.evals.session.prompt_logprobs import EngineData, InChoice
 
-_TOPS = (TOP, 10, 5, 1)  # a server may take fewer
+_TOPS = (TOP, 10, 5, 1)  # a server may allow fewer
 _POLL_S = 0.1
 _PROBE_TOKENS = 8
 
@@ -37,8 +37,11 @@ def ask_served(
     check: Callable[[], None],
     on_progress: Callable[[Progress], None],
 ) -> TopologyFidelity:
-    """Asks for every sequence that has no line yet, and writes ``fidelity.json``. ``check`` is called meanwhile, and
-    may raise. Raises NoVerdictError where the server is gone, after what was answered is on disk."""
+    """Requests every sequence without a stored comparison, and writes ``fidelity.json``.
+
+    ``check`` is called meanwhile and may raise. Raises NoVerdictError if the server is gone; the answers so far are on
+    disk then.
+    """
     asking = _Asking(endpoint, sequences, on_progress)
     try:
         found = asyncio.run(asking.run(concurrency, check))
@@ -52,14 +55,14 @@ def ask_served(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """One answer: natural log-probabilities by token id, of each position but the first, and the model it names."""
+    """One answer: natural log-probabilities by token id for each position except the first, and the model's name."""
 
     rows: list[dict[int, float]]
     model: str | None
 
 
 class _Asking:
-    """All sequences on one topology."""
+    """Compares all sequences on one topology."""
 
     def __init__(
         self, endpoint: Endpoint, sequences: Sequence[forms.Sequence], on_progress: Callable[[Progress], None]
@@ -75,7 +78,7 @@ class _Asking:
         self._context_length: int | None = None
 
     async def run(self, concurrency: int, check: Callable[[], None]) -> TopologyFidelity:
-        """Raises ServerGone, and what ``check`` raises."""
+        """Requests all missing sequences. Raises ServerGone, and the exceptions of ``check``."""
         async with Client(self._endpoint, concurrency) as client:
             self._context_length = await client.context_length()
             top = await self._find_top(client)
@@ -90,7 +93,9 @@ class _Asking:
         return found
 
     async def _find_top(self, client: Client) -> int | str:
-        """The most alternatives that the server gives, by the first way that it has; or what it said to each way."""
+        """The number of alternatives per position that the server gives, by the first route that works; else its
+        refusals.
+        """
         probe = list(self._sequences[0].tokens[:_PROBE_TOKENS])
         said = []
         for route in (EngineData(), InChoice()):
@@ -174,7 +179,7 @@ class _Asking:
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -> None:
-    """Until each has ended; the first that raises ends all, and its error is raised."""
+    """Waits for all tasks, cancelling them if one raises; then re-raises its exception."""
     pending = set(tasks)
     try:
         while pending:
@@ -185,7 +190,7 @@ async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once
+        await asyncio.gather(*tasks, return_exceptions=True)  # several tasks may have failed at once
 
 
 def _key(sequence: forms.Sequence) -> str:

@@ -1,17 +1,18 @@
-r"""What two engines that show their likeliest tokens alone say of their divergence at one position.
+r"""Lower bound on the divergence, at one position, of two engines that report only their most likely tokens.
 
-p is the reference's distribution, q the served one's; KL(p ‖ q) = Σ p ln(p/q), in nats. Each side shows the position's
-own token and its k likeliest. The vocabulary is cut into three kinds of parts:
+p is the reference's distribution, q the served one's; KL(p ‖ q) = Σ p ln(p/q), in nats. Each side reports the
+position's own token and its k most likely tokens. The vocabulary is partitioned into:
 
-- each token that both show, by itself;
-- M, all tokens that the reference shows and the served engine does not, together;
+- each token that both report, by itself;
+- M, all tokens that the reference reports and the served engine doesn't, together;
 - T, all other tokens, together.
 
-The divergence of two distributions that are coarsened in the same way is at most their own (the log-sum inequality, or
-data-processing inequality: Cover and Thomas, Elements of Information Theory, 2nd ed., 2.7.1 and 2.8.1). What q gives
-to M is not shown. It is at most what q leaves beside the tokens that both show, and at most |M| times the least of its
-k likeliest, as no token of M is likelier than that; within this, the value with the least divergence is taken. So
-:func:`compare` never overstates. There is no upper bound: a probability that is not shown can be as small as it likes.
+Coarsening two distributions in the same way can't increase their divergence (log-sum or data-processing inequality:
+Cover and Thomas, Elements of Information Theory, 2nd ed., 2.7.1 and 2.8.1). The probability of M under q is not
+reported. It is at most the probability that q leaves for tokens other than the common ones, and at most |M| times the
+smallest of q's k highest probabilities, because no token of M is more likely than that. Within these limits, the value
+with the smallest divergence is used. :func:`compare` therefore never overstates the divergence. There is no upper
+bound, because an unreported probability can be arbitrarily small.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ROUNDING = 1e-6
-"""What a sum of 20 probabilities may be wrong by, of float32 log-probabilities: a smaller rest counts as so large."""
+"""Error bound for a sum of 20 probabilities from float32 log-probabilities. A smaller remainder is rounded up to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One position.
+    """The comparison at one position.
 
-    ``kl``: nats, at most the true divergence of the served distribution from the reference's. ``agrees``: the likeliest
-    token is the same; of equally likely ones, one at least is. ``shared``: the reference's probability of the tokens
-    that both show, 0 to 1, which were compared one by one.
+    ``kl``: lower bound on the divergence of the served distribution from the reference's, in nats. ``agrees``: the most
+    likely token is the same; with ties, at least one is. ``shared``: the reference's probability of the tokens that
+    both report, 0 to 1, which are compared individually.
     """
 
     kl: float
@@ -39,7 +40,7 @@ class Compared:
 
 
 def compare(reference: Mapping[int, float], served: Mapping[int, float], top: int) -> Compared:
-    """``reference``, ``served``: natural log-probabilities by token, the ``top`` likeliest and others beside them."""
+    """Compares natural log-probabilities by token. Each side has at least its ``top`` most likely tokens."""
     both = reference.keys() & served.keys()
     missing = reference.keys() - both
     p, q = ({token: math.exp(row[token]) for token in both} for row in (reference, served))
@@ -57,12 +58,12 @@ def compare(reference: Mapping[int, float], served: Mapping[int, float], top: in
 
 
 def _term(p: float, q: float) -> float:
-    """p ln(p/q) of a part."""
+    """The contribution p ln(p/q) of one part."""
     return p * math.log(p / max(q, ROUNDING)) if p else 0.0
 
 
 def _least_of(row: Mapping[int, float], top: int) -> float:
-    """The probability that no token which is not shown exceeds; 1 where fewer than ``top`` are shown."""
+    """Upper bound on the probability of any unreported token; 1 if fewer than ``top`` are reported."""
     ordered = sorted(row.values(), reverse=True)
     return math.exp(ordered[top - 1]) if len(ordered) >= top > 0 else 1.0
 

@@ -1,9 +1,10 @@
-"""Figures over all sequences of a topology, with intervals over prompts.
+"""Metrics over all sequences of a topology, with confidence intervals over prompts.
 
-Tokens of one prompt depend on each other, prompts do not: so whole prompts are drawn anew (the bootstrap of clusters;
-Davison and Hinkley 1997, Bootstrap Methods and their Application, 3.8), and a figure is the ratio of two sums over
-them. 95 %, percentiles of 1,000 draws. Where nearly all prompts say the same, draws of them hardly differ: then as many
-others may be of another kind as Wilson's interval says, each as far off as ``reach``.
+Tokens of one prompt depend on each other, while prompts are independent. The bootstrap therefore resamples whole
+prompts (cluster bootstrap; Davison and Hinkley 1997, Bootstrap Methods and their Application, 3.8), and a metric is the
+ratio of two sums over prompts. Intervals are 95 % percentile intervals of 1,000 resamples. If nearly all prompts have
+the same value, resamples hardly differ. Then the interval allows for as many different prompts as Wilson's interval
+admits, each ``reach`` away from the mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SEED = 20261122
 
 
 def part_figures(sequences: Sequence[ComparedSequence], part: Part) -> PartFigures | None:
-    """None where no sequence has a position in ``part``."""
+    """The metrics of ``part``; None if no sequence has a position in it."""
     held = [one for one in sequences if one.kl[one.positions(part)]]
     if not held:
         return None
@@ -33,7 +34,7 @@ def part_figures(sequences: Sequence[ComparedSequence], part: Part) -> PartFigur
     reference, served = sums(lambda one: one.reference_logprob), sums(lambda one: one.served_logprob)
     lost = [before - after for before, after in zip(reference, served, strict=True)]
     positions = sum(counts)
-    # A divergence has no bound: how far prompts differ in likelihood takes the place of how far one may.
+    # A divergence is unbounded, so the spread of the prompts' likelihoods serves as the distance of an unseen prompt.
     reach = pstdev([one / count for one, count in zip(reference, counts, strict=True)])
     return PartFigures(
         part=part,
@@ -58,10 +59,10 @@ def mean_figure(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Figure:
-    """``of`` the mean over positions, monotone.
+    """``of`` (a monotone function) applied to the mean over positions, with its interval.
 
-    ``sums``, ``counts``: of each prompt, over its positions. ``reach``: how far a prompt's mean may be from another's,
-    where these hardly differ. ``least``, ``most``: beyond which no mean lies.
+    ``sums`` and ``counts`` are per prompt, over its positions. ``reach``: assumed distance of an unseen prompt's mean
+    from the others, for prompts that hardly differ. ``least`` and ``most``: bounds of any mean.
     """
     import numpy as np
 
@@ -84,11 +85,11 @@ def mean_figure(
 
 
 def share_figure(sums: Sequence[float], counts: Sequence[int]) -> Figure:
-    """Of positions. A prompt that is unlike the others may be so at all of its positions."""
+    """A share of positions. In a prompt unlike the others, all positions may differ."""
     return mean_figure(sums, counts, reach=1.0, least=0.0, most=1.0)
 
 
-_LARGEST = 700.0  # e^710 is no float any more
+_LARGEST = 700.0  # e^710 overflows a float
 
 
 def _perplexity(logprobs: Sequence[float], positions: int) -> float:

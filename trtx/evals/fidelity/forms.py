@@ -1,4 +1,4 @@
-"""The documents under ``fidelity/``: the reference's texts, each of them compared, and a topology's figures."""
+"""The documents under ``fidelity/``: the reference's texts, their comparisons, and a topology's metrics."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ FIDELITY = Document("fidelity.json", version=1, oldest=1, since="")
 COMPARED = Document("sequences.jsonl", version=1, oldest=1, since="")
 DIRECTORY = "fidelity"
 
-TOP = 20  # likeliest tokens of a position: the most that OpenAI's API, Dynamo's frontend and trtx's worker take
+TOP = 20  # most likely tokens per position; the maximum of OpenAI's API, Dynamo's frontend and trtx's worker
 Part = Literal["text", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A line of ``reference.jsonl``: a prompt and what the reference goes on with, all of it scored by the reference.
+    """A line of ``reference.jsonl``: a prompt and the reference's continuation, both scored by the reference.
 
-    ``tokens``: ids of both; the first ``prompt_length`` are the prompt's. Of each position but the first, in order:
-    ``top_tokens`` are its own token and the likeliest ones, ``top_logprobs`` their natural log-probabilities.
+    ``tokens`` are the ids of both; the first ``prompt_length`` belong to the prompt. For each position except the
+    first, in order, ``top_tokens`` has the position's own token and the most likely ones, and ``top_logprobs`` their
+    natural log-probabilities.
     """
 
     index: int
@@ -37,7 +38,9 @@ class Sequence:
     top_logprobs: tuple[tuple[float, ...], ...]
 
     def rows(self, top: int) -> list[dict[int, float]]:
-        """By token: the ``top`` likeliest of each position but the first, and its own."""
+        """Log-probabilities by token: the ``top`` most likely ones and the own token of each position except
+        the first.
+        """
         found = []
         for own, tokens, logprobs in zip(self.tokens[1:], self.top_tokens, self.top_logprobs, strict=True):
             row = dict(zip(tokens, logprobs, strict=True))
@@ -48,13 +51,13 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """``reference.json``: written once ``reference.jsonl`` is whole."""
+    """Content of ``reference.json``, which is written when ``reference.jsonl`` is complete."""
 
-    model: str  # as it was named
-    files_sha256: str  # of its files, sampled
-    dtype: str  # of its weights, as they are stored
+    model: str  # as given by the user
+    files_sha256: str  # of samples of its files
+    dtype: str  # stored dtype of its weights
     device: str  # CPU, or the GPU's name
-    prompts: str  # where they come from
+    prompts: str  # source of the prompts
     top: int
     sequences: int
     seconds: float
@@ -62,29 +65,29 @@ class ReferenceFacts:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSequence:
-    """A line of ``sequences.jsonl``: one sequence on one topology. Lists are of each position but the first.
+    """A line of ``sequences.jsonl``: one sequence on one topology. Lists have one entry per position except the first.
 
-    ``kl``: nats, at most the true one. ``shared``: the reference's probability of the tokens that both show.
+    ``kl``: lower bound in nats. ``shared``: the reference's probability of the tokens that both report.
     """
 
     index: int
-    key: str  # a hash of the tokens, and of what was asked
+    key: str  # hash of the tokens and the prompt's length
     prompt_length: int
     kl: tuple[float, ...]
     agrees: tuple[bool, ...]
     shared: tuple[float, ...]
-    reference_logprob: tuple[float, ...]  # natural, of the position's own token
+    reference_logprob: tuple[float, ...]  # natural log-probability of the position's own token
     served_logprob: tuple[float, ...]
-    models: tuple[str, ...] = ()  # that the answer says gave it
+    models: tuple[str, ...] = ()  # models named by the answer
 
     def positions(self, part: Part) -> slice:
-        """Of the lists: the prompt's, or those of the reference's text."""
+        """Slice of the lists for the prompt, or for the reference's text."""
         return slice(self.prompt_length - 1, None) if part == "text" else slice(0, self.prompt_length - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean over all positions of a part. ``interval``: None of too few prompts for one."""
+    """A mean over all positions of a part. ``interval`` is None with too few prompts."""
 
     value: float
     interval: Interval | None
@@ -92,13 +95,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class PartFigures:
-    """The text of the reference, or the prompts before it, on one topology."""
+    """Metrics of the reference's text, or of the prompts before it, on one topology."""
 
     part: Part
     positions: int
-    kl: Figure  # nats a token, at most the true one
-    agreement: Figure  # share of positions whose likeliest token is the same
-    shared: float  # the reference's probability of the tokens that were compared one by one
+    kl: Figure  # lower bound, in nats per token
+    agreement: Figure  # share of positions with the same most likely token
+    shared: float  # the reference's probability of the tokens that were compared individually
     reference_perplexity: float  # exp of the mean negative log-probability of the positions' own tokens
     served_perplexity: float
     perplexity_increase_pct: Figure
@@ -106,17 +109,17 @@ class PartFigures:
 
 @dataclass(frozen=True, slots=True)
 class TopologyFidelity:
-    """``fidelity.json``."""
+    """Content of ``fidelity.json``."""
 
     topology: str
-    route: str | None  # the way that log-probabilities of prompts came; None: the server gives none
-    top: int | None  # likeliest tokens of a position that the server was asked for
-    sequences: int  # to ask
+    route: str | None  # how prompt log-probabilities were obtained; None: the server gives none
+    top: int | None  # requested number of most likely tokens per position
+    sequences: int  # number to ask
     answered: int
-    parts: tuple[PartFigures, ...]  # none without an answer
+    parts: tuple[PartFigures, ...]  # empty without an answer
     unanswered: tuple[Unanswered, ...]
     note: str | None = None  # why nothing was compared
-    others: OtherModels | None = None  # that answers name in place of the one that was asked
+    others: OtherModels | None = None  # other models that answers name
 
     def part(self, name: Part) -> PartFigures | None:
         return next((one for one in self.parts if one.part == name), None)
@@ -131,10 +134,12 @@ def fidelity_directory(run_dir: Path, topology: str) -> Path:
 
 
 def read_fidelity(run_dir: Path, topology: str) -> TopologyFidelity | None:
-    """None where the topology was not compared to its end. Raises UsageError: file, field, value."""
+    """The fidelity of a topology; None if the comparison is incomplete. Raises UsageError with file, field and
+    value.
+    """
     return FIDELITY.find(fidelity_directory(run_dir, topology), TopologyFidelity)
 
 
 def read_compared(directory: Path) -> tuple[ComparedSequence, ...]:
-    """In the order of the file; none where there is no file yet. Raises UsageError."""
+    """Comparisons in file order; empty if there is no file yet. Raises UsageError."""
     return read_lines(directory, COMPARED, ComparedSequence)

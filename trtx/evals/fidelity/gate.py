@@ -1,4 +1,6 @@
-"""Verdicts on fidelity: a largest divergence and a least agreement, each decided on its interval, three-way."""
+"""Verdicts on fidelity: a maximum divergence and a minimum agreement, each judged three-way by its confidence
+interval.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ from trtx.evals.statistics import FEWEST_SAMPLES
 from trtx.stats.intervals import Interval
 
 LEAST_SHARED = 0.5
-"""Of the reference's probability, what has to be compared token by token before a small divergence is a pass: the
-divergence that is shown is a lower bound, and says little where most lies in what neither side shows."""
+"""Minimum share of the reference's probability that must be compared token by token for a small divergence to pass.
+
+The reported divergence is a lower bound, which says little if most probability is in tokens that neither side reports.
+"""
 _ASK_AGAIN = "ask for them again with --resume"
 
 
 def judge_fidelity(
     found: TopologyFidelity, max_kl: float | None = None, min_agreement: float | None = None
 ) -> Iterator[Judgement]:
-    """Of one topology: whether every sequence was compared, and each bound that was asked for."""
+    """Judges one topology: whether every sequence was compared, and each requested bound."""
     missing = found.sequences - found.answered
     whole = Judgement(
         cell=found.topology, criterion="unanswered_sequence_count:avg:le:0", verdict=Verdict.PASS,
@@ -82,7 +86,7 @@ def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
 
 
 def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:
-    """What passed without some of its sequences did not pass: nobody saw those."""
+    """Turns a pass into NO_VERDICT if sequences are missing."""
     if found.answered == found.sequences:
         return passed
     lost = found.sequences - found.answered
@@ -97,7 +101,7 @@ def _no_figure(found: TopologyFidelity) -> str:
 
 
 def why_no_interval(sequences: int) -> str:
-    """Of a figure over so many compared sequences that has none."""
+    """Why a metric over so many compared sequences has no interval."""
     if sequences < FEWEST_SAMPLES:
         return f"{counted(sequences, 'sequence')} compared, too few for an interval; ask 10 prompts or more"
     return f"all {sequences} sequences say the same, which does not show how far off others may be"

@@ -1,4 +1,4 @@
-"""What the reference goes on with: generated prompts that no model here was trained on, or a person's own."""
+"""Prompts for the reference to continue: generated ones that no bundled model was trained on, or the user's."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from trtx.errors import UsageError
 from trtx.text import load_hf_tokenizer, load_tokenizer
 
 DEFAULT_COUNT = 192
-MOST = 10_000  # some gigabytes of log-probabilities in a run directory
+MOST = 10_000  # their log-probabilities take a few gigabytes in a run directory
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """``source``: where they come from, for people. ``tokens``: ids of each."""
+    """``source``: description of the origin, for users. ``tokens``: token ids of each prompt."""
 
     source: str
     tokens: tuple[list[int], ...]
 
 
 def read_prompts(asked: int | Path, model: Path) -> Prompts:
-    """``asked``: how many to make, or a JSONL file as ``trtx build --calib`` takes it. ``model``: whose tokenizer and
-    chat template are used. Raises UsageError."""
+    """Generates ``asked`` prompts, or reads a JSONL file in the format of ``trtx build --calib``.
+
+    ``model`` is the directory whose tokenizer and chat template are used. Raises UsageError.
+    """
     tokenizer = load_tokenizer(model)
 
     def encode(text: str) -> list[int]:
@@ -49,14 +51,14 @@ def read_prompts(asked: int | Path, model: Path) -> Prompts:
 
 
 def _without_special(tokenizer: Any, text: str) -> list[int]:
-    """A chat template writes the special tokens itself."""
+    """Encodes text without adding special tokens, because the chat template has written them already."""
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _rendered(template: Any, messages: Entry, file: Path, number: int, model: Path) -> str:
     try:
         return str(template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # of the template's own code
+    except Exception as error:  # raised by the template's code
         raise UsageError(
             f"prompt {number} of {shown(file)} does not go through the chat template of {model} "
             f"({shown(str(error) or type(error).__name__)}); give its text as "

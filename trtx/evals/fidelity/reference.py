@@ -1,6 +1,7 @@
-"""The reference: which checkpoint a served one is held against, and what the embedded engine says of it.
+"""The reference: finds the checkpoint to compare with, and computes the embedded engine's results for it.
 
-Made once a run, before anything is served, and kept in its directory: further topologies and ``--resume`` read it.
+They are computed once per run, before anything is served, and stored in the run directory for all topologies and for
+``--resume``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PURPOSE = "makes the reference"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``name``: as it was asked for, or as a build's manifest has it."""
+    """``name``: as requested, or as in a build's manifest."""
 
     name: str
     path: Path
@@ -39,9 +40,10 @@ class Reference:
 
 
 def find_reference(named: str | None, served: Path | None) -> Reference:
-    """The checkpoint that was ``named``; else what the build ``served`` was made from; else ``served`` itself.
+    """The checkpoint ``named`` by the user, else the one from which the build ``served`` was made, else ``served``
+    itself.
 
-    Raises UsageError where it is not here, or is not what the build was made from any more.
+    Raises UsageError if it isn't available, or if its weights have changed since the build.
     """
     if named is None and served is not None and (served / MANIFEST).exists():
         return _source_of(served)
@@ -65,7 +67,7 @@ def _source_of(build: Path) -> Reference:
 
 
 def check_same_vocabulary(reference: Path, served: Path) -> None:
-    """Raises UsageError where token ids of one are not those of the other. ``served``: its tokenizer's directory."""
+    """Raises UsageError if the token ids of both models differ. ``served`` is the directory of the served tokenizer."""
     before, after = (vocabulary(path) for path in (reference, served))
     if before != after:
         differing = sum(after.get(token) != id_ for token, id_ in before.items()) + len(after.keys() - before.keys())
@@ -82,14 +84,14 @@ def check_same_vocabulary(reference: Path, served: Path) -> None:
 
 
 def vocabulary(model: Path) -> dict[str, int]:
-    """Token -> id, added ones included."""
+    """Token -> id, including added tokens."""
     tokenizer: Any = load_tokenizer(model)
     found: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     return found
 
 
 def _vocab_size(model: Path) -> int | None:
-    """None where there is a tokenizer alone."""
+    """vocab_size of a model; None for a directory with only a tokenizer."""
     if not (model / "config.json").exists():
         return None
     size = text_config(read_config(model)).get("vocab_size")
@@ -97,7 +99,7 @@ def _vocab_size(model: Path) -> int | None:
 
 
 def read_reference(run_dir: Path) -> tuple[ReferenceFacts, tuple[Sequence, ...]] | None:
-    """None where it was not made to its end. Raises UsageError."""
+    """The stored reference; None if it is incomplete. Raises UsageError."""
     directory = reference_directory(run_dir)
     facts = REFERENCE.find(directory, ReferenceFacts)
     return None if facts is None else (facts, read_lines(directory, SEQUENCES, Sequence))
@@ -114,10 +116,11 @@ def make_reference(
     check: Callable[[], None],
     on_progress: Callable[[Progress], None],
 ) -> tuple[ReferenceFacts, tuple[Sequence, ...]]:
-    """Greedy text of ``osl`` tokens at most after each prompt, and all of it scored, teacher-forced.
+    """Computes greedy text of at most ``osl`` tokens after each prompt, and scores all tokens with teacher forcing.
 
-    ``gpus``: what ``CUDA_VISIBLE_DEVICES`` is for its engine, None: as here; ``device``: what that is called. Raises
-    UsageError for a prompt that does not fit and a checkpoint that the engine can't load, LaunchError where it dies.
+    ``gpus``: ``CUDA_VISIBLE_DEVICES`` for the engine, or None for that of this process. ``device``: the device's name.
+    Raises UsageError for a prompt that doesn't fit or a checkpoint that the engine can't load, and LaunchError if the
+    engine dies.
     """
     started = time.monotonic()
     directory = reference_directory(run_dir)

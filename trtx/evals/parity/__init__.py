@@ -1,11 +1,14 @@
-"""Parity: the same prompts through several routes of one model, and how far their answers are from the reference's.
+"""Parity: sends the same prompts through several routes of one model and compares their answers with the reference's.
 
-Owns the prompts, the client that sends them and cancels some, the distance of two answers, and its judgement. Does not
-serve, kill or count what happened on a route (``experiment`` does), draw (``report``) or print (``cli``).
-Enter through :func:`make_prompts`, :func:`ask_all`, :func:`compare_route` and :func:`judge_route`; of a server that
-somebody else started, :func:`find_server` says what it takes.
-Always holds: answers are compared only where they had the same tokens before them, and a route passes only if somebody
-counted that what it is called after has happened.
+This package owns the prompts, the client that sends and cancels requests, the distance of two answers, and its
+judgement. It doesn't serve, kill workers or count events on a route (``experiment`` does), draw (``report``) or print
+(``cli``).
+
+Use :func:`make_prompts`, :func:`ask_all`, :func:`compare_route` and :func:`judge_route`. For an attached server,
+:func:`find_server` probes its capabilities.
+
+Invariants: answers are compared only at positions with equal preceding tokens, and a route passes only if counters
+prove that it was used.
 """
 
 from trtx.evals.parity.asking import Pass, Server, ask_all

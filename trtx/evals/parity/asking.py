@@ -1,6 +1,7 @@
-"""Sends all prompts of a run once, as streams, many at a time, and leaves those that are to be cancelled.
+"""Sends all prompts of a run once, as concurrent streams, and disconnects from those that are to be cancelled.
 
-Seen of Dynamo 1.4.2: every event says to whom the request was sent (``nvext.worker_id``), which a migration leaves.
+With Dynamo 1.4.2, every event names the worker to which the request was sent (``nvext.worker_id``); a migration doesn't
+change it.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from trtx.bench.answers import Asked, model_name, words
 from trtx.evals.parity.forms import Answer, Prompt
 from trtx.tls import trust_of
 
-TOP = 5  # likeliest tokens that are asked for at each position: as many as OpenAI's completions give
+TOP = 5  # number of alternatives per position, the maximum of OpenAI's completions
 _TIMEOUT_S = 600.0
-_ATTEMPTS = 3  # at a request that fails before its first token, as one that was routed to a worker just dead
+_ATTEMPTS = 3  # tries of a request that fails before its first token, e.g. on a worker that has just died
 _PAUSE_S = 0.5
 _LOOK_S = 0.02
-_AT_ONCE_S = 0.01  # after which a client that does not look has left
-_TOKEN = "token_id:"  # how ids are spelled where return_tokens_as_token_ids is asked
+_AT_ONCE_S = 0.01  # time after which a client disconnects without reading
+_TOKEN = "token_id:"  # prefix of ids with return_tokens_as_token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Who is asked, and what of a request it takes."""
+    """A server, and its capabilities."""
 
     url: str  # without /v1
-    model: str  # the name that it serves
+    model: str  # the served name
     api_key: str | None = None
-    takes_nvext: bool = True  # Dynamo's own fields: a salt for its KV, who answered
+    takes_nvext: bool = True  # Dynamo's extensions: a cache salt, and the worker that answered
     gives_prompt_logprobs: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One time that all prompts are sent, while it goes on and after."""
+    """One pass over all prompts, during and after its execution."""
 
     under_way: dict[int, Stream] = field(default_factory=dict)  # compared requests
     answers: dict[int, Answer] = field(default_factory=dict)
-    cancelled: int = 0  # clients that left before the end
-    too_late: int = 0  # that wanted to, and had the end already
-    unreached: str | None = None  # why the last request failed that got no word at all; None: none did
+    cancelled: int = 0  # number of clients that disconnected early
+    too_late: int = 0  # number of clients that should have, but already had the whole answer
+    unreached: str | None = None  # error of the last request without any response; None: there was none
 
     @property
     def ended(self) -> int:
@@ -63,10 +64,10 @@ def ask_all(
     check: Callable[[], None],
     watch: Callable[[Pass], None],
 ) -> Pass:
-    """Until each prompt has its answer, or has none for good. Answers are greedy and exactly ``osl`` tokens long.
+    """Runs until each prompt has an answer or has failed. Answers are greedy and exactly ``osl`` tokens long.
 
-    No pass finds the KV of one with another ``salt``, where the server takes one. ``watch`` and ``check`` are called 50
-    times a second, and may raise: then all requests are given up and the error passes on.
+    Passes with different ``salt`` share no cached KV, if the server supports salts. ``watch`` and ``check`` are called
+    50 times a second and may raise; then all requests are aborted and the exception is re-raised.
     """
     return asyncio.run(_ask_all(server, prompts, salt, osl, concurrency, check, watch))
 
@@ -110,7 +111,7 @@ async def _ask_all(
 
 
 def ask_once(server: Server, prompt: Prompt, *, osl: int) -> Answer:
-    """One prompt, one attempt: whether a server gives what is compared."""
+    """Sends one prompt once, to probe whether a server returns the compared values."""
     return asyncio.run(_ask_once(server, prompt, osl))
 
 
@@ -170,7 +171,7 @@ async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prom
 
 
 async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> None:
-    """Begins a request and leaves it. What it says until then, or why it fails, is nobody's business."""
+    """Starts a request and disconnects. Its content and its errors are ignored."""
     wanted, gathered = prompt.cancel_after or 0, Stream()
     try:
         async with asyncio.timeout(_AT_ONCE_S if wanted == 0 else _TIMEOUT_S):
@@ -186,7 +187,9 @@ async def _leave(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Promp
 async def _stream(
     http: httpx.AsyncClient, body: Mapping[str, Any], gathered: Stream, goes_on: Callable[[], bool]
 ) -> str | None:
-    """Takes in one stream, event by event, for as long as ``goes_on``. Why it is no whole answer; None where it is."""
+    """Reads one stream event by event while ``goes_on``. Returns why the answer is incomplete, or None if it is
+    complete.
+    """
     whole = Whole()
     try:
         async with http.stream("POST", "completions", json=body) as answer:
@@ -212,9 +215,9 @@ async def _stream(
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What one stream has brought so far."""
+    """The content of one stream so far."""
 
-    has_word: bool = False  # the server answered, with whatever
+    has_word: bool = False  # the server responded at all
     events: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -227,11 +230,11 @@ class Stream:
 
     @property
     def worker(self) -> int | None:
-        """Dynamo's id of the one that it was sent to; None: the server has not said."""
+        """Dynamo's id of the worker that got the request; None: not reported yet."""
         return self.workers.get("decode")
 
     def take(self, document: Mapping[str, Any]) -> None:
-        """One event. Raises KeyError, TypeError, ValueError for what is not in the form that was asked for."""
+        """Adds one event. Raises KeyError, TypeError or ValueError for one in an unexpected format."""
         self.events += 1
         self.usage = document.get("usage") or self.usage
         if (model := model_name(document.get("model"))) is not None:
@@ -254,7 +257,7 @@ class Stream:
         if prompt.asks_prompt_logprobs and failure is None:
             try:
                 rows = list(self.prompt_rows)
-                rows = rows[1:] if rows and rows[0] is None else rows  # the first token has nothing before it
+                rows = rows[1:] if rows and rows[0] is None else rows  # the first token has no predecessor
                 resent = len(rows) - (len(prompt.token_ids) - 1)
                 prompt_logprobs = tuple(_of_prompt(rows, prompt.token_ids[1:]))
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -281,7 +284,7 @@ class Stream:
 
 
 def _likeliest(row: Any) -> dict[str, float]:
-    """By id, of Dynamo's list of {token, logprob}, or the map of OpenAI's completions."""
+    """Log-probabilities by id, from Dynamo's list of {token, logprob} or the mapping of OpenAI's completions."""
     pairs = row.items() if isinstance(row, Mapping) else ((one["token"], one["logprob"]) for one in row)
     return {str(_id(token)): _finite(value) for token, value in pairs}
 
@@ -298,7 +301,10 @@ def _finite(value: Any) -> float:
 
 
 def _of_prompt(rows: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]) -> Iterator[float]:
-    """Of each token its own, in rows of {token: {"logprob": …}}. Raises KeyError, TypeError where one is not there."""
+    """The log-probability of each token, from rows of {token: {"logprob": …}}.
+
+    Raises KeyError, TypeError or ValueError if one is missing.
+    """
     if len(rows) < len(tokens):
         raise ValueError(f"{len(rows)} rows for {len(tokens)} tokens")
     for row, token in zip(rows, tokens, strict=False):

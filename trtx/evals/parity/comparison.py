@@ -1,4 +1,4 @@
-"""One pass beside the reference, request by request."""
+"""Compares one pass with the reference, request by request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def compare_route(
     evidence: Evidence,
     confidence: float = CONFIDENCE,
 ) -> ComparedRoute:
-    """``reference`` and ``answers``: of the same prompts, the latter asked of ``model``. Those without a whole answer
-    on either side are told, not compared."""
+    """Compares ``answers`` of ``model`` with ``reference`` answers to the same prompts.
+
+    Requests without a complete answer on either side are reported but not compared.
+    """
     expected = {one.index: one for one in reference if one.failure is None}
     failures = tuple(f"request {one.index}: {one.failure}" for one in answers if one.failure is not None)
     pairs = [(expected[one.index], one) for one in answers if one.failure is None and one.index in expected]
@@ -56,12 +58,12 @@ def _at(found: Distance, position: int) -> float:
 
 
 def _tokens(before: Answer, now: Answer, position: int) -> tuple[int, int]:
-    """-1 where an answer has ended already."""
+    """The tokens at a position; -1 after an answer's end."""
     return tuple(one.token_ids[position] if position < len(one.token_ids) else -1 for one in (before, now))  # type: ignore[return-value]
 
 
 def _worst(distances: Mapping[int, Distance]) -> tuple[Worst, ...]:
-    """Of each request its largest distance, the largest first; where it is as large again, the first."""
+    """The first maximum of each request's distances, in descending order."""
     found: list[Worst] = []
     for index, one in distances.items():
         parts = [

@@ -1,8 +1,9 @@
-"""How far two answers to one prompt are from each other, in natural logarithms of probabilities.
+"""The distance of two answers to one prompt, in natural logarithms of probabilities.
 
-At one position both sides say the likeliest tokens. The distance there is the largest of |Δ| over the tokens that both
-name; a token that one side names alone is, on the other, no likelier than the last that it does name, and is that far
-off at least. So two sides that choose differently are as near as rounding is only where the choice was a tie.
+Both sides report the most likely tokens of each position. The distance at a position is the largest |Δ| over the tokens
+that both report. A token that only one side reports is at most as likely on the other side as the last token reported
+there, which gives a lower bound on its |Δ|. Two sides with different choices are therefore as close as rounding errors
+only if the choice was a tie.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from trtx.evals.parity.forms import Answer
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Of one request. Positions are compared up to the first where tokens differ, and that one too: all of them had the
-    same tokens before them."""
+    """The distance of one request's answers.
+
+    Positions are compared up to and including the first one at which tokens differ, so that all have equal preceding
+    tokens.
+    """
 
     answer: tuple[float, ...]  # by position
-    prompt: tuple[float, ...]  # by position from the second token on; none where not both sides say
-    divergence: int | None  # the first position of the answer with another token; None: there is none
+    prompt: tuple[float, ...]  # by position from the second token on; empty unless both sides report them
+    divergence: int | None  # first position of the answers with different tokens; None: there is none
 
     @property
     def mean(self) -> float:
-        """Over all positions of both; 0 for none."""
+        """The mean over all positions of answer and prompt; 0 without any."""
         values = self.answer + self.prompt
         return sum(values) / len(values) if values else 0.0
 
 
 def distance(reference: Answer, other: Answer) -> Distance:
-    """Both whole, with as many ``logprobs`` and ``top`` as tokens. One that ends earlier diverges at its end."""
+    """The distance of two complete answers. If one ends earlier, they diverge at its end."""
     found: list[float] = []
     divergence = None
     for position, tokens in enumerate(zip(reference.token_ids, other.token_ids, strict=False)):
@@ -57,6 +61,6 @@ def _between(one: Mapping[str, float], two: Mapping[str, float]) -> float:
 
 
 def _beyond(named: Mapping[str, float], others: Mapping[str, float]) -> float:
-    """How far the tokens that ``others`` lacks are off at least."""
+    """The smallest possible distance of the tokens that ``others`` lacks."""
     least = min(others.values())
     return max([0.0, *(value - least for token, value in named.items() if token not in others)])

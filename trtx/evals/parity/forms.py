@@ -1,8 +1,8 @@
-"""The documents of a run of ``trtx eval parity``, under ``eval/``: prompts, every answer of every pass, what they show.
+"""The documents of a ``trtx eval parity`` run, under ``eval/``: prompts, all answers of all passes, and the comparison.
 
     eval/prompts.jsonl               eval/parity.json               eval/<pass>/answers.jsonl
 
-A pass is one time that all prompts were sent: two of the reference (``agg``, ``agg-again``), one of each other route.
+A pass sends all prompts once. The reference has two passes (``agg``, ``agg-again``), every other route has one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request, the same on every route; one line of ``prompts.jsonl``."""
+    """One request, which is the same on every route; one line of ``prompts.jsonl``."""
 
-    index: int  # its place in the order of sending, and its name
+    index: int  # position in the order of sending; identifies the prompt
     token_ids: tuple[int, ...]
-    family: int | None  # prompts of one number begin with the same tokens; None: it shares none
+    family: int | None  # prompts of a family share a prefix; None: no shared prefix
     asks_prompt_logprobs: bool
-    cancel_after: int | None  # events of its stream, after which the client leaves; 0: before it looks; None: it stays
+    cancel_after: int | None  # number of stream events before the client disconnects; 0: before any; None: it stays
 
     @property
     def is_compared(self) -> bool:
@@ -44,11 +44,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one prompt; one line of ``answers.jsonl``. Log-probabilities are natural.
+    """The response to one prompt; one line of ``answers.jsonl``. Log-probabilities are natural logarithms.
 
-    ``top``: for each token, the likeliest ones by id, as many as the server gives. ``prompt_logprobs``: of each token
-    of the prompt but the first; empty where they were not asked for. ``resent``: tokens that stood behind the prompt
-    when the worker that ended the answer got it, as after a migration; None: it does not show.
+    ``top``: the most likely tokens by id for each token, as many as the server gives. ``prompt_logprobs``: for each
+    prompt token except the first; empty if not requested. ``resent``: number of tokens appended to the prompt for the
+    worker that completed the answer, as after a migration; None: unknown.
     """
 
     index: int
@@ -59,51 +59,51 @@ class Answer:
     finish_reason: str | None
     prompt_tokens: int | None
     cached_tokens: int | None
-    workers: dict[str, int]  # by role, Dynamo's ids of who answered; none: the server does not say
+    workers: dict[str, int]  # Dynamo's worker ids by role; empty: not reported
     resent: int | None
     attempts: int
-    failure: str | None  # why there is no whole answer, in the server's words; None: it is whole
-    models: tuple[str, ...] = ()  # that its events say gave it
+    failure: str | None  # why the answer is incomplete, in the server's words; None: complete
+    models: tuple[str, ...] = ()  # models named by its events
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """Where two passes differ most in one request."""
+    """The largest difference of two passes in one request."""
 
     index: int  # of the prompt
     part: str  # "answer" or "prompt"
-    position: int  # of the token in that part, from 0
+    position: int  # of the token within the part, from 0
     distance: float  # of log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two answers to one prompt have another token for the first time."""
+    """The first position at which two answers to one prompt have different tokens."""
 
     index: int
     position: int
-    distance: float  # of log-probabilities there, as :mod:`distance` has it
+    distance: float  # of log-probabilities there, as in :mod:`distance`
     expected: int  # token ids
     found: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All answers of one pass beside those of the reference."""
+    """All answers of one pass compared with those of the reference."""
 
-    requests: int  # with a whole answer on both sides
-    identical: int  # of them, token for token
-    divergences: tuple[Divergence, ...]  # the others, by the distance, the largest first
-    answer_positions: int  # that had the same tokens before them on both sides
+    requests: int  # with a complete answer on both sides
+    identical: int  # number with identical tokens
+    divergences: tuple[Divergence, ...]  # the others by distance, largest first
+    answer_positions: int  # positions with equal preceding tokens on both sides
     prompt_positions: int
-    worst: tuple[Worst, ...]  # by request, the largest first
-    mean: Interval | None  # of the distance over requests' means; None: too few requests
+    worst: tuple[Worst, ...]  # by request, largest first
+    mean: Interval | None  # interval of the mean distance over requests; None: too few requests
     mean_distance: float
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One thing that was counted on a route. ``value`` None: nobody counts it there."""
+    """One counter of a route. ``value`` None: not counted."""
 
     what: str
     value: int | None
@@ -111,51 +111,51 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Whether a route was what it is called after.
+    """Evidence that a route was used.
 
-    ``is_checked``: False where nobody can see how the server works inside, and nothing is said of it. ``corrupted``:
-    handoffs whose KV a planted fault made wrong; None: nobody counted.
+    ``is_checked``: False for a server whose internals aren't visible, so that no claim is made. ``corrupted``: number
+    of handoffs whose KV an injected fault corrupted; None: not counted.
     """
 
     counts: tuple[Count, ...]
-    missing: str | None  # why it is not shown to have happened; None: it did, or ``is_checked`` is False
+    missing: str | None  # why it is not proven; None: it is, or ``is_checked`` is False
     is_checked: bool = True
     corrupted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a log-probability may be from the reference's: what two identical runs show, times a factor, or a floor.
+    """Permitted distance from the reference's log-probabilities: a multiple of that of two identical runs, or a floor.
 
-    ``dtype`` is that which the model is computed in; None: not known, and no floor. A ``floor`` of 0: every route
-    promises the same bits (``--deterministic``), and nothing is allowed.
+    ``dtype`` is the model's compute dtype; None: unknown, and no floor. A ``floor`` of 0 means that all routes must be
+    bitwise identical (``--deterministic``), so no distance is permitted.
     """
 
     dtype: str | None
     floor: float | None
-    largest: float  # distance that the two runs of the reference show
+    largest: float  # largest distance between the reference's two runs
     mean: float
-    most: float  # that a distance may be
-    most_mean: float  # that the mean may be
+    most: float  # maximum permitted distance
+    most_mean: float  # maximum permitted mean
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRoute:
     route: str
-    sent: int  # requests that are compared
-    failures: tuple[str, ...]  # of those without a whole answer: the prompt's index and why
-    cancelled: int  # requests whose client left before their end
+    sent: int  # number of compared requests
+    failures: tuple[str, ...]  # for requests without a complete answer: prompt index and reason
+    cancelled: int  # requests whose client disconnected early
     evidence: Evidence
     compared: Compared
-    others: OtherModels | None = None  # that answers name in place of the one that was asked
+    others: OtherModels | None = None  # other models that answers name
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """``parity.json``."""
+    """Content of ``parity.json``."""
 
-    tolerance: Tolerance | None  # None: the reference was not answered twice
-    reference: ComparedRoute | None  # its second pass beside its first
+    tolerance: Tolerance | None  # None: the reference doesn't have two answered passes
+    reference: ComparedRoute | None  # its second pass compared with its first
     routes: tuple[ComparedRoute, ...]
 
 
@@ -164,7 +164,7 @@ def parity_directory(run_dir: Path) -> Path:
 
 
 def read_parity(run_dir: Path) -> Parity | None:
-    """None where nothing was compared yet. Raises UsageError: file, field, value."""
+    """The comparison so far; None if there is none. Raises UsageError with file, field and value."""
     return PARITY.find(parity_directory(run_dir), Parity)
 
 
@@ -173,29 +173,30 @@ def write_prompts(run_dir: Path, prompts: Iterable[Prompt]) -> None:
 
 
 def read_prompts(run_dir: Path) -> tuple[Prompt, ...] | None:
-    """None where a run ended before it wrote them. Raises UsageError as :func:`read_answers`."""
+    """The prompts; None if the run ended before it wrote them. Raises UsageError like :func:`read_answers`."""
     path = parity_directory(run_dir) / PROMPTS.file
     return _read_lines(PROMPTS, Prompt, path) if path.exists() else None
 
 
 def write_answers(run_dir: Path, label: str, answers: Iterable[Answer]) -> None:
-    """Of one pass, by index."""
+    """Writes the answers of one pass, ordered by index."""
     _write_lines(ANSWERS, parity_directory(run_dir) / label, answers)
 
 
 def read_answers(run_dir: Path, label: str) -> tuple[Answer, ...]:
-    """Raises UsageError naming the line, and the field, that can't be read."""
+    """The answers of one pass. Raises UsageError that names the line and the field that can't be read."""
     return _read_lines(ANSWERS, Answer, parity_directory(run_dir) / label / ANSWERS.file)
 
 
 def has_answers(run_dir: Path, label: str) -> bool:
-    """Whether a pass was written. It is at once, when it has ended."""
+    """Whether a pass has been written, which happens atomically at its end."""
     return (parity_directory(run_dir) / label / ANSWERS.file).exists()
 
 
 def _read_lines(document: Document, form: type[T], path: Path) -> tuple[T, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a server's words may hold what else ends a line
+        # Not splitlines(), because a server's text may contain other line separators.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}); {RESTORE}") from error
     return tuple(_restored(document, form, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))

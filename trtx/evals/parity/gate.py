@@ -1,16 +1,19 @@
-"""What the distances of a route are judged to be, by the yardstick that two identical runs of the reference are.
+"""Judges the distances of a route by a yardstick: the distances of two identical runs of the reference.
 
-A log-probability is a difference of numbers of the size of the model's logits, some 16 where it is sure. In float32 the
-products of a row are summed in float32 too: n of them in another order leave about √n ε / 2 of it, which with n = 4096
-and 16 is 512 ε. In half precision they are summed in float32 and rounded once, 16 ε / 2 on either side, and twice as
-much is allowed for what the layers before have rounded: 32 ε. So far a distance may be where identical runs show less;
-they may be equal, bit for bit, while a prompt that is cut into chunks is summed in another order. Beyond it, what
-identical runs show counts: the largest of thousands of distances that are but noise hardly ever is twice that of
-another run, and 4 times it is allowed. A few wrong log-probabilities show there. Many that are a little wrong show in
-the mean, which may be 4 times that of identical runs, or a quarter of that floor: the largest of thousands of normal
-deviates is some 4 to 5 times their mean absolute one.
+A log-probability is a difference of values of the size of the model's logits, about 16 for a confident model. In
+float32, the products of a row are also summed in float32. Summing n of them in a different order changes the result by
+about √n ε / 2 of its size, which is 512 ε for n = 4096 and size 16. In half precision, sums are computed in float32 and
+rounded once: 16 ε / 2 on either side. Twice the sum of both sides is permitted, because earlier layers round too: 32 ε.
 
-A model that is served with ``--deterministic`` promises the same bits on every route, so there nothing is allowed.
+These values are a floor for the permitted distance, for identical runs that differ less. Such runs may even be bitwise
+equal, while a prompt cut into chunks is summed in a different order. Above the floor, the identical runs determine the
+limit. The largest of thousands of noise distances is hardly ever twice that of another run, so 4 times is permitted.
+
+This finds a few wrong log-probabilities. Many slightly wrong ones show in the mean, which may be up to 4 times that of
+identical runs, or a quarter of the floor: the largest of thousands of normal deviates is 4 to 5 times their mean
+absolute value.
+
+A model served with ``--deterministic`` promises bitwise equality on every route, so no distance is permitted there.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from collections.abc import Iterator
 from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.evals.parity.forms import Compared, ComparedRoute, Tolerance
 
-FACTOR = 4.0  # of what identical runs show, for the largest distance and for the mean
+FACTOR = 4.0  # multiple of the identical runs' largest and mean distance that is permitted
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 FLOOR = {"float32": 512 * EPSILON["float32"], "float16": 32 * EPSILON["float16"], "bfloat16": 32 * EPSILON["bfloat16"]}
-MEAN_SHARE = 4  # of the floor, for the mean
-PLAUSIBLE = 8  # floors that identical runs may be apart: beyond, what they show is no rounding
-_TOLD = 3  # requests in one sentence
+MEAN_SHARE = 4  # divisor of the floor for the mean
+PLAUSIBLE = 8  # multiple of the floor above which a difference of identical runs can't be rounding
+_TOLD = 3  # maximum number of requests in one sentence
 _DIVERGENCES = "unexplained_divergences:count:le:0"
 _LARGEST, _MEAN = "logprob_distance:max:le:yardstick", "logprob_distance:mean:le:yardstick"
 
 
 def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
-    """Of two runs of the reference; ``dtype``: that the model is computed in, None where it is not known."""
+    """The tolerance from two runs of the reference. ``dtype``: the model's compute dtype; None: unknown."""
     floor = FLOOR.get(dtype or "")
     largest = reference.worst[0].distance if reference.worst else 0.0
     return Tolerance(
@@ -45,7 +48,7 @@ def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
 
 
 def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
-    """Of two runs of a reference that promises the same bits on every route."""
+    """The tolerance for a reference that promises bitwise equality on every route."""
     largest = reference.worst[0].distance if reference.worst else 0.0
     return Tolerance(
         dtype=dtype, floor=0.0, largest=largest, mean=reference.mean_distance, most=0.0, most_mean=0.0
@@ -53,7 +56,7 @@ def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
 
 
 def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
-    """Whether it is one that others can be held against."""
+    """Judges whether the reference is usable as a yardstick."""
     yield _answered(reference)
     yield from _named(reference)
     cell, what = reference.route, "yardstick"
@@ -77,7 +80,7 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
 
 
 def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
-    """``tolerance`` None: there is no yardstick, and no verdict."""
+    """Judges a route. ``tolerance`` None: there is no yardstick and thus no verdict."""
     yield _answered(route)
     yield from _named(route)
     if route.evidence.is_checked:
@@ -93,8 +96,10 @@ def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[J
 
 
 def judge_fault(fault: str, route: ComparedRoute | None) -> Judgement:
-    """Whether KV was made wrong at all: without that, a run says nothing of the check that it tests. ``route``: the one
-    with handoffs; None: it was not compared."""
+    """Judges whether KV was corrupted at all; otherwise the run doesn't test the check.
+
+    ``route``: the one with handoffs; None: not compared.
+    """
     cell, criterion = "disagg" if route is None else route.route, "planted_fault"
     count = None if route is None else route.evidence.corrupted
     if count:
@@ -123,7 +128,7 @@ def _answered(route: ComparedRoute) -> Judgement:
 
 
 def _named(route: ComparedRoute) -> Iterator[Judgement]:
-    """Of answers by several models nothing can be said of the one that was asked."""
+    """No verdict if several models answered, since their answers don't describe the requested one."""
     if route.others is not None and route.others.are_several:
         yield Judgement(
             cell=route.route, criterion="named_models", verdict=Verdict.NO_VERDICT, reason=route.others.sentence
@@ -141,7 +146,7 @@ def _happened(route: ComparedRoute) -> Judgement:
 
 def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     found, limit, criterion = route.compared, tolerance.most, _DIVERGENCES
-    is_exact = tolerance.floor == 0.0  # then two tokens that are equally likely are no tie either
+    is_exact = tolerance.floor == 0.0  # then tokens of equal likelihood are no excuse either
     wrong = [one for one in found.divergences if is_exact or one.distance > limit or -1 in (one.expected, one.found)]
     value = float(len(wrong))
     same = f"{found.identical} of {found.requests} answers are the reference's, token for token"
@@ -197,7 +202,7 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
 
 def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     interval, limit = route.compared.mean, tolerance.most_mean
-    if tolerance.floor == 0.0:  # no sample decides: one distance above 0 breaks the promise
+    if tolerance.floor == 0.0:  # without sampling: a single distance above 0 breaks the promise
         estimate = route.compared.mean_distance
         verdict = Verdict.MISSED if estimate > 0.0 else Verdict.PASS
         reason = f"{estimate:.2g} on average; 0 allowed"
@@ -220,7 +225,7 @@ def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
 
 
 def _doubt(tolerance: Tolerance, distance: float) -> str | None:
-    """Why a distance beyond what two identical runs show need not be wrong; None: it is."""
+    """Why a distance above that of identical runs may still be rounding; None: it can't be."""
     widest = max(FLOOR.values())
     if tolerance.floor is not None or distance > widest:
         return None

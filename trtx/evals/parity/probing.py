@@ -1,4 +1,4 @@
-"""What a server that somebody else started takes of a request, and gives: asked of it, richest first."""
+"""Probes the request fields and outputs that an attached server supports, starting with the richest request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LENGTH = 4  # tokens of the prompt
 
 
 def find_server(url: str, model: str, api_key: str | None, ids: Sequence[int]) -> Server:
-    """``ids``: of the vocabulary that prompts are drawn from. Asks one short prompt, at most three times.
+    """Probes a server with one short prompt, at most three times. ``ids``: the vocabulary from which prompts are drawn.
 
-    Raises UsageError where no completion comes whose tokens and log-probabilities could be compared.
+    Raises UsageError if no completion has tokens and log-probabilities that can be compared.
     """
     step = max(1, len(ids) // _LENGTH)
     prompt = Prompt(0, tuple(ids[::step][:_LENGTH]), None, asks_prompt_logprobs=True, cancel_after=None)

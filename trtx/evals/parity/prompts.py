@@ -1,4 +1,4 @@
-"""What is sent: prompts of mixed lengths, half of them in families that begin alike, and some to be cancelled."""
+"""The prompts: of mixed lengths, half of them in families with a shared prefix, and some that will be cancelled."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from trtx.errors import UsageError
 from trtx.evals.parity.forms import Prompt
 from trtx.text import load_decoder
 
-_FAMILY = 4  # prompts that begin alike
+_FAMILY = 4  # prompts per family
 _COMPARED_PER_CANCELLED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of all requests of a run."""
+    """Parameters of a run's requests."""
 
-    prompts: int  # that are compared; those to be cancelled come on top
-    longest: int  # tokens of a prompt, at most
+    prompts: int  # number to compare, in addition to those that are cancelled
+    longest: int  # maximum tokens of a prompt
     osl: int  # tokens of every answer
     seed: int
 
 
 def ordinary_ids(model_path: Path) -> tuple[int, ...]:
-    """The token ids of a checkpoint's vocabulary that are text: none of those added to it, which end or steer.
+    """The vocabulary's token ids for text, without added tokens such as end and control tokens.
 
-    Raises UsageError where it has no ``tokenizer.json`` that can be read.
+    Raises UsageError without a readable ``tokenizer.json``.
     """
     try:
         tokenizer: Any = load_decoder(model_path)
@@ -43,15 +43,16 @@ def ordinary_ids(model_path: Path) -> tuple[int, ...]:
 
 
 def make_prompts(ids: Sequence[int], shape: Shape) -> tuple[Prompt, ...]:
-    """In the order in which they are sent. Equal shapes and ids give equal prompts.
+    """The prompts in the order of sending. Equal shapes and ids give equal prompts.
 
-    Lengths are log-uniform from 1 to the longest, so that blocks are empty, part full and many. Every second prompt is
-    of a family whose members share up to three quarters of the longest. Every second one of each kind asks for its
-    prompt's log-probabilities, for which an engine computes the whole prompt and reuses none of it.
+    Lengths are log-uniform from 1 to the maximum, so that there are prompts without a full KV block, with a partial one
+    and with many. Every second prompt belongs to a family that shares a prefix of up to three quarters of the maximum.
+    Half of each kind requests log-probabilities of its prompt, for which an engine computes the whole prompt without
+    reuse.
     """
     draw = random.Random(shape.seed)
     prompts: list[Prompt] = []
-    begun: tuple[int, ...] = ()  # of the family that grows
+    begun: tuple[int, ...] = ()  # prefix of the current family
     families = 0
 
     def tokens(most: int) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""The process that lm-eval runs in: ``python -m trtx.evals.session``. Nothing else imports what is here."""
+"""lm-eval's process, ``python -m trtx.evals.session``. No other code imports these modules."""

@@ -1,6 +1,6 @@
-"""``python -m trtx.evals.session <fd>``: the job and then each endpoint as lines on stdin, what happens as lines on fd.
+"""``python -m trtx.evals.session <fd>``: reads the job and endpoints as lines from stdin, writes messages to fd.
 
-It ends when stdin does, and with its parent: the kernel sees to that.
+It ends when stdin ends, and the kernel kills it when its parent dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line a request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs a line per request
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as up:
 
         def tell(message: Up) -> None:
@@ -36,13 +36,13 @@ def main() -> None:
         try:
             _serve(tell)
         except BrokenPipeError:
-            sys.exit(1)  # nobody listens any more
+            sys.exit(1)  # the launcher has closed its end
         except Exception as error:
             traceback.print_exc()
             tell(_failure(error))
             sys.exit(1)
     sys.stderr.flush()
-    os._exit(0)  # all is written; taking the libraries apart takes a while
+    os._exit(0)  # everything is written; unloading the libraries takes a while
 
 
 def _serve(tell: Callable[[Up], None]) -> None:
@@ -68,7 +68,7 @@ def _serve(tell: Callable[[Up], None]) -> None:
 
 
 def _tokenizer(job: Job) -> Any:
-    """As lm-eval's hf model loads it."""
+    """The tokenizer, loaded as in lm-eval's hf model."""
     if job.tokenizer is None:
         return None
     with contextlib.nullcontext() if _may_need_torch(job) else torch_hidden():
@@ -81,7 +81,7 @@ def _tokenizer(job: Job) -> Any:
 
 
 def _may_need_torch(job: Job) -> bool:
-    """For a metric, such as bert_score; trtx's own tasks have none that does."""
+    """Whether a metric, such as bert_score, may need torch; trtx's own tasks don't."""
     from trtx.evals.session.loading import OWN_TASKS
 
     own = {"trtx", *(path.stem for path in OWN_TASKS.glob("*.yaml"))}

@@ -1,4 +1,4 @@
-"""Asks one topology for every sample that it has not answered yet, and scores what it answered."""
+"""Requests every unanswered sample from one topology, and scores the answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Asking:
 
 @dataclass(slots=True)
 class _Running:
-    """The mean of a task's first metric so far, where every sample of it is 0 or 1."""
+    """The running mean of a task's first metric, if all its samples are 0 or 1."""
 
     metric: str | None = None
     ones: int = 0
@@ -81,7 +81,7 @@ class _Running:
 
     @property
     def interval(self) -> Interval | None:
-        """Wilson's."""
+        """Wilson's interval."""
         if not (self.count and self.is_binary):
             return None
         return Interval(self.ones / self.count, *wilson_interval(self.ones, self.count), CONFIDENCE)
@@ -93,11 +93,11 @@ class _TaskRun:
 
     loaded: LoadedTask
     writer: SampleWriter
-    kept: dict[int, Sample] = field(default_factory=dict)  # by doc_id, of an earlier attempt
+    kept: dict[int, Sample] = field(default_factory=dict)  # by doc_id, from an earlier attempt
     samples: dict[int, Sample] = field(default_factory=dict)  # all, by doc_id
     refusals: dict[int, str] = field(default_factory=dict)
-    note: str | None = None  # why it is not asked
-    unjudged: str | None = None  # why a sample could not be judged: what a task computes may fail
+    note: str | None = None  # why it isn't asked
+    unjudged: str | None = None  # why a sample couldn't be judged, e.g. an error in the task's code
     running: _Running = field(default_factory=_Running)
 
     @property
@@ -106,7 +106,7 @@ class _TaskRun:
 
 
 class Asking:
-    """All tasks on one topology. ``tell``: hears of each sample."""
+    """All tasks on one topology. ``tell`` is called after each sample."""
 
     def __init__(
         self, job: Job, tasks: LoadedTasks, model: ServedModel, endpoint: Endpoint, tell: Callable[[Progress], None]
@@ -120,8 +120,8 @@ class Asking:
         self._runs = [_TaskRun(one, SampleWriter(directory / one.name)) for one in tasks.tasks]
 
     async def run(self) -> TopologyScores:
-        """Raises ServerGone, after what was answered is on disk."""
-        (Path(self._endpoint.directory) / EVAL.file).unlink(missing_ok=True)  # of an attempt that lacked answers
+        """Requests and scores everything. Raises ServerGone, with the answers so far on disk."""
+        (Path(self._endpoint.directory) / EVAL.file).unlink(missing_ok=True)  # from an attempt that lacked answers
         for run in self._runs:
             self._take_kept(run)
         route: PromptLogprobs | str | None = None
@@ -165,7 +165,7 @@ class Asking:
                 worker.cancel()
 
     def _work(self) -> Iterator[tuple[_TaskRun, _Asking, int]]:
-        """Every request that has no answer yet, in the order of tasks and documents."""
+        """All unanswered requests, in the order of tasks and documents."""
         for run in self._runs:
             if run.note is not None:
                 continue
@@ -180,7 +180,7 @@ class Asking:
     async def _worker(self, client: Client, work: Iterator[tuple[_TaskRun, _Asking, int]]) -> None:
         for run, asking, place in work:
             if asking.refusal is not None:
-                asking.answers[place] = asking.refusal  # one of its requests was refused: the sample has no answer
+                asking.answers[place] = asking.refusal  # one of the sample's requests was refused, so it gets no answer
             else:
                 instance, repeat = _instance_at(asking.document, place)
                 asking.answers[place] = await self._model.answer(client, instance, repeat)
@@ -203,7 +203,7 @@ class Asking:
     def _sample(self, run: _TaskRun, document: Document, answers: tuple[Asked, ...]) -> Sample:
         try:
             (judged,) = scoring.judge(run.loaded.task, [document], [answers])
-        except Exception as error:  # of a task's own code
+        except Exception as error:  # raised by the task's code
             logger.exception("task %s, sample %s", run.loaded.name, document.doc_id)
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             run.unjudged = run.unjudged or f"sample {document.doc_id} can't be judged ({reason}); see samples.jsonl"
@@ -248,14 +248,14 @@ class Asking:
         )
 
     def _judged_together(self, run: _TaskRun) -> list[Sample]:
-        """Every sample judged anew, all of a task at once, as lm-eval does: those of an earlier attempt too."""
+        """Judges all samples of a task together, as lm-eval does, including those of an earlier attempt."""
         answered = [document for document in run.loaded.documents if document.doc_id in run.samples]
         if not answered:
             return []
         asked = [run.samples[document.doc_id].requests for document in answered]
         try:
             judged = scoring.judge(run.loaded.task, answered, asked)
-        except Exception as error:  # of a task's own code; of which sample, it was told when that was answered
+        except Exception as error:  # raised by the task's code; the sample concerned was reported when it was answered
             logger.exception("task %s", run.loaded.name)
             run.unjudged = run.unjudged or f"its samples can't be judged ({type(error).__name__}: {error})"
             return [run.samples[document.doc_id] for document in answered]
@@ -266,7 +266,7 @@ class Asking:
 
 
 def _instance_at(document: Document, place: int) -> tuple[Instance, int]:
-    """The instance of a place among a document's answers, and which of its repeats."""
+    """The instance for an index into a document's answers, and which of its repeats it is."""
     for instance in document.instances:
         count = instance.repeats or 1
         if place < count:
@@ -315,7 +315,7 @@ def _scored(run: _TaskRun, ordered: list[Sample], model: str) -> ScoredTask:
 
 
 def _silence(samples: list[Sample]) -> str | None:
-    """Where a server generated nothing for anybody: that is no answer to score with 0."""
+    """The reason not to score 0 if a server generated no text in any answer."""
     texts = [one.text for sample in samples for one in sample.requests if one.request == "generate_until"]
     if len(texts) < 2 or any(texts):
         return None

@@ -1,4 +1,4 @@
-"""HTTP to the server that is scored: what is sent, what counts as an answer, and when the server is given up."""
+"""HTTP client of the server that is scored: requests, the criteria for an answer, and when to give up."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trtx.bench.redirects import sent_on
 from trtx.evals.messages import REQUEST_TIMEOUT_S, Endpoint
 from trtx.tls import trust_of
 
-_ATTEMPTS = 3  # at a request that the server answers with its own failure, or breaks off
+_ATTEMPTS = 3  # attempts of a request on a server error or a broken connection
 _PAUSE_S = 0.5
-_LIMITED_ATTEMPTS = 10  # at a request that is one too many for the server (429)
-_LONGEST_PAUSE_S = 60.0  # whatever a Retry-After says
+_LIMITED_ATTEMPTS = 10  # attempts of a request that exceeds a rate limit (429)
+_LONGEST_PAUSE_S = 60.0  # upper limit for Retry-After
 
 
 class ServerGone(Exception):
-    """Nothing answers at the URL any more."""
+    """The server no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What the server said in place of an answer."""
+    """The server's reason for refusing an answer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What went wrong with one attempt, and may not at the next."""
+    """A failure of one attempt that may succeed if repeated."""
 
     reason: str
     pause_s: float = _PAUSE_S
@@ -51,7 +51,7 @@ class _Failure:
 
 
 class Client:
-    """A connection pool to one server. An async context manager."""
+    """A connection pool for one server. An async context manager."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int, *, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         headers = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
@@ -73,21 +73,21 @@ class Client:
         await self._http.aclose()
 
     def _without_key(self, text: str) -> str:
-        """Some servers write back the key that they were sent."""
+        """Redacts the API key, because some servers echo it."""
         key = self._endpoint.api_key
         return text if key is None else text.replace(key, "[redacted]")
 
     async def context_length(self) -> int | None:
-        """What the server says that its model's context holds: Dynamo and vLLM do, each in its own word."""
+        """The context length that the server reports; Dynamo and vLLM use different names for it."""
         own = await self._own_entry() or {}
         found = own.get("context_window") or own.get("max_model_len")
         return found if isinstance(found, int) else None
 
     async def ask(self, question: Question) -> dict[str, Any] | Refused:
-        """The answer's JSON, or what was said in its place. Raises ServerGone.
+        """The JSON answer, or the server's refusal. Raises ServerGone.
 
-        A failure of the server's is asked again, a connection that breaks too; one that lasts is an answer as long as
-        it lists the model. While it does not, a worker of it may be starting again.
+        Server errors and broken connections are retried. A persistent error counts as a refusal if the server still
+        lists the model. If it doesn't, one of its workers may be restarting, so retries continue.
         """
         lost_since, failures = None, 0
         while True:
@@ -125,10 +125,10 @@ class Client:
         return _Failure(reason)
 
     def _parsed(self, answer: httpx.Response) -> dict[str, Any] | Refused | _Failure:
-        """Some servers send their failure with a status of success, as Dynamo does when a worker dies."""
+        """Parses an answer. Some servers send errors with a success status, as Dynamo does when a worker dies."""
         try:
             document = answer.json()
-            if b"\\ud" in answer.content.lower():  # half of a character, which no file of text can hold
+            if b"\\ud" in answer.content.lower():  # a lone surrogate, which can't be written as UTF-8
                 json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             return Refused(f"HTTP {answer.status_code} whose body has half of a character (a lone surrogate)")
@@ -142,14 +142,14 @@ class Client:
         return Refused(f"no completion in the answer: {said}")
 
     def _since(self, lost_since: float | None, reason: str) -> float:
-        """From when on it has been lost. Raises ServerGone once that is too long ago."""
+        """The time since which the server has been unreachable. Raises ServerGone after the permitted time."""
         now = time.monotonic()
         if lost_since is not None and now - lost_since > self._endpoint.patience_s:
             raise ServerGone(f"{self._endpoint.url} does not answer any more ({reason})")
         return lost_since or now
 
     async def _own_entry(self) -> dict[str, Any] | None:
-        """Of the model, in the server's list; None where it is not listed, or there is no list."""
+        """The model's entry in the server's list; None if there is none."""
         try:
             entries = (await self._http.get("models")).raise_for_status().json()["data"]
             found: dict[str, Any] = next(entry for entry in entries if entry["id"] == self._endpoint.model)
@@ -159,7 +159,7 @@ class Client:
 
 
 def retry_after(answer: httpx.Response) -> float:
-    """Seconds that the server asks to wait, at most a minute: RFC 9110, 10.2.3, in both its forms."""
+    """The server's requested delay in seconds, at most a minute; accepts both forms of RFC 9110, 10.2.3."""
     said = answer.headers.get("Retry-After", "")
     try:
         wanted = float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()

@@ -1,4 +1,4 @@
-"""Tasks by name, their datasets and all that they ask. What is missing is a sentence, before anything is served."""
+"""Loads tasks by name with their datasets and requests. Missing parts are reported before anything is served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trtx.evals.session.own_rows import OWN, own_rows
 logger = logging.getLogger(__name__)
 
 OWN_TASKS = Path(__file__).resolve().parents[1] / "tasks"
-# What TensorRT-LLM's `trtllm-eval` calls them, where lm-eval has another name.
+# Names in TensorRT-LLM's `trtllm-eval` -> lm-eval's names.
 ALIASES = {
     "cnn_dailymail": "cnn_dailymail_abisee",
     "gpqa_diamond": "gpqa_diamond_cot_zeroshot",
@@ -41,16 +41,16 @@ ALIASES = {
     "longbench_v2": "longbench2",
 }
 _OF_LONGBENCH = ("fuzzywuzzy", "jieba", "rouge")
-_SEED = 1234  # lm-eval's, of few-shot examples
+_SEED = 1234  # lm-eval's seed for few-shot examples
 _NEAREST = 3
-_TOLD = 8  # names of a folder's tasks in a sentence
+_TOLD = 8  # maximum number of a folder's task names in a sentence
 _OWN_NAMES = frozenset(path.stem for path in OWN_TASKS.glob("*.yaml"))
-_SHARES = ("acc", "acc_norm", "exact_match")  # metrics of lm-eval that are 0 or 1 of a sample
+_SHARES = ("acc", "acc_norm", "exact_match")  # lm-eval's metrics that are 0 or 1 per sample
 
 
 @dataclass(slots=True)
 class Document:
-    """One row of a task, and what it asks."""
+    """One row of a task, with its requests."""
 
     doc_id: int
     doc: dict[str, Any]
@@ -72,11 +72,11 @@ class LoadedTask:
 @dataclass(slots=True)
 class LoadedTasks:
     tasks: list[LoadedTask] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)  # outer ones first
+    groups: list[Group] = field(default_factory=list)  # outer groups first
 
     @property
     def metrics(self) -> dict[str, tuple[str, ...]]:
-        """Names, by task and by group."""
+        """Metric names by task and by group."""
         of_tasks = {one.name: tuple(one.task.aggregation()) for one in self.tasks}
         of_groups = {
             group.name: tuple(config.metric for config in group.aggregate_metric_list or ()) for group in self.groups
@@ -85,8 +85,11 @@ class LoadedTasks:
 
     @property
     def shares(self) -> dict[str, tuple[str, ...]]:
-        """Of :attr:`metrics`, those that are lm-eval's own shares of samples, or trtx's: another task that computes its
-        results itself may call a percentage so. Of a group, what is a share in each of its tasks."""
+        """The :attr:`metrics` known to be shares of samples: those of lm-eval or of trtx's own tasks.
+
+        Other tasks that compute results in their own code may use the same names for percentages. For a group: metrics
+        that are shares in all of its tasks.
+        """
         found = {one.name: _shares(one) for one in self.tasks}
         for group in self.groups:
             members = [found.get(task.task_name, ()) for task in group.get_all_tasks()]
@@ -107,9 +110,11 @@ def _shares(loaded: LoadedTask) -> tuple[str, ...]:
 
 
 def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
-    """Every task of ``job``, in its order, with all requests. Raises UsageError: the task, what is missing, what to do.
+    """All tasks of ``job``, in order, with their requests. Raises UsageError with the task, what is missing, and a
+    remedy.
 
-    lm-eval's own 14,000 names take seconds to read: they are, where a name is none of trtx's or of the task folder.
+    Reading lm-eval's 14,000 task names takes seconds and happens only if a name belongs neither to trtx nor to the task
+    folder.
     """
     if job.endpoint_type == "chat" and model.tokenizer is not None and not model.tokenizer.chat_template:
         raise UsageError(
@@ -124,7 +129,7 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     if any(name not in near.all_tasks for name in job.tasks):
         manager = task_manager(tuple(map(str, folders)), about, include_defaults=True)
     found: dict[str, Task] = {}
-    named: dict[str, str] = {}  # by task, the name in --tasks that it came with
+    named: dict[str, str] = {}  # by task: the name in --tasks that led to it
     loaded = LoadedTasks()
     folder = Path(job.task_dir).resolve() if job.task_dir else None
     for name in [name if name in near.all_tasks else _known(name, manager, folder) for name in job.tasks]:
@@ -142,7 +147,7 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
 
 
 def _twice(task: str, one: str, other: str) -> str:
-    """``one``, ``other``: the names in ``--tasks`` that it came with."""
+    """Why a task is loaded twice. ``one`` and ``other`` are the names in ``--tasks`` that led to it."""
     if one == other:
         return "--tasks names it by two of its names; leave one of them out"
     groups = [name for name in (one, other) if name != task]
@@ -152,10 +157,12 @@ def _twice(task: str, one: str, other: str) -> str:
 
 @cache
 def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, Any], ...], *, include_defaults: bool) -> TaskManager:
-    """``about``: what tasks that make their prompts want to know. Raises UsageError for files that can't be read."""
+    """lm-eval's task manager. ``about``: data for tasks that generate prompts. Raises UsageError for unreadable
+    files.
+    """
     try:
         return TaskManager(include_path=list(paths), include_defaults=include_defaults, metadata=dict(about))
-    except Exception as error:  # of YAML, of files, of what a task file says
+    except Exception as error:  # an error of YAML, of the file system, or in a task file
         logger.exception("task folders")
         raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); mend them") from error
 
@@ -168,7 +175,7 @@ def _folder(path: str) -> Path:
 
 
 def _known(name: str, manager: TaskManager, folder: Path | None) -> str:
-    for candidate in (ALIASES.get(name), name):  # lm-eval has a cnn_dailymail too, of a library that is not here
+    for candidate in (ALIASES.get(name), name):  # lm-eval's own cnn_dailymail needs a library that isn't installed
         if candidate in manager.all_tasks:
             return str(candidate)
     if folder is not None and (
@@ -187,7 +194,7 @@ def _known(name: str, manager: TaskManager, folder: Path | None) -> str:
 
 
 def _file_of(entry: Any) -> Path:
-    """That a task is read from; an empty path where it is none."""
+    """The file of a task; an empty path if there is none."""
     return Path(getattr(entry, "yaml_path", None) or "")
 
 
@@ -200,14 +207,14 @@ def _load(name: str, manager: TaskManager) -> dict[str, Any]:
             raise UsageError(
                 f"task {name} needs the package {package}, which is not installed; install it beside trtx[{extra}]"
             ) from error
-        # datasets and huggingface_hub raise errors of a dozen classes for what isn't there (5.2, 1.x).
+        # datasets and huggingface_hub (5.2, 1.x) raise errors of a dozen classes for missing data.
         logger.exception("task %s", name)
         raise UsageError(_why_not_loaded(name, manager, error)) from error
     return found
 
 
 def _missing_package(error: BaseException | None) -> str | None:
-    """The package that an import did not find, also where a task raises an error of its own about it."""
+    """The package that an import didn't find, also if the task raised another exception because of it."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError):
             return error.name
@@ -216,7 +223,7 @@ def _missing_package(error: BaseException | None) -> str | None:
 
 
 def _why_not_loaded(name: str, manager: TaskManager, error: Exception) -> str:
-    """By where in lm-eval it was raised: it has no errors of its own."""
+    """A message chosen by where in lm-eval the error was raised, since lm-eval has no exception classes of its own."""
     reason, raised_in = _short(error), {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if raised_in & {"doc_to_text", "doc_to_target", "doc_to_choice"}:
         return f"task {name}: row 0 of its dataset can't be asked ({reason}); expected every field that the task names"
@@ -254,7 +261,8 @@ def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> Loade
             f"task {name} scores log-probabilities of tokens, and no tokenizer is here; give its directory with "
             "--tokenizer"
         )
-    if job.num_fewshot is not None and task.get_config("num_fewshot") != 0:  # as lm-eval: a task may insist on none
+    # As in lm-eval: a task may require zero examples.
+    if job.num_fewshot is not None and task.get_config("num_fewshot") != 0:
         task.set_config("num_fewshot", job.num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config("num_fewshot", 0)
@@ -292,7 +300,9 @@ def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
 
 
 def _check_rows(name: str, task: Task, limit: int | None) -> None:
-    """Of a local file: a field that a row lacks is null there, and would be asked as "None"."""
+    """Refuses rows of a local file that lack a field. Such a field would be null, and the prompt would contain
+    "None".
+    """
     if task.get_config("dataset_path") not in FORMATS:
         return
     said = {part: task.get_config(part) for part in ("dataset_path", "dataset_kwargs")}
@@ -309,7 +319,7 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
 
 
 def _fields(template: Any) -> set[str]:
-    """Names that a template takes from a row."""
+    """Names of the row fields that a template uses."""
     if not isinstance(template, str):
         return set()
     if "{" not in template:
@@ -321,8 +331,8 @@ def _fields(template: Any) -> set[str]:
 
 
 def _why_not_built(name: str, task: Task, limit: int | None, error: Exception) -> str:
-    """With the row, where asking one alone fails in the same way."""
-    if "larger than population" in str(error):  # of random.sample, in lm-eval's sampler
+    """A message with the row, if processing that row alone raises an error."""
+    if "larger than population" in str(error):  # from random.sample in lm-eval's sampler
         return (
             f"task {name} has fewer examples than the {task.get_config('num_fewshot')} to show before each question; "
             "ask for less with --num-fewshot"
@@ -342,6 +352,6 @@ def _short(error: BaseException) -> str:
 
 
 def version_of(task: Task) -> str | None:
-    """None where the task says none: lm-eval then calls it by the kind of its file."""
+    """The task's version; None if it specifies none, in which case lm-eval uses the version of its class."""
     found = task.VERSION
     return None if found is None or found == ConfigurableTask.VERSION else str(found)

@@ -1,5 +1,7 @@
-"""A person's own data files, looked at before lm-eval's library reads them: it tells no line, and of two equal keys it
-keeps one."""
+"""Checks local data files before lm-eval's libraries read them.
+
+Those libraries don't report line numbers and silently keep one of two equal keys.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from trtx.config.wording import a_kind, quoted, shown
 
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
 _PATTERN_OR_ADDRESS = re.compile(r"[*?\[]|://")
-_PATH = 400  # characters of a path in a sentence: whole, unless somebody makes fun of it
+_PATH = 400  # maximum characters of a path in a sentence
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def problem_of(config: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first of a task's data files that can't be read as it stands; None where nothing is seen.
+    """The problem with the first unreadable data file of a task; None if none is found.
 
-    ``config``: of the task. What is no path here, such as a pattern or an address, is left to the library.
+    ``config``: the task's. Values that aren't local paths, such as patterns or URLs, are left to the library.
     """
     if config.get("dataset_path") not in FORMATS:
         return None
@@ -51,7 +53,7 @@ def _has_line(path: Path) -> bool:
 
 
 def _json_problem(path: Path) -> str | None:
-    """A row a line, or one document over several lines."""
+    """Accepts one row per line, or one document over several lines."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
@@ -87,8 +89,11 @@ def _line_problems(text: str) -> Iterator[tuple[int, str]]:
 
 
 def problem_of_yaml(path: Path) -> str | None:
-    """Why a task's file can't be read as it stands; None where it can. lm-eval leaves out one that it can't read, and
-    of two equal keys it takes the last. Its tags, such as ``!function``, are its own affair."""
+    """Why a task's file is invalid; None if it is valid.
+
+    lm-eval skips a file that it can't read, and uses the last of two equal keys. Its tags, such as ``!function``,
+    aren't checked.
+    """
     where = shown(path, _PATH)
     try:
         found = yaml.compose(path.read_text(encoding="utf-8"), Loader=_LOADER)

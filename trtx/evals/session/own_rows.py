@@ -1,4 +1,4 @@
-"""The rows of tasks whose data follows from what is asked: ``needle`` of its lengths, ``perplexity`` of its text."""
+"""Rows of the tasks whose data depends on the request: ``needle`` on its lengths, ``perplexity`` on its text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OWN = (needle.TASK, texts.TASK)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OwnRows:
-    """By task; none of one that is not asked."""
+    """Rows by task; empty for a task that isn't requested."""
 
     needle: list[dict[str, Any]]
     perplexity: list[dict[str, Any]]
 
 
 def own_rows(job: Job, model: ServedModel) -> OwnRows:
-    """Raises UsageError: what of the tokenizer, the lengths or the text is wrong."""
+    """Generates the rows. Raises UsageError for an invalid tokenizer, length or text."""
     asked = [task for task in OWN if task in job.tasks]
     if model.tokenizer is None:
         raise UsageError(
@@ -55,6 +55,6 @@ def _perplexity(job: Job, model: ServedModel) -> list[dict[str, Any]]:
 
 
 def _knows_lists_alone(model: ServedModel) -> bool:
-    """Whether it is ``synthetic:tiny-trained`` or a build of it, by its tokenizer: it can't read prose."""
+    """Whether the model is ``synthetic:tiny-trained`` or a build of it, by its tokenizer; it can't read prose."""
     path = Path(model.tokenizer_name) / "tokenizer.json"
     return path.is_file() and path.read_bytes() == (TRAINED_DIRECTORY / "tokenizer.json").read_bytes()

@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt, in the ways that servers give them.
+"""Log-probabilities of a prompt, in the ways in which different servers return them.
 
-``engine_data``: ``prompt_logprobs`` with ``nvext.extra_fields``, which Dynamo hands on from its workers. ``echo``:
-OpenAI's completions, as vLLM and others still serve them. A way is what :func:`find_route` saw work.
-:class:`InChoice` is asked by fidelity alone, which needs token ids: an echo has texts of tokens.
+``engine_data``: ``prompt_logprobs`` with ``nvext.extra_fields``, which Dynamo passes on from its workers. ``echo``:
+OpenAI's completions API, as vLLM and others still support it. :func:`find_route` determines which one works. Only
+fidelity uses :class:`InChoice`, because it needs token ids, while an echo has the text of tokens.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from typing import Any, Protocol
 
 from trtx.evals.session.client import Client, Question, Refused
 
-_ABOVE_ZERO = 1e-3  # of a logarithm of a probability, by rounding: in bfloat16, of one near 0, much less
-_ABOVE_ONE = 0.05  # of a sum of probabilities, by rounding each logarithm to bfloat16
-_ALTERNATIVES = 1  # beside the prompt's own token: the likeliest, which says whether that one is greedy
+# Rounding error permitted for a log-probability; in bfloat16, values near 0 have much smaller errors.
+_ABOVE_ZERO = 1e-3
+_ABOVE_ONE = 0.05  # rounding error of a sum of probabilities whose logarithms are bfloat16
+_ALTERNATIVES = 1  # in addition to the prompt's own token: the most likely one, to check for greediness
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The scored tokens of one prompt: the sum of their natural log-probabilities; whether each was the likeliest."""
+    """Scored tokens of one prompt: the sum of their natural log-probabilities, and whether each was the most likely
+    one.
+    """
 
     logprob: float
     is_greedy: bool
 
 
 class PromptLogprobs(Protocol):
-    """A way to get them."""
+    """A way to request prompt log-probabilities."""
 
     name: str
 
     def question(self, ids: list[int]) -> Question: ...
 
     def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
-        """Of the last ``count`` tokens of ``ids``."""
+        """The score of the last ``count`` tokens of ``ids``."""
         ...
 
 
@@ -42,7 +45,7 @@ class EngineData:
     name = "engine_data"
 
     def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
-        """``alternatives``: how many of the likeliest tokens of each position are asked for beside the prompt's own."""
+        """``alternatives``: number of most likely tokens to request per position, in addition to the prompt's own."""
         return Question(
             "completions",
             {
@@ -55,7 +58,9 @@ class EngineData:
         )
 
     def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
-        """Natural log-probabilities by token id, of the last ``count`` positions of ``ids``, its own among them."""
+        """Natural log-probabilities by token id for the last ``count`` positions of ``ids``, including the own
+        tokens.
+        """
         try:
             return _rows(answer["nvext"]["engine_data"]["prompt_logprobs"], ids, count)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -70,18 +75,18 @@ class EngineData:
 
 
 class InChoice:
-    """As vLLM's completions show them (``CompletionResponseChoice`` of its entrypoints/openai), beside the text."""
+    """vLLM's form in completions (``CompletionResponseChoice`` in its entrypoints/openai), next to the text."""
 
     name = "prompt_logprobs"
 
     def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
-        """As :meth:`EngineData.question`."""
+        """Like :meth:`EngineData.question`."""
         return Question(
             "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": alternatives}
         )
 
     def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
-        """As :meth:`EngineData.rows`."""
+        """Like :meth:`EngineData.rows`."""
         try:
             return _rows(answer["choices"][0]["prompt_logprobs"], ids, count)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
@@ -89,7 +94,7 @@ class InChoice:
 
 
 def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
-    """Raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+    """Parses rows. Raises KeyError, TypeError, ValueError or AttributeError for malformed ones."""
     found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told[-count:]]
     if len(found) != count or any(token not in row for token, row in zip(ids[-count:], found, strict=True)):
         return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
@@ -101,7 +106,7 @@ def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]]
 
 
 def _problem(logprobs: list[float]) -> str | None:
-    """Why these are no logarithms of probabilities."""
+    """Why the values can't be log-probabilities; None if they can."""
     if not all(map(math.isfinite, logprobs)):
         return "a log-probability of the prompt is not a finite number"
     if (most := max(logprobs, default=0.0)) > _ABOVE_ZERO:
@@ -122,14 +127,12 @@ class Echo:
             (choice,) = answer["choices"]
             told = choice["logprobs"]
             read = len(told["token_logprobs"])
-            # The prompt's tokens, and after them the one that was made.
+            # The prompt's tokens are followed by the generated one.
             own = [float(value) for value in told["token_logprobs"][len(ids) - count : len(ids)]]
             tops = [max(map(float, row.values())) for row in told["top_logprobs"][len(ids) - count : len(ids)]]
         except (KeyError, TypeError, ValueError, AttributeError):
             return Refused("the answer has no logprobs of its prompt that can be read")
-        if (
-            read > len(ids) + 1
-        ):  # it put tokens before those that were sent, or cut the prompt into others: all are moved
+        if read > len(ids) + 1:  # the server added tokens or tokenized the prompt differently, so positions don't match
             return Refused(f"the answer has logprobs of {read} tokens, and {len(ids)} were sent and one made")
         if len(own) != count or len(tops) != count:
             return Refused(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
@@ -143,7 +146,7 @@ def _scored(own: list[float], likeliest: list[float]) -> Scored | Refused:
 
 
 async def find_route(client: Client, ids: list[int]) -> PromptLogprobs | str:
-    """The first way that covers the prompt ``ids``, or what the server said to each."""
+    """The first route that covers the prompt ``ids``, else the server's refusals."""
     said = []
     for route in (EngineData(), Echo()):
         answer = await client.ask(route.question(ids))

@@ -1,4 +1,4 @@
-"""Answers become judgements and scores: lm-eval's filters, metrics and aggregation, with trtx's intervals."""
+"""Turns answers into judgements and scores, using lm-eval's filters, metrics and aggregation, and trtx's intervals."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from trtx.stats.intervals import Interval
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
 _OF_ALL_AT_ONCE = "its tasks compute this metric over all samples at once, so no sample has a value to draw"
-_GRADING = ("filter_list", "metric_list", "process_results")  # of a task's config
+_GRADING = ("filter_list", "metric_list", "process_results")  # keys of a task's config
 _DIGITS = 16  # of a hash
-Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → of each sample
+Values = dict[tuple[str, str], list[Any]]  # (metric, filter) → values per sample
 
 
 class NoNumber(Exception):
-    """A metric gave what can't be averaged."""
+    """A metric returned a value that can't be averaged."""
 
 
 def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[Asked]]) -> list[tuple[Judged, ...]]:
-    """Of each document, by filter. ``asked``: of each, its requests with their repeats, in the order of asking."""
+    """The judgements of each document, by filter. ``asked``: its requests with their repeats, in the order of
+    asking.
+    """
     instances = []
     for document, answers in zip(documents, asked, strict=True):
         left = list(answers)
@@ -43,7 +45,7 @@ def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[As
             one.resps, one.filtered_resps = [answer.response for answer in left[:count]], {}
             del left[:count]
             instances.append(one)
-    for ensemble in task._filters:  # as Task.apply_filters, for these alone
+    for ensemble in task._filters:  # like Task.apply_filters, but only for these instances
         ensemble.apply(instances)
     judged, at = [], 0
     for document in documents:
@@ -59,14 +61,14 @@ def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[As
 
 
 def _judged(task: Task, document: Document, name: str, responses: list[Any]) -> Judged:
-    """Metrics in the order in which the task names them: its first is the one that is compared."""
+    """Metrics in the order of the task's config; the first is the one used for comparison."""
     found = {metric: plain(value) for metric, value in task.process_results(document.doc, responses).items()}
     ordered = [*(metric for metric in task.aggregation() if metric in found), *found]
     return Judged(name, tuple(map(plain, responses)), {metric: found[metric] for metric in ordered})
 
 
 def plain(value: Any) -> Any:
-    """What numpy and the like gave, as JSON has it; an infinity or NaN as its name."""
+    """JSON values for those of numpy and similar libraries; infinities and NaN become their names."""
     if hasattr(value, "item") and not isinstance(value, (list, tuple, dict)):
         value = value.item()
     if isinstance(value, (list, tuple)):
@@ -79,18 +81,20 @@ def plain(value: Any) -> Any:
 
 
 def grading(task: Task, documents: Sequence[Document]) -> str | None:
-    """A hash of what decides what an answer is worth, which no request says: targets, filters and metrics. None where
-    a task's own code gives no target of a row."""
+    """A hash of the targets, filters and metrics, which determine the value of an answer but aren't in its requests.
+
+    None if the task's code fails to return a target.
+    """
     try:
         told = [plain(task.doc_to_target(document.doc)) for document in documents]
-    except Exception:  # of a task's own code
+    except Exception:  # raised by the task's code
         return None
     rules = {name: _told(task.get_config(name)) for name in _GRADING}
     return hashlib.sha256(json.dumps([rules, told], sort_keys=True, default=str).encode()).hexdigest()[:_DIGITS]
 
 
 def _told(value: Any) -> Any:
-    """A function as its source, which is the same in every process."""
+    """A config value for hashing; functions are replaced with their source, which is the same in every process."""
     if isinstance(value, dict):
         return {str(name): _told(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -99,7 +103,7 @@ def _told(value: Any) -> Any:
         return plain(value)
     try:
         return inspect.getsource(value)
-    except (OSError, TypeError):  # such as a built-in one
+    except (OSError, TypeError):  # for example a built-in function
         return getattr(value, "__qualname__", type(value).__qualname__)
 
 
@@ -113,7 +117,7 @@ def values_of(samples: Sequence[Sample]) -> Values:
 
 
 def scores(task: Task, samples: Sequence[Sample]) -> tuple[Score, ...]:
-    """In the task's order. Raises NoNumber naming the sample."""
+    """Scores in the task's order. Raises NoNumber that names the sample."""
     return tuple(_score(task, metric, name, values, samples) for (metric, name), values in values_of(samples).items())
 
 
@@ -130,7 +134,7 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
                 )
         kind = "binomial" if statistics.is_binary(values) else "bootstrap"
         return _made(metric, name, statistics.score_interval(values), mean(values), kind, better, chance)
-    # process_results gives tuples, JSON lists: aggregations unpack either.
+    # process_results returns tuples, JSON has lists; aggregations accept both.
     value = float(aggregate(values))
     if not math.isfinite(value):
         raise NoNumber(f"metric {metric} is {value} over {len(values)} samples, expected a number")
@@ -142,7 +146,7 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
 
 
 def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:
-    """Of guessing: what the task says, or one of the choices that each sample has."""
+    """The score of guessing: as specified by the task, or from the number of choices."""
     if (said := (task.get_config("metadata") or {}).get("chance")) is not None:
         return float(said)
     if task.OUTPUT_TYPE != "multiple_choice" or metric not in ("acc", "acc_norm", "acc_bytes"):
@@ -167,7 +171,7 @@ def _made(
 
 
 def group_scores(group: Group, tasks: dict[str, ScoredTask], samples: dict[str, Sequence[Sample]]) -> ScoredTask | None:
-    """lm-eval's weighting of a group's tasks; None for a group that asks for none."""
+    """Scores of a group with lm-eval's weighting; None for a group without an aggregation."""
     own = [task.task_name for task in group.get_all_tasks()]
     if not group.has_aggregation or any(name not in tasks for name in own):
         return None

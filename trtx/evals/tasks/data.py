@@ -1,6 +1,7 @@
-"""The documents of trtx's own tasks, and the judgement of JSON: what ``synthetic:tiny-trained`` learned, never seen.
+"""Documents of trtx's own tasks, and the judgement of JSON. ``synthetic:tiny-trained`` learned the tasks on other
+samples.
 
-lm-eval imports this file by its path, from the ``!function`` of the YAML files beside it.
+lm-eval imports this file by path, through ``!function`` in the YAML files of this directory.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def perplexity(rows: OwnRows, **_: Any) -> dict[str, Dataset]:
 
 
 def judge_perplexity(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
-    """Words and bytes are counted as lm-eval counts them; tokens are the model's own."""
+    """Words and bytes as lm-eval counts them; tokens as the model's tokenizer counts them."""
     from lm_eval.api.task import ConfigurableTask
 
     (logprob,) = results
@@ -86,7 +87,7 @@ def judge_perplexity(doc: dict[str, Any], results: list[float]) -> dict[str, tup
 
 
 def judge_json(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
-    """Whether the answer is JSON, keeps the schema, and is the object that was described."""
+    """Whether the answer is valid JSON, complies with the schema, and equals the described object."""
     from jsonschema import Draft202012Validator
 
     try:
@@ -113,7 +114,7 @@ def _splits(tasks: tuple[str, ...], make: Any) -> dict[str, Dataset]:
 
 
 def _distinct(*drawn: Any) -> Iterator[Sample]:
-    """In turn of each, no prompt twice; what runs dry is left out."""
+    """Samples from each source in turn, without repeated prompts; exhausted sources are skipped."""
     seen: set[str] = set()
     for sample in (one for row in itertools.zip_longest(*drawn) for one in row if one is not None):
         if sample.prompt not in seen:
@@ -137,7 +138,7 @@ def _with_schema(sample: Sample) -> dict[str, Any]:
 
 
 def _with_choices(sample: Sample) -> dict[str, Any]:
-    """Four numbers, one of them right: those beside it, and one whose digits are turned about or ten away."""
+    """Four choices with one right answer. Wrong ones are 1, 2, 10 or 11 away from it."""
     right = int(sample.answer)
     draw = random.Random(sample.prompt)
     wrong = draw.sample([right + step for step in (-11, -10, -2, -1, 1, 2, 10, 11)], 3)
