@@ -78,7 +78,7 @@ class AiperfHost:
 
         ``guard`` registers processes for cleanup in case this process is killed. It is called with the temporary
         directory before that directory exists, and returns a function that is called with the session id of the started
-        host. All processes of the run have ``TMPDIR`` set to the directory, whatever session they are in.
+        host. All processes that the host starts have ``TMPDIR`` set to the directory, whatever session they are in.
 
         ``api_key`` is passed to trtx's endpoint in the environment, because command lines are visible to all users.
         ``certificates`` are PEM files of servers to trust, in addition to those that this machine trusts.
