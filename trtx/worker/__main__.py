@@ -12,29 +12,34 @@ from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker.options import parse
 
 SWITCH_SECONDS = 0.0005
-"""After which a thread that computes lets another one have the interpreter. A token crosses two: the one that reads the
-engine's socket, and the event loop. Of the 5 ms that Python has by itself, each waits for a thread that decodes base64
-or hashes a picture; docs/performance-notes.md has what it is worth."""
+"""Python's thread switch interval in a worker; Python's own default is 5 ms.
+
+Each token crosses two threads: the one that reads the engine's socket, and the event loop. At the default, each of them
+can wait 5 ms for a thread that decodes base64 or hashes an image. docs/performance-notes.md has the measured effect.
+"""
 
 LAST_WORD_SECONDS = 5.0
-"""After the engine died: how long the runtime may take to hand errors to clients and deregister."""
+"""How long the runtime may take, after the engine died, to return errors to clients and to deregister."""
 
 
 def main(argv: list[str]) -> int:
-    """The exit code; raises TrtxError for what a person can put right."""
+    """Runs one worker and returns its exit code. Raises TrtxError for mistakes that the user can correct."""
     options = parse(argv)
-    # Dynamo configures logging at import and run; uvloop and dynamo cost 0.2 s that a wrong flag need not pay.
+    # Imported here because Dynamo configures logging at import and in run(), and because uvloop and dynamo take 0.2 s
+    # to import, which a wrong flag need not wait for.
     with nothing_of_it_is_garbage():
         import uvloop
         from dynamo.common.backend.worker import Worker
 
         from trtx.worker.engine import TrtxEngine
 
-    # Dynamo drains a prefill worker before cleanup(), by a budget of its own (25 s in 1.4.2): one bound for all roles.
+    # Dynamo drains a prefill worker before it calls cleanup(), within a budget of its own (25 s in 1.4.2). This sets
+    # that budget to --drain-seconds, so that one bound holds for all roles.
     os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
     if options.role == "encode":
-        # Between its endpoint's end and cleanup() Dynamo waits, 5 s by itself, and its frontends refuse every request
-        # (see Leaving). Who still asks this worker meanwhile asks another one.
+        # Dynamo waits (5 s by default) between removing the endpoint and calling cleanup(), and during that wait its
+        # frontends refuse every request for the model (see Leaving). A worker that asks this encode worker in the
+        # meantime falls back to another one.
         os.environ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
     sys.setswitchinterval(SWITCH_SECONDS)
     engine = TrtxEngine(options)
@@ -62,6 +67,7 @@ if __name__ == "__main__":
         code = error.exit_code
     logging.shutdown()
     sys.stderr.flush()
-    # Not sys.exit: threads of the runtime or of an engine may outlive it (seen with 1.4.2: a process that never ends,
-    # or ends in SIGABRT "exception not rethrown"). Everything that must be released was released in cleanup().
+    # os._exit instead of sys.exit: threads of the runtime or of an engine may outlive it (with Dynamo 1.4.2, processes
+    # were seen that never ended, or ended in SIGABRT "exception not rethrown"). cleanup() has released everything that
+    # must be released.
     os._exit(code)

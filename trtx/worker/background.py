@@ -1,4 +1,4 @@
-"""Work of a worker beside its requests, ended with it."""
+"""Background tasks of a worker, and calls into its event loop from other threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Background:
-    """Tasks that nobody awaits."""
+    """A set of asyncio tasks that run until they finish or :meth:`cancel` is called. Their results are not awaited."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop only keeps weak references to tasks
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -25,8 +25,11 @@ class Background:
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Calls at once where ``loop`` runs here, else soon, there. What ends a request needs it: a generator whose reader
-    has gone may be closed by whoever drops it last, in a thread that runs no loop."""
+    """Runs ``call`` on ``loop``: immediately if the caller runs on it, otherwise soon.
+
+    Clean-up at the end of a request needs this: when a client disconnects, Python may close the request's generator in
+    the thread that drops the last reference, which may run no event loop.
+    """
     try:
         is_here = asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -34,5 +37,5 @@ def on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None
     if is_here:
         call()
     else:
-        with suppress(RuntimeError):  # the loop is closed: the process ends
+        with suppress(RuntimeError):  # the loop is closed because the process is ending
             loop.call_soon_threadsafe(call)

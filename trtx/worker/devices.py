@@ -1,4 +1,4 @@
-"""Which GPUs this worker was given, asked of NVML: nothing here starts CUDA."""
+"""The GPUs that this worker may use, read through NVML so that CUDA is not initialised."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Gpu:
 
 
 def given_gpus() -> tuple[Gpu, ...] | None:
-    """One for each entry of ``CUDA_VISIBLE_DEVICES``, none where it is empty.
+    """The GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; an empty tuple if the variable is empty.
 
-    None: it is not set, so nobody said, or it names what NVML does not know.
+    Returns None if the variable is not set, or if NVML does not know one of its entries.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -41,5 +41,5 @@ def _gpu(handle: Any) -> Gpu:
 
 
 def _handle(entry: str) -> Any:
-    """Of an index or a UUID; the launcher gives whole UUIDs. Raises NVMLError."""
+    """NVML handle for an index or a UUID (the launcher passes full UUIDs). Raises NVMLError."""
     return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)

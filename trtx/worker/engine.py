@@ -1,6 +1,7 @@
-"""``TrtxEngine``: Dynamo's ``LLMEngine`` over any engine with the LLM API: start, registration, drain and end.
+"""``TrtxEngine``: Dynamo's ``LLMEngine`` on top of any engine with the LLM API. Start, registration, drain and
+shutdown.
 
-What becomes of a request is in ``handler``, what the worker stays for when it goes in ``leaving``.
+``handler`` serves the requests; ``leaving`` decides how long a stopping worker waits.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ DRAIN_POLL_SECONDS = 0.02
 class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
     """One worker's engine, driven by Dynamo's ``Worker``.
 
-    ``leaving.engine_died``, ``engine_hangs`` and ``start_error`` tell the process how to exit.
+    The process derives its exit code from ``leaving.engine_died``, ``engine_hangs`` and ``start_error``.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
-        self.engine_hangs = False  # its shutdown did not return in time
+        self.engine_hangs = False  # the engine's shutdown() did not return in time
         self.start_error: str | None = None
         self.status = StatusFile(options.status_file)
         self.leaving = Leaving(options.name, self.status)
@@ -74,7 +75,10 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return engine, engine.worker_config()
 
     def worker_config(self) -> WorkerConfig:
-        """Where this worker registers. Addresses and planes come from the environment that the topology plans."""
+        """How this worker registers with Dynamo.
+
+        Addresses and planes come from the environment that the topology sets.
+        """
         options = self.options
         template = registered_template(options.model, os.environ, prompts_by=options.prompts_by)
         return WorkerConfig(
@@ -120,7 +124,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._metrics.handoff = loaded.engine.handoff_stats
         self._metrics.transfers = TransferCounts() if self.options.role in ("prefill", "decode") else None
         self._metrics.lost_kv_events = lambda: poll.lost_events
-        self._metrics.iterations[0] = {  # what is known before the first step
+        self._metrics.iterations[0] = {  # reported until the engine's first step
             "numActiveRequests": 0,
             "numQueuedRequests": 0,
             "kvCacheStats": {"maxNumBlocks": facts.num_blocks, "usedNumBlocks": 0} if facts.num_blocks else {},
@@ -154,13 +158,15 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         )
 
     async def on_endpoint_ready(self, endpoint: Any) -> None:
-        if self.options.role == "encode":  # text is served without one, and pictures where agg or prefill encode
+        # the model can be served without an encode worker: text needs none, and agg or prefill workers encode images
+        # themselves
+        if self.options.role == "encode":
             self.leaving.withdraw = partial(unregister_model, endpoint)
 
     async def is_quiescent(self) -> bool | None:
-        """True when nothing runs and no decode worker is about to read KV from here.
+        """Returns True when no request runs and no decode worker is about to read KV from this worker.
 
-        Dynamo asks a prefill worker alone, once it was told to stop, until its drain budget is spent.
+        Dynamo calls this for prefill workers only: repeatedly after a stop request, until its drain budget is spent.
         """
         if self.status.status.state == "serving":
             self.status.update(state="draining")
@@ -172,13 +178,16 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return not self._unread.are_wanted(self._handoffs(self._loaded))
 
     def _handoffs(self, loaded: LoadedEngine) -> int:
-        """Whose KV a decode worker may still read from here."""
+        """Number of handoffs that a decode worker may still read from this worker; 0 unless it is a prefill worker."""
         if self.options.role != "prefill":
             return 0
         return loaded.engine.unread_handoffs(self._metrics.iterations.values())
 
     async def cleanup(self) -> None:
-        """Waits for what has begun, within bounds, then ends the engine. Safe after a failed ``start``, and twice."""
+        """Waits, within bounds, for the requests that have begun, then shuts the engine down.
+
+        Safe to call after a failed ``start``, and more than once.
+        """
         await self.leaving.withdrawn()
         self.leaving.drain()
         loaded = self._loaded
@@ -187,7 +196,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 await self._seeing.close()
             return
         self.status.update(state="draining")
-        # A prefill worker is drained by now: Dynamo asked is_quiescent until its budget, which is ours, was spent.
+        # A prefill worker is drained already: Dynamo polled is_quiescent until its budget, set to --drain-seconds, was
+        # spent.
         is_short = self.leaving.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
         if not self.leaving.engine_died and (unread := self._handoffs(loaded)):
@@ -204,7 +214,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             logger.error("%s: the engine did not end in %g s", self.options.name, loaded.shutdown_seconds)
 
     async def _drain(self, seconds: float) -> None:
-        """Dynamo 1.4.2 calls ``cleanup`` while requests still run; ending the engine now would cut them off."""
+        """Waits up to ``seconds`` until the worker is quiescent, then aborts the requests that are still open.
+
+        Dynamo 1.4.2 calls ``cleanup`` while requests are still running; shutting the engine down at once would cut them
+        off.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
         while not await self.is_quiescent():
             if asyncio.get_running_loop().time() > deadline:
@@ -223,14 +237,14 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     # --- requests ---
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """The handler's own generator: one more around it would be paid at each chunk."""
+        """Returns the handler's own generator: wrapping it in another one would cost time on every chunk."""
         assert self._handler is not None, "Dynamo registers a worker once it has started"
         return self._handler.generate(request, context)
 
     async def abort(self, context: Context) -> None:
         self._open.abort(context.id())
 
-    # --- what Dynamo observes ---
+    # --- metrics, KV events and health for Dynamo ---
 
     async def register_prometheus(self, metrics: Any) -> None:
         registry = CollectorRegistry()
@@ -265,7 +279,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return payload
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:
-        """Called from the poll's thread; the assignment is atomic."""
+        """Stores one row of iteration stats. Called from the polling thread; the assignment is atomic."""
         if not self._knows_stats:
             self._knows_stats = True
             if absent := absent_fields(row):

@@ -1,5 +1,6 @@
-"""One worker's requests: each is parsed (``request``), planned (``roles``), generated, accounted (``chunks``,
-``metrics``)."""
+"""Serves one worker's requests: parse (``request``), plan (``roles``), generate, convert to chunks (``chunks``) and
+count (``metrics``).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ _T = TypeVar("_T")
 
 
 class RequestHandler:
-    """Answers requests with ``loaded``, until the worker leaves."""
+    """Serves requests with the engine in ``loaded`` until the worker stops."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class RequestHandler:
         sight: Sight | PromptSight | None = None,
         encoder: ImageEncoder | PictureEncoder | None = None,
     ) -> None:
-        """``sight``: None for a worker that takes no images. ``encoder``: of role encode."""
+        """``sight`` is None for a worker that takes no images. ``encoder`` is set only for role encode."""
         self._options = options
         self._loaded = loaded
         self._sight = sight
@@ -81,7 +82,9 @@ class RequestHandler:
         self._namespace = os.environ.get("DYN_NAMESPACE", "")
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """The chunks of one answer. From any thread; they are made on the loop of whoever reads them."""
+        """Returns the generator of one answer's chunks. May be called from any thread; the generator runs on its
+        consumer's loop.
+        """
         return self._chunks(request, context, time.monotonic_ns())
 
     async def _chunks(
@@ -92,7 +95,8 @@ class RequestHandler:
         if leaving.is_draining:
             await leaving.until_gone()
             raise Disconnected(f"{self._options.name} is draining; another worker must take this request")
-        metrics = WorkerMetrics() if is_probe(request) else self._metrics  # a canary is no client's request
+        # a health canary is not a client's request and must not be counted
+        metrics = WorkerMetrics() if is_probe(request) else self._metrics
         clock = RequestClock(metrics)
         outcome = "error"
         opened: OpenRequest | None = None
@@ -101,14 +105,15 @@ class RequestHandler:
         metrics.open_requests += 1
         try:
             if self._encoder is not None and is_probe(request):
-                # One prompt without images: there is nothing to encode, and health is asked as always.
+                # A health probe has no image to encode, so the answer is the engine's own health.
                 alive = loaded.engine.is_alive()
                 yield {"token_ids": [], "index": 0, "finish_reason": "stop" if alive else "cancelled"}
                 outcome = "stop"
                 return
             if self._encoder is not None:
-                # Until the answer is there a chunk of nothing now and then: who waits knows a busy worker from one that
-                # is stopped. Here, not in a generator of its own: Python closes none whose reader is closed meanwhile.
+                # Sends an empty chunk every HEARTBEAT_SECONDS until the answer is ready, so that the requester can tell
+                # a busy worker from a stopped one. This loop is inline because Python does not close a nested generator
+                # when the outer one is closed while it waits.
                 encoding = asyncio.ensure_future(
                     self._encoder.encode(request, is_wanted=lambda: not context.is_stopped())
                 )
@@ -126,12 +131,15 @@ class RequestHandler:
             opened = self._submit(submission)
             self._open.add(context.id(), opened)
             if submission.request.contradiction:
-                raise InvalidRequest(submission.request.contradiction)  # it is aborted, which releases prefill's lease
+                # the error path aborts the request, which releases prefill's lease
+                raise InvalidRequest(submission.request.contradiction)
             if context.is_stopped():
-                # Nobody waits for it. The engine has to see it all the same: that is what releases prefill's lease.
+                # The client has gone. The engine must still receive the request, because only that releases prefill's
+                # lease.
                 opened.abort()
             elif submission.resumes and loaded.api.aborts_transfers:
-                # Dynamo holds an abort back until decode's first token, for engines that can't abort a KV transfer.
+                # Dynamo delays aborts until decode's first token, for engines that can't abort a KV transfer. This
+                # engine can, so aborts may pass from now on.
                 context.notify_first_token()
             writer = self._writer(submission)
             needs_pictures = looking is not None
@@ -139,7 +147,8 @@ class RequestHandler:
                 try:
                     async for step in EngineSteps(opened.result):
                         if leaving.engine_died:
-                            raise EngineShutdown("the engine died")  # it may still give tokens; another worker goes on
+                            # the engine may still return tokens, but the answer must continue on another worker
+                            raise EngineShutdown("the engine died")
                         if step.outputs[0].token_ids:
                             opened.saw_token()
                             self._poll.saw_token()
@@ -154,14 +163,15 @@ class RequestHandler:
                         passed_on = time.monotonic()
                         yield chunk
                         if writer.finish_reason is not None:
-                            break  # a stop string: the engine does not know of it
+                            break  # the worker found a stop string, which the engine does not know about
                         rest = rest_seconds(time.monotonic() - passed_on, self._metrics.open_requests)
                         if rest and (pause := loaded.engine.pause(opened.result, rest)) is not None:
                             await pause
                 except Exception as error:
                     if not isinstance(looking, Looking) or not needs_pictures or not self._lacks_media(error):
                         raise
-                    # A prompt that was another engine's to compute, or in the cache, and no longer is: once.
+                    # The engine has to compute the prompt itself, because the prefill worker's KV or the cached blocks
+                    # are gone, and it lacks the image embeddings for that. Load the images and try again, once.
                     needs_pictures = False
                     await _unless_stopped(looking.pictures(), context)
                     submission = roles.again(submission, opened.result.outputs[0], loaded.api)
@@ -207,6 +217,7 @@ class RequestHandler:
             on_loop(loop, partial(self._let_go, context.id(), opened, looking))
 
     def _let_go(self, name: str, opened: OpenRequest | None, looking: Looking | PromptLooking | None) -> None:
+        """Releases the request's engine resources and images. Runs on the worker's event loop."""
         if opened is not None:
             self._open.close(name, opened, engine_died=self._leaving.engine_died)
         if looking is not None:
@@ -215,7 +226,10 @@ class RequestHandler:
     def _count_transfer(
         self, submission: Submission, opened: OpenRequest, request: GenerateRequest, metrics: WorkerMetrics
     ) -> None:
-        """Of a request that has ended. One that was cut off by a stop string is told of by nobody."""
+        """Counts what happened to the KV of a request that has ended.
+
+        A request that a stop string cut off is not counted: the engine reports no transfer for it.
+        """
         if metrics.transfers is None or is_probe(request):
             return
         if submission.resumes:
@@ -225,13 +239,13 @@ class RequestHandler:
             metrics.transfers.whole += 1
 
     def _transfer(self, submission: Submission, result: Any) -> Transfer | None:
-        """What became of the KV that a prefill worker had for it; None: the engine does not say."""
+        """The transfer of the KV that a prefill worker had for the request; None if the engine does not report it."""
         if submission.lost_because:
             return Transfer(0, 0.0, submission.lost_because)
         return self._loaded.engine.transfer(result.outputs[0])
 
     def _tell_of_handoff(self, chunk: dict[str, Any], submission: Submission, result: Any) -> None:
-        """In the last chunk of a decode worker, to a client that asks what workers say beside the answer."""
+        """Adds handoff facts to a decode worker's last chunk, if the client asked for ``engine_data``."""
         if self._options.role != "decode" or not submission.request.wants_engine_data:
             return
         facts = HandoffFacts(self._options.name, "whole")
@@ -251,7 +265,10 @@ class RequestHandler:
     async def _with_pictures(
         self, parsed: WorkerRequest, wire: Mapping[str, Any], looking: Looking | PromptLooking
     ) -> WorkerRequest:
-        """With room for the pictures in the prompt. Whose KV a prefill worker has made are not looked at here."""
+        """The request with its prompt expanded to one placeholder per image row.
+
+        On decode, the expansion comes from the prefill worker's answer, if there is one, and the images are not loaded.
+        """
         answer = roles.handed_over(self._options.role, parsed, wire)
         context_length = self._loaded.engine.facts.context_length
         if isinstance(looking, PromptLooking):
@@ -301,7 +318,7 @@ class RequestHandler:
                 result = loaded.engine.generate_ready(request.ready, sampling, **asked)
             else:
                 result = loaded.engine.generate_async(request.token_ids, sampling, **asked)
-        except ValueError as error:  # how the LLM API refuses an argument
+        except ValueError as error:  # the LLM API raises ValueError for arguments that it refuses
             raise InvalidRequest(str(error)) from error
         except Exception as error:
             raise EngineError(error) from error
@@ -321,11 +338,11 @@ class RequestHandler:
 
 
 class _Unwanted(Exception):
-    """Whoever asked has gone before the engine was asked anything."""
+    """The client disconnected before the request reached the engine."""
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, _T], context: Context) -> _T:
-    """What ``work`` returns; ended, with _Unwanted raised, once nobody waits for the request any more."""
+    """Returns the result of ``work``. Cancels it and raises _Unwanted if the client disconnects first."""
     working = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(context.async_killed_or_stopped())
     try:
@@ -339,5 +356,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, _T], context: Context) -> _T
 
 
 def _cancel(work: asyncio.Future[Any]) -> None:
-    """Waits for nothing: who is closed may wait no more. What ``work`` holds it lets go of itself."""
+    """Cancels ``work`` without waiting for it: a generator that is being closed may not await. ``work`` frees what it
+    holds.
+    """
     on_loop(work.get_loop(), work.cancel)

@@ -1,6 +1,6 @@
-"""The engine's KV events, as calls of Dynamo's publisher.
+"""Publishes the engine's KV cache events through Dynamo's publisher.
 
-The router rebuilds its keys from token ids, so block hashes only have to be consistent within one engine.
+The router recomputes its keys from token ids, so block hashes only have to be consistent within one engine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class KvEventPublication:
-    """Turns TensorRT-LLM's KV cache events of one attention-DP rank into calls of Dynamo's ``KvEventPublisher``.
+    """Translates TensorRT-LLM's KV cache events of one attention-DP rank into calls of Dynamo's ``KvEventPublisher``.
 
-    Only full blocks of the largest window are published: the engine also reports blocks that are not full yet, and a
-    ``removed`` for one of those would name a hash that the router never saw. Nor is a block that holds a picture, and
-    what comes after it: two pictures behind equal placeholders would be one to the router. A model with sliding windows
-    reports each window's blocks; the engine says which windows there are in the ``created`` events before all others.
+    Only full blocks of the largest attention window are published. The engine also reports partial blocks, and a
+    ``removed`` event for one of those would name a hash that the router never saw. Blocks that contain image positions,
+    and all blocks after them, are not published either: prompts with different images have equal placeholder tokens, so
+    the router would take them for the same prefix. A model with sliding windows reports each window's blocks; the
+    engine lists its windows in ``created`` events, which precede all others.
     """
 
     def __init__(self, publisher: Any, block_size: int) -> None:
@@ -27,7 +28,7 @@ class KvEventPublication:
         self._block_size = block_size
         self._window: int | None = None
         self._next_event_id: int | None = None
-        self._published: set[int] = set()  # hashes that the router has now
+        self._published: set[int] = set()  # hashes of the blocks that the router knows now
         self.lost_events = 0
 
     def publish(self, events: Iterable[Mapping[str, Any] | str]) -> None:
@@ -50,7 +51,7 @@ class KvEventPublication:
     def _stored(self, data: Mapping[str, Any]) -> None:
         parent = None if data.get("parent_hash") is None else _signed(data["parent_hash"])
         if parent is not None and parent not in self._published:
-            return  # lost in a gap: the router can't attach it
+            return  # the parent was lost in a gap, so the router can't attach this block
         token_ids: list[int] = []
         hashes: list[int] = []
         salt: str | None = data.get("cache_salt")
@@ -74,8 +75,11 @@ class KvEventPublication:
             self._publisher.publish_removed(sorted(hashes))
 
     def _look_for_gap(self, event_id: int | None) -> None:
-        """Events that the engine's ring buffer dropped may have removed any block: the router is told to forget all
-        of them, and learns anew from what comes. Dynamo's publisher has no call for that but the removal of each."""
+        """Makes the router forget all blocks of this rank if the engine's ring buffer dropped events.
+
+        The dropped events may have removed any block. Dynamo's publisher has no "clear" call, so each block is removed.
+        The router learns the blocks again from later events.
+        """
         if event_id is None:
             return
         if self._next_event_id is not None and event_id > self._next_event_id:
@@ -93,7 +97,10 @@ class KvEventPublication:
 
 
 def _signed(block_hash: int | str) -> int:
-    """Dynamo takes signed 64-bit hashes. Engines count unsigned; KV cache manager V2 may name a block by a SHA-256 in
-    hex, of which the first 64 bits are as good within one engine."""
+    """Converts an engine's block hash into the signed 64-bit integer that Dynamo takes.
+
+    Engines use unsigned hashes. KV cache manager V2 may name a block by a SHA-256 in hex; its first 64 bits are unique
+    enough within one engine.
+    """
     number = int(block_hash[:16], 16) if isinstance(block_hash, str) else block_hash
     return number - (1 << 64) if number >= 1 << 63 else number

@@ -1,4 +1,4 @@
-"""How a worker goes: told to stop, or because its engine died; and what it stays for."""
+"""How a worker stops, after a stop signal or its engine's death, and what it waits for before it ends."""
 
 from __future__ import annotations
 
@@ -15,40 +15,49 @@ from trtx.worker.status import StatusFile
 logger = logging.getLogger(__name__)
 
 GONE_SECONDS = 0.3
-"""How long frontends take to notice that a worker has left, generously: 0.12 s was seen with file discovery."""
+"""Upper estimate of how long frontends take to notice that a worker has left; 0.12 s was seen with file discovery."""
 WITHDRAW_SECONDS = 1.0
-"""How long taking a model's card out of discovery may take, where discovery may be what fails."""
+"""Timeout for removing a model card from discovery. It is short because discovery itself may be what fails."""
 UNREAD_SECONDS = 2.0
-"""How long a draining prefill worker keeps handoffs of which none ends. A decode worker reads as soon as it has a slot
-for the request, milliseconds after prefill's answer; one that comes later than this computes the prompt itself."""
+"""How long a draining prefill worker waits for its unread handoffs if none of them ends.
+
+A decode worker reads the KV as soon as it has a slot for the request, milliseconds after prefill's answer. A decode
+worker that comes later than this computes the prompt itself.
+"""
 
 
 class Leaving:
-    """``engine_died`` tells the process how to exit; ``on_engine_death`` is called at once.
+    """State of a worker that is stopping.
 
-    ``withdraw``: of a worker that others serve without, takes its model's card out of discovery. Dynamo 1.4.2 removes a
-    worker's endpoint first and its card when the process ends: all between, it sees a kind of worker of which there is
-    none, and answers every request for the model, also one that needs no such worker, with a 503 "not ready".
+    ``engine_died`` decides the process's exit code; ``on_engine_death`` is called as soon as the death is known.
+
+    ``withdraw`` removes the worker's model card from discovery; it is set for workers that the topology can serve
+    without. Dynamo 1.4.2 removes a worker's endpoint first, and its card only when the process ends. In between it sees
+    a worker type without instances, and answers every request for the model with a 503 "not ready", including requests
+    that need no such worker.
     """
 
     def __init__(self, name: str, status: StatusFile) -> None:
         self.is_draining = False
         self.engine_died = False
-        self.ends_engine = False  # of this worker's own will: a request that it cut off sees that, and it is no death
+        # the worker shuts the engine down itself, so an error in a request that this cut off is not an engine death
+        self.ends_engine = False
         self.on_engine_death: Callable[[], None] = lambda: None
         self.withdraw: Callable[[], Awaitable[None]] | None = None
         self._name = name
         self._status = status
         self._deregistered = asyncio.Event()
-        self._ending: asyncio.Future[None] | None = None  # a loop holds its tasks weakly
+        self._ending: asyncio.Future[None] | None = None  # the event loop only keeps weak references to tasks
 
     def drain(self) -> None:
-        """Nothing new begins. Dynamo's ``Worker`` has deregistered this one by then."""
+        """Makes the worker refuse new requests. Dynamo's ``Worker`` has deregistered it by then."""
         self.is_draining = True
         self._deregistered.set()
 
     def engine_is_dead(self, reason: str, *, open_requests: int) -> None:
-        """A dead engine ends its worker: the launcher restarts both, and Dynamo moves the requests elsewhere."""
+        """Records the engine's death and ends the worker: the launcher restarts both, and Dynamo migrates the open
+        requests.
+        """
         if self.engine_died or self.ends_engine:
             return
         self.engine_died = True
@@ -63,11 +72,14 @@ class Leaving:
 
     async def _end_withdrawn(self) -> None:
         await self.withdrawn()
-        await asyncio.sleep(GONE_SECONDS)  # the endpoint goes once frontends know that the card has
+        # the endpoint must outlive the card until all frontends have noticed that the card is gone
+        await asyncio.sleep(GONE_SECONDS)
         _end()
 
     async def withdrawn(self) -> None:
-        """Without its card, where that can go first; once is enough."""
+        """Removes the model card from discovery, if this worker can do so before it ends. Only the first call has an
+        effect.
+        """
         withdraw, self.withdraw = self.withdraw, None
         if withdraw is None:
             return
@@ -77,23 +89,28 @@ class Leaving:
             logger.warning("%s: its model's card stays until the process has ended (%r)", self._name, error)
 
     async def until_gone(self) -> None:
-        """Dynamo moves a request on at once, up to its migration limit: a worker that is still in its routing table
-        would get it back and use the limit up (seen with the KV router of 1.4.2)."""
+        """Waits until this worker has left the frontends' routing tables.
+
+        Dynamo migrates a request at once, up to its migration limit. While this worker is in the routing table, the
+        request could come back to it and use up the limit (seen with the KV router of 1.4.2).
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._deregistered.wait(), GONE_SECONDS)
         await asyncio.sleep(GONE_SECONDS)
 
 
 def _end() -> None:
-    """The runtime's own way out takes the discovery records along, so that nothing is routed here any more."""
+    """Ends the process by SIGTERM, so that the runtime deletes the discovery records and no request is routed here any
+    more.
+    """
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class UnreadHandoffs:
-    """Tells handoffs that decode workers are still about to read from those whose readers are gone.
+    """Distinguishes handoffs that decode workers are about to read from those whose readers are gone.
 
-    A reader that died releases nothing: its leases stay out until their deadline, a minute, and there is no telling
-    from here whose they are. So handoffs count as wanted for as long as, now and then, one of them ends.
+    A decode worker that died releases nothing: its leases stay until their deadline, one minute, and a prefill worker
+    can't see which leases those are. So handoffs count as wanted as long as one of them ends from time to time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,11 +119,15 @@ class UnreadHandoffs:
         self._since = 0.0
 
     def requests_are_open(self) -> None:
-        """Each of them may still lead to a handoff: waiting begins when the last one has ended."""
+        """Restarts the waiting period: every open request may still lead to a handoff, so it begins when the last one
+        has ended.
+        """
         self._unread = None
 
     def are_wanted(self, unread: int) -> bool:
-        """``unread``: now. False from when there are none, or none has ended for ``UNREAD_SECONDS``."""
+        """Returns False if ``unread``, the current number of handoffs, is 0 or has not changed for
+        ``UNREAD_SECONDS``.
+        """
         now = self._clock()
         if unread != self._unread:
             self._unread, self._since = unread, now

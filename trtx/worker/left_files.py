@@ -1,4 +1,6 @@
-"""What dead workers left in the scratch directory is removed, also where not all of one has ended yet."""
+"""Removes files that dead workers left in the scratch directory, including workers whose processes have not all ended
+yet.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,20 @@ logger = logging.getLogger(__name__)
 
 
 class LeftFiles:
-    """``remove`` removes what it can, and returns the processes of dead workers that it has to wait for: as
-    :func:`~trtx.engine.api.remove_left` does. One loop."""
+    """Calls ``remove`` until nothing is left to remove. Belongs to one event loop.
+
+    ``remove`` removes what it can and returns the pids of dead workers' processes that are still running, as
+    :func:`~trtx.engine.api.remove_left` does.
+    """
 
     def __init__(self, remove: Callable[[], Sequence[int]]) -> None:
         self._remove = remove
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Returns after the first look; others follow, each time that one of those who are waited for has ended."""
+        """Returns after the first call of ``remove``. Further calls follow in a task, each after one of those processes
+        has ended.
+        """
         lingering = await asyncio.to_thread(self._remove)
         if lingering:
             self._waiting = asyncio.create_task(self._until_removed(lingering), name="left-files")
@@ -29,18 +36,19 @@ class LeftFiles:
             while lingering:
                 await _first_end(lingering)
                 lingering = await asyncio.to_thread(self._remove)
-        except OSError as error:  # no descriptor to be had: they go with the topology
+        # no file descriptor is available; the files go when the topology's directory is removed
+        except OSError as error:
             logger.warning("files of dead workers are left until the topology ends: %s", error)
 
     async def close(self) -> None:
-        """Waits no more."""
+        """Cancels the task that waits for processes."""
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
 
 
 async def _first_end(pids: Sequence[int]) -> None:
-    """Returns once one of them has ended."""
+    """Returns once one of the processes ``pids`` has ended."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     handles: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""From a worker's options to an LLM that runs, and the facts that Dynamo registers about it."""
+"""Starts the engine from a worker's options, and collects the facts that the worker registers with Dynamo."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from trtx.worker.requests.request import WorkerRequest
 logger = logging.getLogger(__name__)
 
 EVENT_BUFFER = 100_000
-"""KV events kept until they are polled; Dynamo's TensorRT-LLM backend asks for as many when it publishes."""
+"""Number of KV events that the engine keeps until they are polled; the value of Dynamo's own TensorRT-LLM backend."""
 _TEXT_BEFORE = 5
-"""Tokens of the prompt that an answer's text leans on: as many as Dynamo's frontend takes where it makes the text."""
+"""Number of prompt tokens that detokenization of the answer starts from, as in Dynamo's frontend."""
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine that runs, and what this worker makes of it."""
+    """A running engine and the worker's view of it."""
 
     api: EngineApi
     engine: Engine
@@ -56,16 +56,20 @@ class LoadedEngine:
 
     @cached_property
     def byte_tokens(self) -> ByteTokens | None:
-        """Of a tokenizer with byte fallback. Its worker makes the text of every answer: Dynamo 1.4.2's frontend panics
-        over byte tokens that are no character, and cuts the answer off."""
+        """The byte-fallback tokens of the tokenizer; None if it has none.
+
+        A worker with such a tokenizer detokenizes every answer itself: Dynamo 1.4.2's frontend panics on byte tokens
+        that form no valid character, and cuts the answer off.
+        """
         return byte_tokens(self.tokenizer)
 
     def text_of(self, request: WorkerRequest) -> StopStrings | PlainText | None:
-        """What makes the answer's text here; None: the frontend makes it of the token ids. Raises InvalidRequest for
-        stop strings where there is no tokenizer to find them with.
+        """The detokenizer for the answer; None if the frontend makes the text from token ids.
 
-        Of many tokenizers (Llama 2, Mistral, LLaVA) a text loses the space that it begins with. So the answer's is made
-        as what follows the prompt, which after a migration is also what was answered before.
+        Raises InvalidRequest if the request has stop strings and the model has no fast tokenizer.
+
+        Many tokenizers (Llama 2, Mistral, LLaVA) drop the space at the beginning of a text. So the answer is decoded as
+        a continuation of the prompt's last tokens; after a migration, these include what was answered before.
         """
         if not request.stop_strings and self.byte_tokens is None:
             return None
@@ -74,7 +78,7 @@ class LoadedEngine:
         text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens, byte_tokens=self.byte_tokens)
         before = request.token_ids[-_TEXT_BEFORE:]
         if text.feed(before) != self.tokenizer.decode(before, request.skip_special_tokens):
-            text.finish()  # half a character at the prompt's end is none of the answer's
+            text.finish()  # an incomplete character at the prompt's end does not belong to the answer
         if not request.stop_strings:
             return PlainText(text)
         return StopStrings(
@@ -86,13 +90,13 @@ class LoadedEngine:
 
     @property
     def encode_text(self) -> Callable[[str], list[int]] | None:
-        """Text to token ids, none added; None: the model has no fast tokenizer."""
+        """A function from text to token ids that adds no special tokens; None if the model has no fast tokenizer."""
         if (tokenizer := self.tokenizer) is None:
             return None
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def shutdown(self) -> bool:
-        """Ends the engine; False when it did not end in time, so that the caller must not wait for its threads."""
+        """Shuts the engine down. Returns False on timeout; the caller must then not wait for the engine's threads."""
         done = threading.Thread(target=self.engine.shutdown, name="engine-shutdown", daemon=True)
         done.start()
         done.join(self.shutdown_seconds)
@@ -100,17 +104,20 @@ class LoadedEngine:
 
 
 def probe_token_id(model: Path) -> int:
-    """The token of a health probe: the checkpoint's beginning of text, else 1, as in Dynamo's own backends.
+    """Token of a health probe: the checkpoint's ``bos_token_id``, else 1, as in Dynamo's own backends.
 
-    Read from config.json: asking the LLM for its tokenizer would import transformers in the worker's event loop,
-    seconds in which the model is registered and its endpoint is not.
+    It is read from config.json, because the LLM's tokenizer would import transformers in the worker's event loop: for
+    seconds, the model would be registered without an endpoint.
     """
     token_id = read_config(model).get("bos_token_id")
     return token_id if isinstance(token_id, int) else 1
 
 
 def load(options: WorkerOptions) -> LoadedEngine:
-    """Blocks until the engine is ready to serve, minutes for a large model; raises LaunchError or UsageError."""
+    """Starts the engine and returns once it is ready to serve, which takes minutes for a large model.
+
+    Raises LaunchError or UsageError.
+    """
     started = time.monotonic()
     api = engine.load(options.engine)
     serves_tokens = options.role != "encode"
@@ -139,7 +146,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
 
 
 def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> WorkerFacts:
-    """What this worker publishes of itself and its engine."""
+    """The facts about itself and its engine that this worker publishes."""
     gpus = _gpus(options, api)
     return WorkerFacts(
         name=options.name,
@@ -160,8 +167,11 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
 
 
 def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[Gpu, ...] | None:
-    """None too where the engine's ranks are on other nodes as well: nobody here knows those, and the GPUs of one node
-    would be taken for all that it has."""
+    """The GPUs of this worker; None if unknown.
+
+    Also None if the engine has ranks on other nodes: this worker can't see their GPUs, and publishing those of one node
+    would make them look like all of the worker's GPUs.
+    """
     gpus = given_gpus()
     if gpus and api.gpus_of(options.llm_args) > len(gpus):
         return None
@@ -169,7 +179,9 @@ def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[Gpu, ...] | None:
 
 
 def _metrics_port(variable: str) -> int | None:
-    """Dynamo's system port; without one, or with 0 or -1, nobody outside knows where it answers, if it does."""
+    """Dynamo's system port. None if it is unset, 0 or -1: the metrics port is then unknown outside the process, if it
+    exists.
+    """
     return int(variable) if variable.isdigit() and int(variable) else None
 
 
@@ -182,7 +194,10 @@ def _own_versions() -> dict[str, str]:
 
 
 def _tokenizer(model: Path) -> Tokenizer | None:
-    """Any failure costs the stop strings alone: the frontend has a tokenizer of its own."""
+    """The model's fast tokenizer, or None if it can't be loaded.
+
+    A failure only disables stop strings, because the frontend has a tokenizer of its own.
+    """
     try:
         return load_decoder(model) if (model / "tokenizer.json").is_file() else load_tokenizer(model)
     except Exception as error:
@@ -191,14 +206,19 @@ def _tokenizer(model: Path) -> Tokenizer | None:
 
 
 def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
-    """The engine config, with what a worker needs of its engine switched on unless the config says otherwise."""
+    """The engine config plus the features that a worker needs: iteration stats, KV event buffer, NIXL for prefill and
+    decode.
+
+    Values in the config take precedence.
+    """
     cache = dict(options.llm_args.get("kv_cache_config") or {})
     if cache.get("enable_block_reuse", True):
         cache.setdefault("event_buffer_max_size", EVENT_BUFFER)
     arguments = {"enable_iter_perf_stats": True, **options.llm_args, "kv_cache_config": cache}
     if options.role != "agg":
-        # Without one, an engine refuses every request that comes from or goes to another engine.
+        # Without a cache transceiver, an engine refuses every request that arrives with KV from another engine or hands
+        # its KV to one.
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
     if options.deterministic:
-        arguments["deterministic"] = True  # the torch engine's own: no engine config may hold it
+        arguments["deterministic"] = True  # a field of the torch engine only; engine configs may not contain it
     return arguments

@@ -1,7 +1,7 @@
-"""What a worker tells Prometheus about its requests and its engine: the ``trtx_*`` families.
+"""Prometheus metrics of a worker's requests and engine: the ``trtx_*`` families.
 
-Served on the worker's system port beside Dynamo's own ``dynamo_component_*``, with Dynamo's labels added at scrape
-time. Histograms are kept as plain lists: a request path that handles 50,000 tokens/s has no microseconds for more.
+They are served on the worker's system port together with Dynamo's ``dynamo_component_*``; Dynamo adds its labels at
+scrape time. Histograms are plain lists, because at 50,000 tokens/s the request path can't afford prometheus_client's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTCOMES = ("stop", "length", "cancelled", "invalid", "error")
 
 _MS = 1e-3
 _UNNAMED = "unknown"
-# Family, text, its field in TensorRT-LLM's iteration stats, and what makes its unit Prometheus's.
+# Metric family, help text, field of TensorRT-LLM's iteration stats, and factor that converts its unit to Prometheus's.
 _ITERATION_FAMILIES = (
     ("trtx_running_requests", "Requests in the engine's running set.", "numActiveRequests", 1),
     ("trtx_queued_requests", "Requests that wait for the engine.", "numQueuedRequests", 1),
@@ -41,7 +41,7 @@ _ITERATION_FAMILIES = (
 
 
 class _Histogram:
-    """Counts by bucket, and the sum: what Prometheus asks of a histogram."""
+    """Counts per bucket and the sum of values, as in a Prometheus histogram."""
 
     __slots__ = ("_buckets", "_counts", "_sum")
 
@@ -63,7 +63,7 @@ class _Histogram:
 
 
 class RequestClock:
-    """Times one request, from ``generate`` to its last token."""
+    """Measures the latencies of one request, from ``generate`` to its last token."""
 
     __slots__ = ("_last", "_metrics", "_started")
 
@@ -73,7 +73,9 @@ class RequestClock:
         self._last = 0.0
 
     def tokens(self, count: int) -> None:
-        """``count`` tokens leave in one chunk. Their gap is shared evenly: they came from as many steps."""
+        """Records a chunk of ``count`` tokens. The gap before it is split evenly, because each token took one engine
+        step.
+        """
         if not count:
             return
         metrics, now = self._metrics, time.perf_counter()
@@ -87,7 +89,7 @@ class RequestClock:
 
 
 class WorkerMetrics(Collector):
-    """The families of one worker. Not thread-safe by locks: counters are written by the event loop alone."""
+    """The metric families of one worker. No locks: only the event loop writes the counters."""
 
     def __init__(self) -> None:
         self.time_to_first_token = _Histogram(TTFT_BUCKETS)
@@ -98,13 +100,14 @@ class WorkerMetrics(Collector):
         self.generated_tokens = 0
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.open_requests = 0
-        # Attention-DP rank -> its latest iteration stats, TensorRT-LLM's keys. One rank, 0, without attention DP.
+        # Attention-DP rank -> its latest iteration stats, under TensorRT-LLM's keys. Without attention DP there is only
+        # rank 0.
         self.iterations: dict[int, Mapping[str, Any]] = {}
         self.lost_kv_events: Callable[[], int] = lambda: 0
-        self.media: MediaMetrics | None = None  # None: of a worker for text alone
-        # Asked at each scrape: a lease is released when no step runs, so no iteration would tell.
+        self.media: MediaMetrics | None = None  # None for a text-only worker
+        # Read at each scrape: leases are also released when no step runs, so iteration stats would miss that.
         self.handoff: Callable[[], HandoffTotals | None] = lambda: None
-        self.transfers: TransferCounts | None = None  # None: it is neither prefill nor decode
+        self.transfers: TransferCounts | None = None  # None for roles other than prefill and decode
 
     def collect(self) -> Iterator[Any]:
         yield self.time_to_first_token.family(
@@ -166,7 +169,7 @@ class WorkerMetrics(Collector):
 
 
 def _pair_families(transfers: TransferCounts) -> Iterator[Any]:
-    """By the prefill worker that they came from. A pair is there from its first request on."""
+    """Handoff metrics per prefill worker. A pair appears with its first request."""
     outcomes = CounterMetricFamily(
         "trtx_pair_handoffs",
         "Requests from a prefill worker, by what became of their KV.",
@@ -189,7 +192,9 @@ def _read_families(counts: HandoffTotals | TransferCounts) -> Iterator[Any]:
 
 
 def absent_fields(row: Mapping[str, Any]) -> list[str]:
-    """Fields behind a family that a row of iteration stats lacks: an older engine's, whose families then stay away."""
+    """Fields of iteration stats that ``row`` lacks. An older engine may lack some; their metric families are then not
+    exported.
+    """
     return [path for _, _, path, _ in _ITERATION_FAMILIES if _at(row, path) is None]
 
 

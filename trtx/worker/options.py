@@ -1,4 +1,4 @@
-"""The worker's command line: which role, which engine, which model, and where to say how far it has come."""
+"""The worker's command line: role, engine, model, and the status file to report progress in."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from trtx.engine import ENGINE_KINDS, EngineKind
 from trtx.errors import UsageError
 
 DRAIN_SECONDS = 30.0
-"""How long a worker that was told to stop waits for the requests it has begun; the launcher's default too."""
+"""How long a stopping worker waits for the requests that it has begun; also the launcher's default."""
 
 STALL_SECONDS = 300.0
-"""How long a TensorRT-LLM engine with open requests may take no step; the frontend gives its streams up as late."""
+"""How long a TensorRT-LLM engine with open requests may go without a step; the frontend's timeout for late streams too.
+"""
 
 Encoders = Literal["local", "remote"]
-"""Who encodes the images of a worker's requests: itself, or the encode workers of its topology."""
+"""Where a worker's images are encoded: in the worker itself, or by the encode workers of its topology."""
 
 
 PromptsBy = Literal["dynamo", "frontend"]
-"""Who makes prompts: Dynamo with the model's files, or trtx's frontend with transformers where the two may differ."""
+"""What renders prompts: Dynamo with the model's files, or trtx's frontend with transformers where the two may differ.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """One worker, resolved. ``llm_args`` are exactly the LLM's keyword arguments."""
+    """The resolved options of one worker. ``llm_args`` are exactly the LLM's keyword arguments."""
 
     role: Role
     engine: EngineKind
@@ -42,7 +44,7 @@ class WorkerOptions:
     llm_args: dict[str, Any]
     status_file: Path | None
     drain_seconds: float
-    shutdown_seconds: float | None  # None: the engine's own bound
+    shutdown_seconds: float | None  # None: the engine's own timeout
     stall_seconds: float
     encoders: Encoders = "local"
     media: MediaLimits = field(default_factory=MediaLimits)
@@ -52,7 +54,7 @@ class WorkerOptions:
 
 
 def parse(argv: list[str]) -> WorkerOptions:
-    """Reads the command line and the engine config it names; raises UsageError."""
+    """Parses the command line and reads the engine config that it names. Raises UsageError."""
     parser = argparse.ArgumentParser(prog="python -m trtx.worker", allow_abbrev=False)
     parser.add_argument("--role", choices=get_args(Role), required=True)
     parser.add_argument("--engine", choices=ENGINE_KINDS, required=True)
@@ -73,7 +75,7 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--prompts-by", choices=get_args(PromptsBy), default="dynamo", help="who makes prompts")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
-        # Dynamo would take a directory that is not there for the name of a model to download.
+        # If the directory does not exist, Dynamo would treat the path as a model name to download.
         raise UsageError(f"--model {args.model} has no config.json; expected a Hugging Face model directory")
     if args.deterministic and args.role == "encode":
         raise UsageError("--deterministic means nothing for role encode, which generates nothing; leave it out")

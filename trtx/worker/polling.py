@@ -1,4 +1,4 @@
-"""KV events and iteration stats, taken from the engine in a thread of their own and passed on."""
+"""Polls KV events and iteration stats from the engine in a thread, and publishes them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from trtx.worker.kv_events import KvEventPublication
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
-"""How late an event may reach the router; Dynamo's TensorRT-LLM backend polls every 5 to 20 ms."""
+"""Upper bound on the delay of an event on its way to the router; Dynamo's TensorRT-LLM backend polls every 5 to 20 ms.
+"""
 SNAPSHOT_SECONDS = 0.1
-_STATS_TIMEOUT_S = 0.01  # as Dynamo asks; 0 would miss rows that are on their way from a rank
+_STATS_TIMEOUT_S = 0.01  # Dynamo's value; with 0, rows that are on their way from a rank would be missed
 _READ_PAUSE_S = 1.0
 
 
 class EnginePoll:
-    """Polls from the first generated token on until it is stopped: before it, TensorRT-LLM has neither to give.
+    """Polls the engine from its first generated token until :meth:`stop`. Before that, TensorRT-LLM has no events or
+    stats.
 
-    The asynchronous calls of the LLM API, on a loop of this thread: the ones that TensorRT-LLM 1.3.0rc22 is polled
-    with by Dynamo 1.4.2, from a thread like this.
+    Uses the asynchronous calls of the LLM API, on an event loop of this thread, as Dynamo 1.4.2 does with TensorRT-LLM
+    1.3.0rc22.
     """
 
     def __init__(self, engine: Engine, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
@@ -53,12 +55,12 @@ class EnginePoll:
         self._thread.start()
 
     def saw_token(self) -> None:
-        """The engine has generated one."""
-        if not self._begun.is_set():  # setting it again costs ten times as much, at each token
+        """Starts the polling: the engine has generated a token."""
+        if not self._begun.is_set():  # checked for each token; setting the event again would cost ten times as much
             self._begun.set()
 
     def stop(self) -> None:
-        """Returns when nothing will be published any more."""
+        """Stops the thread. Nothing is published after this returns."""
         self._stop.set()
         self._begun.set()
         if self._thread.is_alive():
@@ -104,7 +106,7 @@ async def _taken(rows: AsyncIterator[Any]) -> list[Mapping[str, Any]]:
 
 
 def load_snapshot(row: Mapping[str, Any]) -> ComponentSnapshot | None:
-    """What the router's load model wants to know, from one row of iteration stats; None without a KV cache."""
+    """The router's load metrics from one row of iteration stats; None without a KV cache."""
     cache = row.get("kvCacheStats")
     if not cache or not cache.get("maxNumBlocks"):
         return None

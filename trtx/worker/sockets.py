@@ -1,8 +1,9 @@
-"""``TCP_NODELAY`` on the worker's request-plane sockets, one of which Dynamo 1.4.2 leaves without it.
+"""Sets ``TCP_NODELAY`` on the worker's request-plane sockets; Dynamo 1.4.2 leaves it unset on one of them.
 
-Nagle's algorithm then holds a small write until the peer's delayed acknowledgement, 40 ms: seen between the response
-stream and a frontend, gone with the option set here (upstream PR #14643 covers the frontend's HTTP sockets). The Rust
-runtime owns these sockets, so they are found by file descriptor. Drop this module once a check without it passes.
+Without it, Nagle's algorithm holds a small write back until the peer's delayed acknowledgement, 40 ms. This was seen
+between the response stream and a frontend, and disappeared with the option set here (upstream PR #14643 covers the
+frontend's HTTP sockets). The Rust runtime owns these sockets, so they are found by file descriptor. Remove this module
+once a check without it passes.
 """
 
 from __future__ import annotations
@@ -13,34 +14,35 @@ import socket
 import time
 
 _ON = ctypes.c_int(1)
-# PyDLL keeps the GIL: the call takes 0.2 us, and giving the GIL away here would cost a switch for each descriptor.
+# PyDLL keeps the GIL: the call takes 0.2 us, and releasing the GIL would cost a thread switch for each descriptor.
 _LIBC = ctypes.PyDLL(None)
 
 
 class NoDelay:
-    """``TCP_NODELAY`` for a worker's streams. Dynamo 1.4.2 has connected a stream's socket when it asks for its chunks.
+    """Keeps ``TCP_NODELAY`` set on the sockets of a worker's streams.
 
-    So a look at all sockets serves all streams that were asked for before it. With 256 open it takes half a
-    millisecond: where as many begin together, one look each would hold up the last of them by 130 ms.
+    Dynamo 1.4.2 has connected a stream's socket by the time it requests the stream's chunks, so one scan over all
+    sockets covers all streams requested before it. A scan of 256 open sockets takes half a millisecond; if 256 streams
+    began together, one scan each would delay the last of them by 130 ms.
     """
 
     def __init__(self) -> None:
         self._looked_ns = 0
 
     def cover(self, asked_ns: int) -> None:
-        """For a stream that was asked for at that time, of the monotonic clock."""
+        """Covers a stream that was requested at ``asked_ns`` (``time.monotonic_ns``)."""
         if asked_ns >= self._looked_ns:
             self._looked_ns = time.monotonic_ns()
             set_nodelay_everywhere()
 
 
 def set_nodelay_everywhere() -> None:
-    """Sets ``TCP_NODELAY`` on every TCP socket this process has open; 2 us each.
+    """Sets ``TCP_NODELAY`` on every open TCP socket of this process; 2 us per descriptor.
 
-    Asks the kernel directly by number instead of duplicating descriptors into Python sockets: a number that is no
-    socket, no TCP socket, or was closed meanwhile, is refused by the kernel and left alone.
+    Calls setsockopt by descriptor number instead of duplicating descriptors into Python sockets. For a descriptor that
+    is not a TCP socket, or has been closed, the kernel returns an error, which is ignored.
     """
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- names alone, ten times faster than Path objects
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- names only, ten times faster than Path objects
         _LIBC.setsockopt(
             int(name), socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(_ON), ctypes.sizeof(ctypes.c_int)
         )

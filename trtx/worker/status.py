@@ -1,4 +1,4 @@
-"""The status file: how a worker tells the launcher who it is and how far it has come."""
+"""The status file, in which a worker reports its identity and progress to the launcher."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """Replaces the file whole at every change: a reader never sees half of one. ``path`` None: no file.
+    """Replaces the file atomically at every change, so a reader never sees a partial one. ``path`` None: no file.
 
-    A worker serves on where the file can't be written (a full disk, a directory that was removed): the log says it
-    once, and :meth:`keep` writes it as soon as it can be.
+    If the file can't be written (full disk, removed directory), the worker keeps serving: it logs this once, and
+    :meth:`keep` writes the file as soon as possible.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,7 +33,7 @@ class StatusFile:
             self._write(self._path)
 
     def keep(self) -> None:
-        """Writes it anew where it is behind, or was removed."""
+        """Writes the file again if the last write failed or the file was removed."""
         if self._path is not None and (self._is_behind or not _is_there(self._path)):
             self._write(self._path)
 
@@ -44,7 +44,7 @@ class StatusFile:
             if not self._is_behind:
                 logger.warning("the status file %s can't be written (%s)", path, error.strerror)
             self._is_behind = True
-            with contextlib.suppress(OSError):  # what it says no longer holds
+            with contextlib.suppress(OSError):  # its content is out of date
                 path.unlink()
         else:
             self._is_behind = False
@@ -61,7 +61,7 @@ class StatusFile:
 
 
 def _is_there(path: Path) -> bool:
-    """``Path.exists`` raises where a directory above it can't be entered."""
+    """Whether ``path`` exists. ``Path.exists`` would raise if a parent directory can't be entered."""
     try:
         path.lstat()
     except OSError:

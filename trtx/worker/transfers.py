@@ -1,5 +1,4 @@
-"""What a worker itself can say of KV handoffs: who began without one, and of each request whether KV came for it and
-from whom."""
+"""Counts KV handoffs as a worker sees them: requests without one, and the outcome per prefill worker of all others."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from trtx.engine.worker_status import HandoffsSoFar
 
 @dataclass(slots=True)
 class PairCounts:
-    """Of the requests that one prefill worker handed to this one."""
+    """Counts of the requests that one prefill worker handed to this worker."""
 
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     bytes: int = 0
@@ -20,17 +19,17 @@ class PairCounts:
 
 
 class TransferCounts:
-    """Of one worker. A prefill worker reads nothing, and its counts stay 0."""
+    """Handoff counts of one worker. A prefill worker reads no KV, so its counts stay 0."""
 
     def __init__(self) -> None:
-        self.pairs: dict[str, PairCounts] = {}  # by the prefill worker's name; "": it did not say it
-        self.whole = 0  # requests that decode served from their prompt on
-        self.because = ""  # why the last prompt was recomputed, and whose it was
+        self.pairs: dict[str, PairCounts] = {}  # by the prefill worker's name; "" if it did not give one
+        self.whole = 0  # requests that a decode worker served from their prompt, without a handoff
+        self.because = ""  # why the last prompt was recomputed, and which prefill worker had computed it
         self.recomputed_from = ""
 
     @property
     def is_known(self) -> bool:
-        """False where the engine leaves out what its requests took."""
+        """False if the engine does not report the transfers of its requests."""
         return not self.count("unknown")
 
     @property
@@ -49,7 +48,7 @@ class TransferCounts:
         return sum(pair.outcomes[outcome] for pair in self.pairs.values())
 
     def so_far(self) -> HandoffsSoFar:
-        """For the launcher."""
+        """The totals for the status file."""
         return HandoffsSoFar(
             read=self.reads,
             recomputed=self.count("recomputed"),
@@ -59,8 +58,9 @@ class TransferCounts:
         )
 
     def ended(self, transfer: Transfer | None, prefill: str | None = None) -> None:
-        """A request that began with ``prefill``'s handoff has ended, by the engine's own word. None: nothing was said
-        of it."""
+        """Counts a finished request that began with a handoff from ``prefill``. ``transfer`` None: the engine reported
+        nothing.
+        """
         pair = self.pairs.setdefault(prefill or "", PairCounts())
         outcome = outcome_of(transfer)
         pair.outcomes[outcome] += 1

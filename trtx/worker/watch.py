@@ -1,4 +1,6 @@
-"""What a worker keeps an eye on beside its requests: the engine's health, its memory, and the processes it started."""
+"""Background watches of a worker: the engine's health and memory, the processes that it started, and the handoff
+counts.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,20 @@ from trtx.worker.transfers import TransferCounts
 logger = logging.getLogger(__name__)
 
 HEALTH_SECONDS = 0.25
-"""How late the death of the engine is noticed."""
+"""Interval of health checks: the longest delay until an engine's death is noticed."""
 HEALTH_TIMEOUT_SECONDS = 30.0
-"""An engine that takes longer to say how it is, is dead; Dynamo's TensorRT-LLM backend waits as long."""
+"""Timeout of one health check, after which the engine counts as dead; as in Dynamo's TensorRT-LLM backend."""
 RANKS_SECONDS = 1.0
-"""How late a process that the engine starts is recorded."""
+"""The longest delay until a process that the engine started is recorded."""
 HANDOFFS_SECONDS = 1.0
-"""How late a handoff is told to the launcher: a file a second at most, however many there are."""
+"""Interval of handoff reports to the launcher: at most one file write a second, however many handoffs there are."""
 
 
 async def watch_ranks(status: StatusFile) -> None:
-    """Keeps the status file there and its ``ranks`` true. From before the load on: one that fails may leave ranks
-    behind too."""
+    """Keeps ``ranks`` in the status file up to date, and the file in place.
+
+    Runs from before the load on: a load that fails may leave ranks behind too.
+    """
     ranks: tuple[Rank, ...] = ()
     while True:
         found = await asyncio.to_thread(descendants, os.getpid())
@@ -39,7 +43,7 @@ async def watch_ranks(status: StatusFile) -> None:
 
 
 async def watch_handoffs(status: StatusFile, transfers: TransferCounts) -> None:
-    """Keeps the ``handoffs`` of the status file true, for as long as the engine says what becomes of each."""
+    """Keeps ``handoffs`` in the status file up to date, or null if the engine does not report transfers."""
     while True:
         found = transfers.so_far() if transfers.is_known else None
         if found != status.status.handoffs:
@@ -48,10 +52,11 @@ async def watch_handoffs(status: StatusFile, transfers: TransferCounts) -> None:
 
 
 async def until_death(loaded: LoadedEngine, status: StatusFile, metrics: WorkerMetrics, *, stall_seconds: float) -> str:
-    """Returns when the engine is dead, with what it died of, if it says so. Keeps ``device_memory_bytes`` true.
+    """Returns once the engine is dead, with the cause if the engine reports one. Keeps ``device_memory_bytes`` up to
+    date.
 
-    Dead is also one of those that a lost message can stall, when it takes no step for ``stall_seconds`` while requests
-    are open.
+    An engine type that a lost message can stall (``dies_of_stalls``) also counts as dead if it takes no step for
+    ``stall_seconds`` while requests are open.
     """
     seen, since = (0, 0), time.monotonic()
     while await _is_healthy(loaded):

@@ -1,12 +1,14 @@
-"""Audio that Dynamo's frontend would drop without a word: ``input_audio`` in a chat message beside text alone.
+"""Refuses audio that Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos.
 
-The 1.4.2 frontend leaves such a part out, and shows a worker the messages only where images or videos are in them. Its
-chat template sees every part, though. So a worker registers the checkpoint's template with a guard in front, which
-begins the prompt of such a request with a mark, and refuses prompts that begin so. Of other requests not a character
-changes. To go once the frontend hands audio on, or refuses it.
+The 1.4.2 frontend drops such a part, and passes messages on to a worker only if they contain images or videos. Its chat
+template, however, sees every part. So a worker registers the checkpoint's template with a guard in front of it: for a
+request with ``input_audio``, the guard makes the prompt begin with a mark, and the worker refuses prompts that begin
+with the mark. Prompts of other requests are unchanged. Remove this module once the frontend passes audio on or refuses
+it.
 
-All workers of a topology register the same text, or Dynamo takes the second for one of another model: the mark follows
-from the namespace. The frontend reads the file where the worker wrote it, so there is a guard on one machine alone.
+All workers of a topology must register the same text, or Dynamo treats them as serving different models; so the mark is
+derived from the namespace. The frontend reads the template from the worker's file system, so the guard is used only
+where the topology is on one machine.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from trtx.worker.options import PromptsBy
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 _BEGINNING = 96
-"""Tokens of a prompt in which the mark is looked for: each of its characters may be one."""
+"""Number of leading prompt tokens in which the mark is looked for: a tokenizer may make each of its characters a token.
+"""
 _FIRST = 8
-"""Tokens in which the mark's first letters are: up to four may come before it, such as one for the beginning."""
+"""Number of leading tokens that contain the mark's first letters: up to four tokens may precede it, such as BOS."""
 _UNHEARD, _UNRENDERED = "unheard", "unrendered"
 _GUARD = (
     "{%% for message in messages %%}{%% if message['content'] is iterable and message['content'] is not string %%}"
@@ -36,17 +39,19 @@ _GUARD = (
 
 
 def mark_of(namespace: str, kind: str = _UNHEARD) -> str:
-    """What no prompt begins with but one that the guard marked. Of letters and digits, which every tokenizer keeps."""
+    """The text that begins a prompt marked by the guard, and no other prompt.
+
+    Consists of letters and digits, which every tokenizer preserves.
+    """
     return f"{kind}{hashlib.blake2b(namespace.encode(), digest_size=8).hexdigest()}"
 
 
 def registered_template(model: Path, environment: Mapping[str, str], *, prompts_by: PromptsBy) -> Path | None:
-    """The file of the chat template that the worker registers; None: the checkpoint's own.
+    """Path of the chat template that the worker registers; None for the checkpoint's own.
 
-    Where trtx's frontend makes the prompts, Dynamo's rendering counts for nothing, and could fail over a template that
-    transformers renders. So Dynamo gets a mark as its template, and a prompt that went past the frontend's door is
-    refused by that mark.
-    Raises OSError where the file can't be written.
+    If trtx's frontend renders the prompts, Dynamo's rendering is not used, and could fail on a template that
+    transformers renders. In that case Dynamo's template is just a mark, and a prompt that bypassed trtx's frontend is
+    refused by the mark. Raises OSError if the file can't be written.
     """
     directory = environment.get("TMPDIR")  # a topology's own; it goes with it
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory:
@@ -57,11 +62,11 @@ def registered_template(model: Path, environment: Mapping[str, str], *, prompts_
 
 
 def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None:
-    """The file of the checkpoint's chat template with the guard in front.
+    """Path of the checkpoint's chat template with the guard in front of it.
 
-    None where there is no template, several, or one that begins with space, which means another thing behind a block;
-    where the worker would have no tokenizer to find the mark with, and where the frontend may be on another machine.
-    Raises OSError where the file can't be written.
+    None if the checkpoint has no template or several, or one that begins with white space (which would mean something
+    else after a block); if the worker would have no tokenizer to find the mark with; or if the frontend may be on
+    another machine. Raises OSError if the file can't be written.
     """
     directory = environment.get("TMPDIR")  # a topology's own; it goes with it
     template = _template(model) if (model / "tokenizer.json").is_file() else None
@@ -77,12 +82,12 @@ def _written(text: str, directory: Path) -> Path:
         descriptor, part = tempfile.mkstemp(dir=directory)
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        Path(part).rename(path)  # whole, whoever else writes it
+        Path(part).rename(path)  # atomic, because other workers may write the same file
     return path
 
 
 def _template(model: Path) -> str | None:
-    """As Dynamo takes it: the file before the tokenizer's own."""
+    """The chat template in Dynamo's order of precedence: chat_template.jinja before tokenizer_config.json."""
     try:
         if (path := model / "chat_template.jinja").is_file():
             return path.read_bytes().decode()
@@ -93,12 +98,12 @@ def _template(model: Path) -> str | None:
 
 
 def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, namespace: str) -> None:
-    """Raises InvalidRequest for a prompt that begins with a mark."""
+    """Raises InvalidRequest if the prompt begins with a mark."""
     if tokenizer is None:
         return
     first = tokenizer.decode(list(token_ids[:_FIRST]), skip_special_tokens=False)
     if _UNHEARD[:4] not in first and _UNRENDERED[:4] not in first:
-        return  # nearly always; the rest takes eight times as long
+        return  # the usual case; the check below takes eight times as long
     beginning = tokenizer.decode(list(token_ids[:_BEGINNING]), skip_special_tokens=False)
     if mark_of(namespace, _UNRENDERED) in beginning:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Pictures of requests to pixels, for engines that prepare them themselves; counted as pictures."""
+"""Decodes a request's images to pixels for engines that preprocess images themselves, and counts them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from trtx.worker.multimodal.media_metrics import MediaMetrics, Stage
 
 
 class Decoding:
-    """``pool`` is started when the first picture comes, and closed by whoever made it."""
+    """Decodes with ``pool``, which it starts at the first image. The pool's creator closes it."""
 
     def __init__(self, pool: PicturePool, metrics: MediaMetrics) -> None:
         self._pool, self._metrics = pool, metrics
         self._starting: asyncio.Task[None] | None = None
 
     async def for_engine(self, blob: Blob, engine: Engine, most_rows: int) -> npt.NDArray[np.uint8]:
-        """As :meth:`rgb`, of a picture that ``engine`` takes. Raises MediaError: 422 for a shape that the model's
-        processor refuses, 413 for one that makes more than ``most_rows``, before anything is encoded."""
+        """Like :meth:`rgb`, for an image that ``engine`` accepts.
+
+        Raises MediaError: 422 if the model's processor refuses the image's shape, 413 if the image makes more than
+        ``most_rows`` embedding rows. Both are checked before anything is encoded.
+        """
         picture = await self.rgb(blob)
         try:
             rows = await asyncio.to_thread(engine.rows_of, picture)
@@ -37,7 +40,7 @@ class Decoding:
         return picture
 
     async def rgb(self, blob: Blob) -> npt.NDArray[np.uint8]:
-        """``[height, width, 3]``. Raises MediaError."""
+        """The image as uint8 ``[height, width, 3]``. Raises MediaError."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._pool.start())
         await asyncio.shield(self._starting)
@@ -46,7 +49,7 @@ class Decoding:
 
     @contextmanager
     def timed(self, stage: Stage, pictures: int) -> Iterator[None]:
-        """One bracket around several pictures, each of which passed."""
+        """Times one call that processes several images, and counts each of them if the call succeeds."""
         with self._metrics.timed(stage):
             yield
         self._metrics.passed(stage, pictures - 1)

@@ -1,4 +1,4 @@
-"""From a picture's bytes to its embedding: by an encoder of this worker, or by encode workers."""
+"""Turns an image file into its embedding, with an encoder of this worker or with encode workers."""
 
 from __future__ import annotations
 
@@ -25,31 +25,41 @@ logger = logging.getLogger(__name__)
 
 
 class NoEncoder(Exception):
-    """Nobody could encode the picture: no fault of its own, and worth another try. ``status``: of HTTP."""
+    """No encoder was available for the image.
+
+    The image is not at fault, so the client may retry. ``status`` is HTTP's.
+    """
 
     status = 429
 
 
 class Embedder(Protocol):
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
-        """Raises MediaError about ``blob.label``, 413 for more than ``most_rows`` before anything is encoded;
-        NoEncoder, or what an encoder failed with."""
+        """The embedding of ``blob``.
+
+        Raises MediaError about ``blob.label`` (413 for more than ``most_rows`` rows, before anything is encoded),
+        NoEncoder, or the encoder's own error.
+        """
         ...
 
     async def count(self, blob: Blob, key: bytes) -> int | None:
-        """Rows that :meth:`embed` would make, where that is known before anything is decoded. Raises MediaError about
-        ``blob.label``, as far as a header tells."""
+        """Number of rows that :meth:`embed` would make, or None if that is unknown before decoding.
+
+        Raises MediaError about ``blob.label`` for what the file's header shows.
+        """
         ...
 
     def use_files(self) -> None:
-        """Nothing of what is made from now on stays on an encoder's device."""
+        """From now on, returns embeddings in files and leaves none on an encoder's device."""
 
     async def close(self) -> None: ...
 
 
 class LocalEmbedder:
-    """Decoding processes and a vision encoder, both started, of this worker. ``on_device``: what it makes may stay on
-    the encoder's device."""
+    """Decoding processes and a vision encoder of this worker, both started.
+
+    ``on_device``: whether embeddings may stay on the encoder's device.
+    """
 
     def __init__(
         self,
@@ -77,8 +87,10 @@ class LocalEmbedder:
         *,
         vision: VisionConfig,
     ) -> LocalEmbedder:
-        """With an encoder of its own; takes seconds. Raises UsageError for a checkpoint whose pictures can't be
-        prepared or encoded."""
+        """Starts a decoding pool and an encoder; takes seconds.
+
+        Raises UsageError if images of this checkpoint can't be preprocessed or encoded.
+        """
         pool = PicturePool(model, limits, videos=video_rule(vision))
         await pool.start()
         try:
@@ -89,7 +101,7 @@ class LocalEmbedder:
 
     @property
     def is_alive(self) -> bool:
-        """False once its encoder died."""
+        """False once the encoder has died."""
         return self._encoder.is_alive()
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
@@ -114,7 +126,7 @@ class LocalEmbedder:
         return None if patches is None else patches // self._config.spatial_merge**2
 
     async def _given(self, blob: Blob) -> TowerOutput:
-        """Made by the client: read, and checked against what the model would make."""
+        """Reads an embedding that the client sent, and checks it against the shape that the model would make."""
         config, dtype = self._config, self._encoder.facts.embedding_dtype
         assert dtype is not None, "an engine whose encoder takes pixels says its dtype"
         with self._metrics.timed("prepare"):
@@ -131,19 +143,19 @@ class LocalEmbedder:
 
 
 def video_rule(config: VisionConfig) -> VideoRule | None:
-    """How the model's processor takes videos; None: the model takes none."""
+    """How the model's processor samples videos; None if the model takes no videos."""
     if config.video_token_id is None:
         return None
     return "all" if config.tokens_per_second is None else "each"
 
 
 def _check_rows(config: VisionConfig, patches: tuple[int, int, int] | None, most: int, label: str) -> None:
-    """Raises MediaError 413 for pixels of which more rows would be made."""
+    """Raises MediaError 413 if the pixels would make more than ``most`` rows."""
     check_rows(0 if patches is None else math.prod(patches) // config.spatial_merge**2, most, label)
 
 
 def check_rows(rows: int, most: int, label: str) -> None:
-    """Raises MediaError 413 for a picture that takes more positions than the context holds."""
+    """Raises MediaError 413 if an image takes more prompt positions than the context holds."""
     if rows > most:
         raise MediaError(
             413, f"{label} makes {rows} tokens of the prompt, and the context holds {most}; send a smaller one"
@@ -153,7 +165,10 @@ def check_rows(rows: int, most: int, label: str) -> None:
 def _checked_grid(
     config: VisionConfig, rows: int, patches: tuple[int, int, int] | None, label: str
 ) -> tuple[int, int, int] | None:
-    """The grid of an embedding's rows. Raises MediaError 422 where they are not as many as a picture of it has."""
+    """The grid of an embedding's rows, in merged patches; None for models with a fixed number of tokens per image.
+
+    Raises MediaError 422 if the number of rows does not match the grid or the model.
+    """
     if config.tokens_per_image is not None:
         if rows != config.tokens_per_image or patches is not None:
             raise MediaError(
@@ -176,7 +191,7 @@ def _checked_grid(
 
 
 class StartedEmbedder:
-    """A :class:`LocalEmbedder` that is begun when it is first needed, and anew when its encoder has died."""
+    """A :class:`LocalEmbedder` that starts at its first use, and restarts after its encoder has died."""
 
     def __init__(self, begin: Callable[[], Awaitable[LocalEmbedder]]) -> None:
         self._begin = begin
@@ -187,7 +202,7 @@ class StartedEmbedder:
         self._is_closed = False
 
     async def start(self) -> LocalEmbedder:
-        """Idempotent. Raises as :meth:`LocalEmbedder.begin` does."""
+        """Starts the embedder if it is not running. Raises the same errors as :meth:`LocalEmbedder.begin`."""
         async with self._beginning:
             if self._begun is not None and not self._begun.is_alive:
                 logger.error("the vision encoder of this worker died; another one is started")
@@ -199,8 +214,11 @@ class StartedEmbedder:
             return self._begun
 
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
-        """What was with an encoder that died is encoded once more, by the next one and one at a time: a picture that
-        ends encoders takes others with it once, and never again. Raises NoEncoder where that one died too."""
+        """Encodes the image, and retries once with a new encoder if the encoder died.
+
+        Retries run one at a time, so an image that crashes encoders takes other requests' images down once and not
+        again. Raises NoEncoder if the second encoder died too.
+        """
         begun = await self._for_a_picture()
         try:
             return await begun.embed(blob, key, most_rows)
@@ -225,10 +243,12 @@ class StartedEmbedder:
         except Exception as error:
             if not self._died(begun, error):
                 raise
-            return None  # the next encoder tells, once it has it
+            return None  # unknown until the next encoder has encoded it
 
     async def _for_a_picture(self) -> LocalEmbedder:
-        """Raises NoEncoder where no process comes up: no fault of the picture's, nor of the engine beside it."""
+        """The running embedder. Raises NoEncoder if no encoder can be started: neither the image nor the engine is at
+        fault.
+        """
         try:
             return await self.start()
         except LaunchError as error:
@@ -236,7 +256,7 @@ class StartedEmbedder:
             raise NoEncoder("no vision encoder could be started for the picture; try again") from error
 
     def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
-        """Whether ``error`` tells of the encoder's end, or of that of the pool beside it, and not of the picture."""
+        """Whether ``error`` comes from the death of the encoder or of the decoding pool, and not from the image."""
         is_the_pictures_own = isinstance(error, MediaError) and error.status != NoEncoder.status
         return not (is_the_pictures_own or begun.is_alive or self._is_closed)
 

@@ -1,9 +1,9 @@
-"""Embeddings by the content of their pictures: an LRU bounded by bytes, of which open requests pin what they use.
+"""LRU cache of embeddings by image content, bounded in bytes. Open requests pin the embeddings that they use.
 
-A miss is made once however many ask for it meanwhile, by a task of the cache's own: whoever asked first may go, and
-those who joined get their embedding all the same. Bytes are reserved before anything is made, for all misses of a
-request at once and in the order of arrival, so nobody holds some and waits for more. An embedding that turns out larger
-than what was reserved for it is held all the same, and all that nobody has pinned goes first.
+Each miss is computed once, by a task of the cache, however many requests ask for it in the meantime. If the first
+requester disconnects, the others still get the embedding. Bytes are reserved before anything is computed, for all
+misses of a request at once and in order of arrival, so no request holds some bytes while it waits for more. An
+embedding that turns out larger than its reservation is kept; unpinned embeddings are evicted to make room for it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ T = TypeVar("T")
 
 
 class TooLarge(ValueError):
-    """What one request wants at once is more than the cache may hold."""
+    """One request needs more bytes at once than the cache may hold."""
 
 
 class NotMade(Exception):
-    """What one of those who asked for an embedding is told, an exception of its own. ``error`` is what ``make`` raised,
-    which all of them share and nobody else raises: an exception has one traceback."""
+    """The embedding of ``key`` could not be made. Each waiting request gets its own instance of this exception.
+
+    ``error`` is the exception that ``make`` raised. All waiting requests share it, so it is never raised itself: an
+    exception object has only one traceback.
+    """
 
     def __init__(self, key: bytes, error: BaseException) -> None:
         super().__init__(str(error))
@@ -32,7 +35,10 @@ class NotMade(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[T]):
-    """One picture's embedding. ``reserved_bytes`` are kept for it until it is made. ``make`` gives it and its bytes."""
+    """A request for one image's embedding. ``make`` returns the embedding and its size in bytes.
+
+    ``reserved_bytes`` are reserved for it until it is made.
+    """
 
     key: bytes
     reserved_bytes: int
@@ -41,35 +47,38 @@ class Wanted(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
-    bytes: int  # reserved, and once it is made its own
+    bytes: int  # the reservation; once made, the actual size
     made: asyncio.Future[T]
-    pins: int = 0  # by leases
+    pins: int = 0  # number of leases that pin it
     is_ready: bool = False
 
 
 @dataclass(slots=True)
 class CacheStats:
-    """Since the start. A request that wants one picture twice asks once."""
+    """Lookups since the start, by outcome. A request that contains an image twice counts as one lookup."""
 
-    hits: int = 0  # there when it was asked for
-    joined: int = 0  # being made for another request
-    misses: int = 0  # made for the request itself
+    hits: int = 0  # in the cache
+    joined: int = 0  # in the making for another request
+    misses: int = 0  # made for this request
     evictions: int = 0
 
 
 class Lease(Generic[T]):
-    """What one request pins, until it is released."""
+    """The embeddings that one request pins until :meth:`release`."""
 
     def __init__(self, entries: Mapping[bytes, _Entry[T]], released: Callable[[], None]) -> None:
-        self._entries = entries  # not keys: one that failed is another entry by the time it is asked for again
+        self._entries = entries  # entries instead of keys: after a failure, the same key may get another entry
         self._released = released
         self._is_held = True
 
     async def embeddings(self) -> Mapping[bytes, T]:
-        """Each of the lease's, once all are made. Raises NotMade for one that could not be."""
+        """Waits until all embeddings of the lease are made and returns them.
+
+        Raises NotMade for the first that failed.
+        """
         assert self._is_held, "it was released"
         for key, entry in self._entries.items():
-            await asyncio.wait([entry.made])  # who waits may be cancelled, what is made is everybody's
+            await asyncio.wait([entry.made])  # asyncio.wait does not cancel the future, which other requests share
             if error := entry.made.exception():
                 raise NotMade(key, error) from error
         return {key: entry.made.result() for key, entry in self._entries.items()}
@@ -85,18 +94,18 @@ class Lease(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class EmbeddingCache(Generic[T]):
-    """One loop's. ``discard`` is called with each embedding that leaves, when nobody has it pinned."""
+    """A cache for use on one event loop. ``discard`` is called with each embedding that leaves the cache."""
 
     capacity_bytes: int
     discard: Callable[[bytes, T], None]
     stats: CacheStats = field(default_factory=CacheStats)
     used_bytes: int = 0
-    _entries: OrderedDict[bytes, _Entry[T]] = field(default_factory=OrderedDict)  # least recently asked for first
-    _queue: deque[asyncio.Event] = field(default_factory=deque)  # who waits for room, in the order of arrival
+    _entries: OrderedDict[bytes, _Entry[T]] = field(default_factory=OrderedDict)  # least recently used first
+    _queue: deque[asyncio.Event] = field(default_factory=deque)  # requests that wait for room, in order of arrival
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def lease(self, wanted: Sequence[Wanted[T]]) -> Lease[T]:
-        """Pins all of ``wanted``, waiting until there is room for what has to be made. Raises TooLarge."""
+        """Pins all of ``wanted``, after waiting until there is room for the misses. Raises TooLarge."""
         distinct = {one.key: one for one in wanted}
         needed = sum(one.reserved_bytes for one in distinct.values())
         if needed > self.capacity_bytes:
@@ -113,36 +122,36 @@ class EmbeddingCache(Generic[T]):
             self._wake()
 
     def held(self, key: bytes) -> T | None:
-        """The embedding where it is there now. Nothing is pinned, and nothing counted as asked for."""
+        """The embedding if it is in the cache now. Neither pins it nor counts a lookup."""
         entry = self._entries.get(key)
         return entry.made.result() if entry is not None and entry.is_ready else None
 
     def clear(self) -> None:
-        """Forgets what nobody has pinned."""
+        """Evicts everything that is not pinned."""
         self._evict(self.used_bytes, keep=())
 
     async def close(self) -> None:
-        """Gives up what is being made, and forgets everything. Leases of a closed cache are worth nothing."""
+        """Cancels the embeddings in the making and discards all others. Leases of a closed cache are invalid."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for key, entry in self._entries.items():
-            self.discard(key, entry.made.result())  # pinned or not; what was under way has left with its task
+            self.discard(key, entry.made.result())  # pinned or not; entries in the making have left with their task
         self._entries.clear()
         self.used_bytes = 0
 
     @property
     def pinned_bytes(self) -> int:
-        """Of embeddings that a request uses, or that are being made."""
+        """Bytes of embeddings that a request uses or that are being made."""
         return sum(entry.bytes for entry in self._entries.values() if entry.pins or not entry.is_ready)
 
     def __len__(self) -> int:
-        """Embeddings that are there."""
+        """Number of embeddings that are ready."""
         return sum(entry.is_ready for entry in self._entries.values())
 
     def check(self) -> None:
-        """Raises AssertionError where the books are wrong."""
+        """Raises AssertionError if the cache's accounting is inconsistent."""
         assert self.used_bytes == sum(entry.bytes for entry in self._entries.values())
         evictable = [entry for entry in self._entries.values() if entry.is_ready and not entry.pins]
         assert 0 <= self.used_bytes <= self.capacity_bytes or not evictable
@@ -177,7 +186,8 @@ class EmbeddingCache(Generic[T]):
 
     def _begin(self, wanted: Wanted[T]) -> _Entry[T]:
         entry = _Entry(wanted.reserved_bytes, asyncio.get_running_loop().create_future())
-        # Whoever asked may have gone by the time it fails: nobody reads it then, and that is no error of the loop's.
+        # If all requesters have gone by the time it fails, its exception is never read. Reading it here avoids
+        # asyncio's warning.
         entry.made.add_done_callback(lambda made: made.cancelled() or made.exception())
         self._entries[wanted.key] = entry
         self.used_bytes += entry.bytes
@@ -211,12 +221,12 @@ class EmbeddingCache(Generic[T]):
         self._wake()
 
     def _wake(self) -> None:
-        """Only the head of the queue may go on: what it does may let the next one."""
+        """Wakes the head of the queue only; when it has finished, it wakes the next."""
         if self._queue:
             self._queue[0].set()
 
     def _evict(self, size: int, keep: Collection[bytes]) -> None:
-        """Until ``size`` bytes are free that were not, or nothing is left that may go."""
+        """Evicts unpinned embeddings that are not in ``keep`` until ``size`` bytes are freed or none is left."""
         for key in [key for key, entry in self._entries.items() if entry.is_ready and not entry.pins]:
             if size <= 0:
                 return

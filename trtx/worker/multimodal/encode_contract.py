@@ -1,4 +1,4 @@
-"""What an encode worker and those who ask it agree on, by name and version: a mix of releases is told, not guessed."""
+"""Name and version of the protocol between encode workers and their clients, so that mixed releases are detected."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _FIELD = "contract"
 
 
 class OtherRelease(Exception):
-    """Who sent the message is of another release of trtx, or runs another engine."""
+    """The message's sender runs another release of trtx or another engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """``version`` rises with whatever in a message one of the version before would take for something else."""
+    """A protocol. ``version`` rises with every change that the previous version would misread."""
 
     name: str
     version: int
@@ -27,7 +27,9 @@ class Contract:
         return {**message, _FIELD: str(self)}
 
     def unmarked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What :meth:`marked` got. Raises OtherRelease for a message of another contract, or of none."""
+        """The message without the mark that :meth:`marked` added. Raises OtherRelease for another contract, or for
+        none.
+        """
         found = message.get(_FIELD)
         if found != str(self):
             told = str(found)[:40] if found is not None else "a contract from before they had names"

@@ -1,7 +1,7 @@
-"""The encode workers of this topology, asked through Dynamo's request plane.
+"""Client for the encode workers of this topology, over Dynamo's request plane.
 
-Dynamo 1.4.2's frontend never asks them, and ``LLMEngine`` has no client: the worker opens a runtime of its own, a
-second one in its process.
+Dynamo 1.4.2's frontend does not call encode workers, and ``LLMEngine`` has no client. So the worker opens a second
+Dynamo runtime in its process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.runtime import DistributedRuntime
 
 SILENCE_SECONDS = 3.0
-"""After which an encode worker is held to be dead or stopped: one that is busy says so each HEARTBEAT_SECONDS, from an
-event loop that neither decodes nor encodes."""
+"""Timeout after which an encode worker counts as dead or stopped.
+
+A busy encode worker sends an empty chunk every HEARTBEAT_SECONDS, from an event loop that neither decodes nor encodes.
+"""
 HEARTBEAT_SECONDS = 0.5
 ASKED = "trtx_encode"
-"""Of ``extra_args``: the one part of Dynamo's request that it hands on as it is."""
+"""Key in ``extra_args``, the only part of Dynamo's request that Dynamo passes on unchanged."""
 
 
 class EncodeEndpoint:
-    """Where a worker asks for embeddings. :meth:`open` it on the loop that asks."""
+    """Sends requests to encode workers. Use it on the event loop that called :meth:`open`."""
 
     def __init__(
         self, runtime: DistributedRuntime, client: Any, model: str, *, silence_s: float = SILENCE_SECONDS
@@ -34,8 +36,8 @@ class EncodeEndpoint:
 
     @classmethod
     async def open(cls, model: str) -> EncodeEndpoint:
-        """``model``: the name that the topology serves."""
-        port = os.environ.pop("DYN_SYSTEM_PORT", None)  # the other runtime listens there
+        """Opens the runtime and the client. ``model``: the name under which the topology serves the model."""
+        port = os.environ.pop("DYN_SYSTEM_PORT", None)  # the worker's first runtime listens on this port
         try:
             runtime = DistributedRuntime(
                 asyncio.get_running_loop(),
@@ -53,12 +55,15 @@ class EncodeEndpoint:
         return tuple(self._client.instance_ids())
 
     async def ask(self, worker_id: int, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Its ``encoder_result``. Raises TimeoutError where it falls silent, and what Dynamo does where it does not
-        answer. Of a question that is given up the worker is told."""
+        """The ``encoder_result`` of encode worker ``worker_id``.
+
+        Raises TimeoutError if the worker falls silent, and Dynamo's errors if it does not answer. On timeout or
+        cancellation, the encode worker is told to stop.
+        """
         context = Context()
         request = {
             "model": self._model,
-            "token_ids": [0],  # of a prompt that nobody reads: Dynamo's request has one
+            "token_ids": [0],  # Dynamo's request needs a prompt; the encode worker ignores it
             "stop_conditions": {},
             "sampling_options": {},
             "output_options": {},

@@ -1,4 +1,4 @@
-"""What a worker and an encode worker say to each other of one picture, as JSON."""
+"""Messages between a worker and an encode worker about one image, as JSON."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from trtx.media import Kind, MediaError
 from trtx.worker.multimodal.encode_contract import Contract
 
 CONTRACT = Contract("trtx-pictures", 2)
-"""1 had no name and no counts: asked for one, it answered that the picture is too large."""
+"""Version 1 had no contract name and no row counts: it answered a count request with "too large"."""
 
 
 def question(picture: SharedTensor, key: bytes, kind: Kind, most_rows: int, *, in_file: bool = False) -> dict[str, Any]:
-    """``picture``: uint8, the bytes of its file. What a client calls it stays here: others may ask for the same one.
-    ``in_file``: whoever asks can't read an embedding on the encoder's device."""
+    """A request to encode an image. ``picture`` is a uint8 tensor with the bytes of its file.
+
+    The client's label for the image is not sent, because other requests may share the image under other labels.
+    ``in_file``: the requester can't read an embedding on the encoder's device.
+    """
     asked = {"picture": msgspec.to_builtins(picture), "key": key.hex(), "kind": kind, "most_rows": most_rows}
     return CONTRACT.marked({**asked, "in_file": True} if in_file else asked)
 
 
 def count_question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, Any]:
-    """How many rows its embedding will have, before anything is encoded."""
+    """A request for the number of rows that the image's embedding will have; nothing is encoded for it."""
     return {**question(picture, key, kind, 0), "count": True}
 
 
 def wants_count(asked: Any) -> bool:
-    """Of a question that :func:`read_question` took."""
+    """Whether the requester wants a row count. ``asked`` must be valid for :func:`read_question`."""
     return asked.get("count") is True
 
 
 def wants_file(asked: Any) -> bool:
-    """Of a question that :func:`read_question` took."""
+    """Whether the requester needs the embedding in a file. ``asked`` must be valid for :func:`read_question`."""
     return asked.get("in_file") is True
 
 
 def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
-    """Raises ValueError for what is no question, OtherRelease for one of another contract."""
+    """Raises ValueError for a malformed message, OtherRelease for a protocol mismatch."""
     if not isinstance(asked, Mapping):
         raise ValueError("expected picture, key, kind and most_rows")
     CONTRACT.unmarked(asked)
@@ -56,7 +59,7 @@ def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
 
 
 def refusal(error: MediaError) -> dict[str, Any]:
-    """A fault of the picture's own: another encode worker would find it too. About THIS_PICTURE."""
+    """The answer for a faulty image, which every encode worker would refuse. Its message is about THIS_PICTURE."""
     return CONTRACT.marked({"error": str(error), "status": error.status})
 
 
@@ -65,12 +68,14 @@ def is_refusal(answered: Mapping[str, Any]) -> bool:
 
 
 def answer(handle: EmbeddingHandle) -> dict[str, Any]:
-    """To :func:`question`."""
+    """The answer to :func:`question`."""
     return CONTRACT.marked(handle.to_dict())
 
 
 def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
-    """Raises MediaError about THIS_PICTURE, EmbeddingMismatch for what is no answer about ``key``, OtherRelease."""
+    """The embedding's handle. Raises MediaError about THIS_PICTURE for a refusal, EmbeddingMismatch for a malformed
+    handle or one for another ``key``, OtherRelease for a protocol mismatch.
+    """
     CONTRACT.unmarked(answered)
     if is_refusal(answered):
         raise MediaError(answered["status"], answered["error"])
@@ -86,7 +91,7 @@ def count(rows: int | None) -> dict[str, Any]:
 
 
 def read_count(answered: Mapping[str, Any]) -> int | None:
-    """Raises MediaError about THIS_PICTURE, OtherRelease."""
+    """The row count, or None if unknown. Raises MediaError about THIS_PICTURE for a refusal, OtherRelease."""
     CONTRACT.unmarked(answered)
     if is_refusal(answered):
         raise MediaError(answered["status"], answered["error"])

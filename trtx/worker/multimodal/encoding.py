@@ -1,7 +1,7 @@
-"""The encode role of engines whose encoder gives handles: pictures of one prompt in, handles to their embeddings out.
+"""The encode role for engines whose encoder returns handles: takes the images of one prompt, returns their handles.
 
-The embeddings stay on this worker's GPU; a handle is TensorRT-LLM's own serialised CUDA IPC handle, for one consumer
-that sees the same GPU. Other workers of trtx ask: the 1.4.2 frontend asks no encoder.
+The embeddings stay on this worker's GPU. A handle is TensorRT-LLM's serialised CUDA IPC handle, for one consumer that
+sees the same GPU. The requests come from other trtx workers, because the 1.4.2 frontend does not call encode workers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from trtx.worker.requests.faults import EngineError
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 CONTRACT = Contract("trtx-prompts", 2)
-"""1 had no name."""
+"""Version 1 had no contract name."""
 
 
 class RefusedPicture(Exception):
-    """Picture ``index`` of a question is at fault: another encode worker would find it too. About THIS_PICTURE."""
+    """Image ``index`` of a request is faulty: every encode worker would refuse it.
+
+    The message is about THIS_PICTURE.
+    """
 
     def __init__(self, index: int, error: MediaError) -> None:
         super().__init__(str(error))
@@ -37,14 +40,17 @@ class RefusedPicture(Exception):
 
 
 class ImageEncoder:
-    """An engine's vision encoder behind questions of one prompt and its pictures."""
+    """Serves encode requests, each with one prompt and its images, with an engine's vision encoder."""
 
     def __init__(self, engine: Engine, decoding: Decoding) -> None:
         self._engine, self._decoding = engine, decoding
 
     async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
-        """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
-        a worker. ``is_wanted``: False once whoever asked has gone, and will let go of nothing."""
+        """The terminal chunk, with the answer in ``encoder_result``.
+
+        Raises InvalidRequest for anything but an encode request from a worker. ``is_wanted`` returns False once the
+        requester has disconnected and will not release the handles.
+        """
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             text, files, most_rows = _read_question(asked)
@@ -63,7 +69,7 @@ class ImageEncoder:
         try:
             with self._decoding.timed("encode", len(pictures)):
                 handles = await self._made(PicturePrompt([], text, pictures))
-        except ValueError as error:  # how the LLM API refuses an argument
+        except ValueError as error:  # the LLM API raises ValueError for arguments that it refuses
             return _chunk({**refusal(MediaError(422, f"{THIS_PICTURE} can't be encoded: {error}")), "picture": 0})
         except Exception as error:
             raise EngineError(error) from error
@@ -72,7 +78,10 @@ class ImageEncoder:
         return _chunk(handles)
 
     async def _made(self, prompt: PicturePrompt) -> Mapping[str, Any]:
-        """Lets go of the handles where nobody waits any more by the time that they are there."""
+        """Encodes the prompt's images in a thread.
+
+        Drops the handles if the requester has gone by the time they exist.
+        """
         working = asyncio.ensure_future(asyncio.to_thread(self._engine.encode, prompt))
         try:
             return await asyncio.shield(working)
@@ -90,18 +99,20 @@ def _chunk(answered: Mapping[str, Any]) -> Chunk:
     return chunk
 
 
-# --- what the two ends say to each other, as JSON ---
+# --- the messages of both ends, as JSON ---
 
 
 def question(text: str, files: Sequence[SharedTensor], most_rows: int) -> dict[str, Any]:
-    """``text``: of the prompt, with one placeholder for each of ``files``, which hold the bytes of a picture each.
-    ``most_rows``: that the context of whoever asks holds."""
+    """A request to encode ``files``, each of which holds the bytes of one image.
+
+    ``text`` is the prompt's text with one placeholder per image. ``most_rows`` is the requester's context length.
+    """
     asked = {"text": text, "pictures": msgspec.to_builtins(list(files)), "most_rows": most_rows}
     return CONTRACT.marked(asked)
 
 
 def _read_question(asked: Any) -> tuple[str, list[SharedTensor], int]:
-    """Raises ValueError for what is no question, OtherRelease for one of another contract."""
+    """Raises ValueError for a malformed message, OtherRelease for a protocol mismatch."""
     if not isinstance(asked, Mapping) or not asked.get("pictures"):
         raise ValueError("expected text, pictures and most_rows")
     CONTRACT.unmarked(asked)
@@ -113,7 +124,7 @@ def _read_question(asked: Any) -> tuple[str, list[SharedTensor], int]:
 
 
 def read_answer(answered: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Handles. Raises RefusedPicture, OtherRelease."""
+    """The handles. Raises RefusedPicture for a faulty image, OtherRelease for a protocol mismatch."""
     found = CONTRACT.unmarked(answered)
     if "error" in found:
         raise RefusedPicture(found["picture"], MediaError(found["status"], found["error"]))

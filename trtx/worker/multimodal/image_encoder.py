@@ -1,4 +1,4 @@
-"""The encode role for engines that take embeddings: other workers' pictures in, files with their embeddings out."""
+"""The encode role for engines that take embeddings: takes other workers' images, returns their embeddings' handles."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from trtx.worker.requests.invalid_request import InvalidRequest
 
 
 class PictureEncoder:
-    """Answers the questions of ``embedders``. What it makes is kept in ``cache``, whose files are its own: whoever
-    asks gets a second name of one, under a lease of ``exports``: who has gone by the time of the answer costs no more.
-    ``in_files``: for those who can't read what ``embedder`` leaves on its device; None: it leaves nothing there.
+    """Serves encode requests with ``embedder``. Keeps the embeddings in ``cache``, which owns their files.
+
+    A requester gets a second hard link to a file, under a lease of ``exports``, so an embedding whose requester has
+    disconnected does not leak. ``in_files`` serves requesters that can't read what ``embedder`` leaves on its device;
+    None if it leaves nothing there.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class PictureEncoder:
         self._embedder, self._cache, self._reserved_bytes, self._exports = embedder, cache, reserved_bytes, exports
 
     async def encode(self, wire: Mapping[str, Any], *, is_wanted: Callable[[], bool] = lambda: True) -> Chunk:
-        """The terminal chunk, with the answer in ``encoder_result``. Raises InvalidRequest for what is no question of
-        a worker: Dynamo's own requests have no place here. ``is_wanted``: False once whoever asked has gone, and would
-        remove no file."""
+        """The terminal chunk, with the answer in ``encoder_result``.
+
+        Raises InvalidRequest for anything but an encode request from a worker, such as Dynamo's own requests.
+        ``is_wanted`` returns False once the requester has disconnected and will not remove the file.
+        """
         asked = (wire.get("extra_args") or {}).get(ASKED)
         try:
             picture, key, kind, most_rows = read_question(asked)
@@ -61,10 +65,10 @@ class PictureEncoder:
                 return _chunk(count(await self._embedder.count(blob, key)))
             handle = await self._encode(picture, key, kind, most_rows, in_file=wants_file(asked))
             if not is_wanted() and handle.path is not None:
-                Path(handle.path).unlink(missing_ok=True)  # and so its lease ends
+                Path(handle.path).unlink(missing_ok=True)  # this ends the lease
             answered = answer(handle)
         except Stopping:
-            raise  # another worker takes the picture
+            raise  # the requester then asks another encode worker
         except MediaError as error:
             answered = refusal(error)
         except NotMade as failed:
@@ -102,5 +106,5 @@ def _chunk(answered: dict[str, Any]) -> Chunk:
 
 
 def discard(key: bytes, held: TowerOutput) -> None:
-    """What the cache does with an embedding that leaves it."""
+    """Frees an embedding that leaves the cache."""
     remove_shared(held.rows)

@@ -1,7 +1,7 @@
-"""The pictures and videos of a request, as Dynamo sends them, and their places in its prompt.
+"""The images and videos of a request as Dynamo sends them, and their placeholder ranges in the prompt.
 
-The frontend leaves one placeholder for each in the prompt, in their order; how many positions each takes is known only
-once its embedding is, so the worker makes room for them.
+The frontend puts one placeholder per media item into the prompt, in their order. The number of positions that each item
+takes is known only from its embedding, so the worker expands the placeholders.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video"}
 _START, _END = (
     "<|vision_start|>",
     "<|vision_end|>",
-)  # Qwen3-VL's, which its processor writes around each step of a video
+)  # Qwen3-VL's; its processor puts them around each step of a video
 
 _EMBEDDING = ".safetensors"
-_TYPE_CHARACTERS = 200  # of a data: URL, in which its media type ends
+_TYPE_CHARACTERS = 200  # length of the prefix of a data: URL that contains its media type
 
 Encode = Callable[[str], list[int]]
-"""Of the model's tokenizer: text to ids, special tokens in it read as such, and none added."""
+"""Text to token ids with the model's tokenizer: special tokens in the text are recognised, none are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """The tokens that stand for media in a prompt; of a kind that the model does not take, None."""
+    """The placeholder tokens of a model's media in a prompt; None for a kind that the model does not take."""
 
     image_token_id: int
     video_token_id: int | None = None
@@ -42,7 +42,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A picture or video as a client sent it."""
+    """An image or a video as the client sent it."""
 
     url: str
     kind: Kind = "image"
@@ -50,8 +50,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What the embedding of a picture or video takes of a prompt. ``rows`` positions; ``grid``: (t, h, w) in merged
-    patches; ``clip``: of a video."""
+    """The place that a media item's embedding takes in a prompt.
+
+    ``rows`` is its number of positions, ``grid`` is (t, h, w) in merged patches, ``clip`` is set for videos.
+    """
 
     key: bytes
     rows: int
@@ -60,11 +62,11 @@ class Picture:
 
 
 def sent_media(wire: Mapping[str, Any], config: VisionConfig | Placeholders) -> tuple[Sent, ...]:
-    """A request's pictures in the order of their placeholders, then its videos in that of theirs. Raises
-    InvalidRequest for media that the model does not take, and for one of which only a name came.
+    """The request's images in the order of their placeholders, then its videos in the order of theirs.
 
-    ``multi_modal_uuids`` are not looked at: what a client calls a picture could be another client's name for another
-    one, so here its bytes name it.
+    Raises InvalidRequest for media that the model does not take, and for items that consist of a uuid without a URL.
+    ``multi_modal_uuids`` are ignored: two clients may use the same name for different images, so images are identified
+    by their bytes.
     """
     media = wire.get("multi_modal_data") or {}
     taken = [name for name, kind in _KINDS.items() if kind == "image" or config.video_token_id is not None]
@@ -84,7 +86,10 @@ def _sent(item: Any, kind: Kind) -> Sent:
 
 
 def _names_an_embedding(url: str) -> bool:
-    """By its name alone: no file is looked at here. Of ``data:`` its media type's end."""
+    """Whether the URL's path, or the media type of a ``data:`` URL, ends like an embedding's.
+
+    The content is not read.
+    """
     if url[:5].lower() == "data:":
         return (
             url[5:_TYPE_CHARACTERS].partition(",")[0].partition(";")[0].lower().endswith(_EMBEDDING.removeprefix("."))
@@ -93,8 +98,11 @@ def _names_an_embedding(url: str) -> bool:
 
 
 def _lost_audio(wire: Mapping[str, Any]) -> set[str]:
-    """``input_audio``, which Dynamo 1.4.2's frontend leaves out of the media. It shows a worker the messages only where
-    other media are in them: docs/request-fields.md says what becomes of one without any."""
+    """``{"input_audio"}`` if the messages contain audio, which Dynamo 1.4.2's frontend leaves out of the media.
+
+    The frontend passes messages to a worker only if they contain other media; docs/request-fields.md describes the case
+    without any.
+    """
     for message in (wire.get("extra_args") or {}).get("messages") or ():
         parts = message.get("content") if isinstance(message, Mapping) else None
         for part in parts if isinstance(parts, list) else ():
@@ -114,7 +122,9 @@ def _url(item: Any, kind: Kind) -> str:
 
 
 def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
-    """Raises InvalidRequest for more media than a request may bring, and for videos where nothing decodes them."""
+    """Raises InvalidRequest for more media than a request may contain, and for videos if no video decoder
+    is installed.
+    """
     videos = sum(one.kind == "video" for one in sent)
     if videos and not decodes_videos():
         raise InvalidRequest(f"the request brings a video, and {NO_DECODER}, or send frames as images")
@@ -124,10 +134,10 @@ def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
 
 
 def check_placeholders(token_ids: Sequence[int], config: VisionConfig | Placeholders, sent: Sequence[Sent]) -> None:
-    """Raises InvalidRequest unless the prompt has one placeholder for each of ``sent``.
+    """Raises InvalidRequest unless the prompt has exactly one placeholder per item of ``sent``.
 
-    More: the text of a message holds the placeholder itself, which the tokenizer takes for one. Fewer: the chat
-    template left some out.
+    Too many placeholders: a message contains the placeholder's text, which the tokenizer turns into the token. Too few:
+    the chat template dropped some.
     """
     videos = sum(one.kind == "video" for one in sent)
     for kind, token_id, count in (
@@ -146,17 +156,17 @@ def check_placeholders(token_ids: Sequence[int], config: VisionConfig | Placehol
 def expand(
     token_ids: Sequence[int], config: VisionConfig, pictures: Sequence[Picture], encode: Encode | None = None
 ) -> tuple[list[int], list[MediaSpan]]:
-    """The prompt with as many placeholders for each of ``pictures`` as its embedding has rows, and where they are.
+    """The prompt with one placeholder token per embedding row, and the placeholder ranges.
 
-    ``token_ids`` has one placeholder for each, and ``pictures`` are in the order of :func:`sent_media`. ``encode``: for
-    videos of models that are told in text when a step of one is. Raises InvalidRequest where that is needed and not
-    there.
+    ``token_ids`` has one placeholder per item, and ``pictures`` are in the order of :func:`sent_media`. ``encode`` is
+    needed for videos of models that take each step's time as text; raises InvalidRequest if it is missing then.
     """
     images = iter([one for one in pictures if one.clip is None])
     videos = iter([one for one in pictures if one.clip is not None])
     expanded: list[int] = []
     spans: list[MediaSpan] = []
-    skipped: int | None = None  # which token that stood behind a video is none of the prompt's any more
+    # the token after a video's placeholder that must be dropped, as _told has written its own
+    skipped: int | None = None
     for token_id in token_ids:
         if token_id == skipped:
             skipped = None
@@ -179,19 +189,21 @@ def expand(
 
 
 def _timed(video: Picture, start: int, tokens_per_second: int) -> MediaSpan:
-    """Qwen2.5-VL: positions in time say when a step is."""
+    """Placeholder range of a Qwen2.5-VL video, whose temporal positions carry the time of each step."""
     assert video.clip is not None
-    step = np.float32(tokens_per_second) * np.float32(video.clip.step_s)  # as transformers computes it
+    step = np.float32(tokens_per_second) * np.float32(video.clip.step_s)  # float32, as in transformers
     return MediaSpan(start, video.rows, video.key, video.grid, time_step=float(step))
 
 
 def _told(
     video: Picture, token_id: int, encode: Encode | None, expanded: list[int], spans: list[MediaSpan]
 ) -> int | None:
-    """Qwen3-VL: each step stands behind its time in text, between marks of its own. Extends ``expanded`` and ``spans``;
-    returns the mark that the template put behind the video, as those around it are in place of none now.
+    """Expands a Qwen3-VL video: each step follows its time as text and has start and end marks of its own.
 
-    As transformers 4.57 and vLLM do; transformers 5.23 leaves the template's marks around all of them.
+    Extends ``expanded`` and ``spans``. Returns the end mark that the template put after the video, if the caller has to
+    drop it because each step now has its own.
+
+    Matches transformers 4.57 and vLLM; transformers 5.23 keeps the template's marks around all steps.
     """
     assert video.clip is not None and video.grid is not None
     if encode is None:

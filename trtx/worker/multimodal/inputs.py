@@ -1,4 +1,6 @@
-"""A request's media on their way into the engine: fetched, known by their content, encoded where they are new."""
+"""Brings a request's media into the engine: fetches them, computes their keys, and encodes those that
+are not cached.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,17 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FETCHES, READS = 32, 8
-"""Files that a worker fetches from servers at a time, and of others (``data:``, ``file:``), which wait for none.
-Each may be as large as ``MediaLimits.max_media_bytes``."""
+"""Number of files that a worker fetches at a time, from servers and from other sources (``data:``, ``file:``).
+
+The latter wait for no network. Each file may be as large as ``MediaLimits.max_media_bytes``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Pictures whose embeddings the engine has, until :meth:`close`."""
+    """Images whose embeddings the engine keeps until :meth:`close`."""
 
-    pictures: tuple[Picture, ...]  # as they were asked for
+    pictures: tuple[Picture, ...]  # in the order of the request
     lease: Lease[Picture]
 
     def close(self) -> None:
@@ -39,10 +43,10 @@ class Seen:
 
 
 class Looking:
-    """One request's pictures: looked at when somebody needs them, once, and let go of at its end."""
+    """One request's images. They are loaded once, at the first use, and released at the request's end."""
 
     def __init__(self, sight: Sight, sent: Sequence[Sent], beside: int) -> None:
-        """``beside``: tokens of the prompt that stand for none of ``sent``."""
+        """``beside``: number of prompt tokens that are not placeholders of ``sent``."""
         self._sight, self._sent, self._beside = sight, sent, beside
         self._seen: Seen | None = None
 
@@ -50,7 +54,9 @@ class Looking:
         return len(self._sent)
 
     async def pictures(self) -> tuple[Picture, ...]:
-        """The engine has the embeddings of them until :meth:`close`. Raises as :meth:`Sight.look` does."""
+        """Loads the images, whose embeddings the engine then keeps until :meth:`close`. Raises the errors of
+        :meth:`Sight.look`.
+        """
         if self._seen is None:
             self._seen = await self._sight.look(self._sent, self._beside)
         return self._seen.pictures
@@ -61,7 +67,10 @@ class Looking:
 
 
 class Sight:
-    """One worker's. ``model``, and of each kind the ``options`` that a file is prepared by: keys hold them."""
+    """A worker's image loader.
+
+    ``model``, and the preprocessing ``options`` of each media kind, are part of the keys.
+    """
 
     def __init__(
         self,
@@ -81,13 +90,17 @@ class Sight:
         self._limits, self._metrics, self._model, self._options = limits, metrics, model, options
         self._reserved_bytes = reserved_bytes
         self._fetches, self._reads = asyncio.Semaphore(FETCHES), asyncio.Semaphore(READS)
-        # As many as are read at a time: the decoders' queue is for what the cache has made room for.
+        # Limits concurrent header reads to the number of decoders, so that the decoders' queue stays free for images
+        # with a reservation in the cache.
         self._counts = asyncio.Semaphore(limits.decode_processes)
         self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
-        """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
-        one. Raises InvalidRequest; for more than the context holds where every picture has as many rows."""
+        """The images of Dynamo's request, before any is fetched; None if the request has neither images nor
+        placeholders.
+
+        Raises InvalidRequest; for models with a fixed number of rows per image, also if they exceed the context.
+        """
         sent, token_ids = sent_media(wire, self.config), wire.get("token_ids") or ()
         check_counts(sent, self._limits)
         check_placeholders(token_ids, self.config, sent)
@@ -97,13 +110,13 @@ class Sight:
         return Looking(self, sent, beside) if sent else None
 
     async def look(self, sent: Sequence[Sent], beside: int = 0) -> Seen:
-        """``beside``: tokens of the prompt that stand for none of them.
+        """Fetches and encodes ``sent``. ``beside``: number of prompt tokens that are not their placeholders.
 
-        Raises MediaError, InvalidRequest, or NotMade of what no encoder could do. Nothing stays pinned then, or where
-        it is cancelled.
+        Raises MediaError, InvalidRequest, or NotMade with an encoder's error. After an error or a cancellation nothing
+        stays pinned.
 
-        Whether there is room in the context for one of them, or for videos, is known afterwards; of several pictures
-        it is counted by their headers, before any is decoded.
+        For several images, their headers are checked against the context before any is decoded. Whether a single image
+        or a video fits is known only afterwards.
         """
         fetched = await self._fetch_all(sent)
         if len(fetched) > 1 and self.config.tokens_per_image is None:
@@ -127,29 +140,29 @@ class Sight:
         return Seen(tuple(found[key] for key, _ in fetched), lease)
 
     async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], beside: int) -> None:
-        """Raises InvalidRequest for more rows than the context holds, MediaError for what a header tells of."""
+        """Raises InvalidRequest if the media exceed the context, MediaError for a fault that a header shows."""
         blobs = dict(fetched)
         counts = await _all([self._count(key, blob) for key, blob in blobs.items()])
         rows = dict(zip(blobs, counts, strict=True))
         room_of(beside + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
 
     async def _count(self, key: bytes, blob: Blob) -> int:
-        """Rows of one; 1, which it has at least, where nobody knows yet."""
+        """Number of rows of one item; 1, its minimum, if unknown."""
         if (known := self._known_rows(key, blob)) is not None:
-            return known  # at once: others' pictures may be counted for seconds
+            return known  # not behind the semaphore: other requests' images may occupy it for seconds
         async with self._counts:
             if (known := self._known_rows(key, blob)) is not None:
-                return known  # another request had it encoded meanwhile
+                return known  # another request has encoded it in the meantime
             return await self._embedder.count(blob, key) or 1
 
     def _known_rows(self, key: bytes, blob: Blob) -> int | None:
-        """What needs no counting; None: a picture that is not in the cache."""
+        """Number of rows if it is known without reading the file; None for an image that is not cached."""
         if (picture := self._cache.held(key)) is not None:
             return picture.rows
         return None if blob.kind == "image" else 1
 
     async def _fetch_all(self, sent: Sequence[Sent]) -> list[tuple[bytes, Blob]]:
-        """Keys and files, in order; the first that fails ends the others."""
+        """Keys and files of ``sent``, in order. The first failure cancels the other fetches."""
         return await _all([self._fetch(one) for one in sent])
 
     async def _fetch(self, sent: Sent) -> tuple[bytes, Blob]:
@@ -179,7 +192,8 @@ class Sight:
         return make
 
     async def _make(self, key: bytes, blob: Blob) -> tuple[Picture, int]:
-        # Others join who know it by URLs of their own. ``blob`` stays here: as long as it does, its bytes count.
+        # Other requests, which know the image by other URLs, may wait for this embedding; so its label is neutral.
+        # ``blob`` must stay referenced here, because its bytes count against the memory limit until it is freed.
         context = self._engine.facts.context_length
         made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key, context)
         try:
@@ -187,7 +201,7 @@ class Sight:
             with self._metrics.timed("put"):
                 await self._engine.put_embedding(key, made.rows)
         finally:
-            remove_shared(made.rows)  # the engine has read it, or will not
+            remove_shared(made.rows)  # the engine has read the file, or never will
         return picture, made.rows.nbytes
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:
@@ -199,7 +213,7 @@ class Sight:
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """In order; the first that fails ends the others."""
+    """Results in order. The first failure cancels the others."""
     tasks = [asyncio.create_task(one) for one in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

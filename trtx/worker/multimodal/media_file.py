@@ -1,4 +1,4 @@
-"""A medium on its way to another process of the topology: in a file, for as long as that is asked."""
+"""Passes an image or a video to another process of the topology through a temporary file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from trtx.media import Blob
 
 @asynccontextmanager
 async def file_of(blob: Blob, share: Callable[[Any], SharedTensor]) -> AsyncIterator[SharedTensor]:
-    """Its bytes as ``share`` writes them, in a thread. One that writes goes on where its caller was cancelled: what it
-    wrote is removed then too."""
+    """A file with the bytes of ``blob``, removed when the context ends. ``share`` writes it in a thread.
+
+    If the caller is cancelled while ``share`` is writing, the file is removed once it has been written.
+    """
     data = np.frombuffer(blob.data, np.uint8)
     writing = asyncio.get_running_loop().run_in_executor(None, share, data)
     try:

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus of pictures: its embedding cache, what it encoded, and where the time went."""
+"""Prometheus metrics of media: the embedding cache, encoded images, and the time spent per stage."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ STAGES: tuple[Stage, ...] = ("fetch", "prepare", "encode", "remote", "put")
 
 
 class MediaMetrics:
-    """Counters of one worker, written by its event loop alone."""
+    """Counters of one worker. Only its event loop writes them."""
 
     def __init__(self) -> None:
-        self.cache: EmbeddingCache[Any] | None = None  # None until there is one, and of engines that keep embeddings
+        # None until it is created, and for engines that keep embeddings themselves
+        self.cache: EmbeddingCache[Any] | None = None
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._ended = dict.fromkeys(STAGES, 0)
-        self.retries = 0  # of an encode worker that did not answer, at another one
-        self.fallbacks = 0  # pictures encoded here since no encode worker answered
+        self.retries = 0  # calls repeated at another encode worker after one did not answer
+        self.fallbacks = 0  # images encoded here because no encode worker answered
 
     @contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
-        """Counts what it brackets, unless that raises."""
+        """Adds the duration of the ``with`` body to ``stage`` and counts one image, unless the body raises."""
         began = time.perf_counter()
         yield
         self._seconds[stage] += time.perf_counter() - began
         self._ended[stage] += 1
 
     def passed(self, stage: Stage, pictures: int) -> None:
-        """More of them in one bracket."""
+        """Counts further images that passed ``stage`` within one :meth:`timed`."""
         self._ended[stage] += pictures
 
     def collect(self) -> Iterator[Any]:

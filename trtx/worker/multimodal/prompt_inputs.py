@@ -1,6 +1,6 @@
-"""A request's pictures on their way into an engine that prepares them itself: fetched, decoded, handed on.
+"""Brings a request's images into an engine that preprocesses them itself: fetches, decodes and passes them on.
 
-Of an embedding nothing is kept here: what an encode worker makes can be read once.
+No embeddings are cached here: the embeddings that an encode worker of such an engine makes can be read only once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trtx.worker.requests.invalid_request import InvalidRequest
 logger = logging.getLogger(__name__)
 
 _NO_TOWER = "TLLM_MULTIMODAL_DISAGGREGATED"
-"""TensorRT-LLM's: with 1 its LLM loads no vision tower, and lives on encoders alone."""
+"""TensorRT-LLM's variable: if it is 1, the LLM loads no vision tower and depends on encode workers."""
 
 
 class PromptLooking:
-    """One request's pictures: looked at when somebody needs them, and let go of at its end."""
+    """One request's images, loaded at the first use and released at the request's end."""
 
     def __init__(self, sight: PromptSight, sent: Sequence[Sent]) -> None:
         self._sight, self._sent = sight, sent
@@ -43,7 +43,7 @@ class PromptLooking:
         return len(self._sent)
 
     async def ready(self, token_ids: Sequence[int]) -> ReadyPrompt:
-        """The prompt with them in it. Raises as :meth:`PromptSight.look` does."""
+        """The prompt with its images. Raises the errors of :meth:`PromptSight.look`."""
         self._ready = await self._sight.look(token_ids, self._sent)
         return self._ready
 
@@ -53,7 +53,10 @@ class PromptLooking:
 
 
 class PromptSight:
-    """One worker's. ``workers``: the encode workers of its topology; None: the engine's own tower sees."""
+    """A worker's image loader.
+
+    ``workers``: the encode workers of its topology; None if the engine's own tower encodes.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,11 @@ class PromptSight:
         self._dropping: set[asyncio.Future[None]] = set()
 
     def looking(self, wire: Mapping[str, Any]) -> PromptLooking | None:
-        """At the pictures of Dynamo's request, of which nothing is fetched yet; None: it has none, and no place for
-        one. Raises InvalidRequest."""
+        """The images of Dynamo's request, before any is fetched; None if the request has neither images nor
+        placeholders.
+
+        Raises InvalidRequest.
+        """
         sent = sent_media(wire, self.placeholders)
         check_counts(sent, self._limits)
         if any(one.kind == "embedding" for one in sent):
@@ -87,7 +93,9 @@ class PromptSight:
         return PromptLooking(self, sent) if sent else None
 
     async def look(self, token_ids: Sequence[int], sent: Sequence[Sent]) -> ReadyPrompt:
-        """Raises MediaError, InvalidRequest, NoEncoder, or what the engine's processor failed with."""
+        """Loads the images into a prompt. Raises MediaError, InvalidRequest, NoEncoder, or the error of the engine's
+        processor.
+        """
         blobs = await _all([self._fetch(one) for one in sent])
         if self._workers is not None:
             text = self._text_of(token_ids)
@@ -103,14 +111,16 @@ class PromptSight:
             return await self._prepare(PicturePrompt(list(token_ids), pictures=pictures))
 
     def forget(self, held: ReadyPrompt | Mapping[str, Any]) -> None:
-        """A prompt, or handles, that no request takes any more."""
+        """Releases, in the background, a prompt or handles that no request will use."""
         drop = self._engine.drop_prompt if isinstance(held, ReadyPrompt) else self._engine.drop_handles
         dropping = asyncio.ensure_future(asyncio.to_thread(drop, held))  # type: ignore[arg-type]
         self._dropping.add(dropping)
         dropping.add_done_callback(self._dropping.discard)
 
     async def _prepare(self, prompt: PicturePrompt) -> ReadyPrompt:
-        """Lets go of ``prompt.handles`` where it fails, and of what comes of it where nobody waits any more."""
+        """Builds the prompt in a thread. Drops ``prompt.handles`` if that fails, and its result if the request was
+        cancelled.
+        """
         working = asyncio.ensure_future(asyncio.to_thread(self._engine.prepare_prompt, prompt))
         try:
             return await asyncio.shield(working)
@@ -135,14 +145,17 @@ class PromptSight:
             return await fetch(sent.url, self._limits, kind=sent.kind, held=self._held)
 
     async def _ask(self, workers: EncodeWorkers, text: str, blobs: Sequence[Blob]) -> Mapping[str, Any] | None:
-        """What one of ``workers`` made; None where none answered. Raises MediaError, under the client's own label."""
+        """The handles that one of ``workers`` made; None if none answered. Raises MediaError under the client's own
+        label.
+        """
         async with AsyncExitStack() as held:
             files = [await held.enter_async_context(file_of(blob, self._share)) for blob in blobs]
             question = encoding.question(text, files, self._engine.facts.context_length)
             ids = sorted(workers.ids())
             self._turn += 1
             for index in range(len(ids)):
-                worker = ids[(self._turn + index) % len(ids)]  # nothing is kept there: any is as good
+                # round robin: encode workers of these engines cache nothing
+                worker = ids[(self._turn + index) % len(ids)]
                 self._metrics.retries += index > 0
                 try:
                     with self._decoding.timed("remote", len(blobs)):
@@ -155,11 +168,11 @@ class PromptSight:
         return None
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
-        """What the engine's tokenizer makes ``token_ids`` of. Raises InvalidRequest where there is no such text."""
+        """The text that the engine's tokenizer encodes to ``token_ids``. Raises InvalidRequest if there is none."""
         if self._tokenizer is None:
             raise InvalidRequest("images need a fast tokenizer beside encode workers, which this model has not")
         given = list(token_ids)
-        for ids in (given, given[1:]):  # the tokenizer may begin a text itself
+        for ids in (given, given[1:]):  # the tokenizer may add BOS itself
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
             if list(self._tokenizer.encode(text).ids) == given:
                 return text
@@ -170,7 +183,7 @@ class PromptSight:
 
 
 async def _all(coroutines: Sequence[Any]) -> list[Any]:
-    """In order; the first that fails ends the others."""
+    """Results in order. The first failure cancels the others."""
     tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

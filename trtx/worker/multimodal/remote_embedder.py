@@ -1,4 +1,4 @@
-"""From a picture's bytes to its embedding by encode workers: which one is asked, for how long, and who after it."""
+"""Gets an image's embedding from encode workers: which worker is asked, for how long, and which one is next."""
 
 from __future__ import annotations
 
@@ -20,35 +20,41 @@ from trtx.worker.multimodal.media_metrics import MediaMetrics
 logger = logging.getLogger(__name__)
 
 ENCODE_SECONDS = 30.0
-"""How long an encode worker may take with a picture beside its decoding, waiting for others included."""
+"""Time that an encode worker may take for an image in addition to its decoding, including waiting for other images."""
 DISTRUST_SECONDS = 15.0
-"""How long one that did not answer is asked last: by then discovery has dropped what is dead or stopped."""
+"""How long an encode worker that did not answer is asked last. By then, discovery has dropped dead and stopped workers.
+"""
 
 
 def encode_seconds(limits: MediaLimits, pictures: int = 1) -> float:
-    """How long one encode worker may take with what it is asked for before another is asked. Decoding ends by itself
-    and says why: whoever gave up before would begin anew elsewhere, on cores that are busy already."""
+    """Timeout of one encode worker for a request, after which another worker is asked.
+
+    Includes the time limit of decoding, which ends by itself with a reason: giving up earlier would repeat the decoding
+    elsewhere, on cores that are busy already.
+    """
     return pictures * decode_seconds(limits) + ENCODE_SECONDS
 
 
 class EncodeWorkers(Protocol):
-    """The encode workers of a topology, as Dynamo's request plane knows them."""
+    """The encode workers of a topology on Dynamo's request plane."""
 
     def ids(self) -> Sequence[int]:
-        """Of those that are registered now."""
+        """Ids of the workers that are registered now."""
         ...
 
     def ask(self, worker_id: int, question: Mapping[str, Any]) -> Awaitable[Mapping[str, Any]]:
-        """Its ``encoder_result``. Raises anything where it did not answer."""
+        """The worker's ``encoder_result``. Raises any exception if it did not answer."""
         ...
 
 
 class RemoteEmbedder:
-    """Asks the encode worker that :func:`preferred` says, the next one where it does not answer, then ``fallback``.
-    One that did not answer is asked last for :data:`DISTRUST_SECONDS`, and not at all where there is a fallback.
+    """Asks the encode worker that :func:`preferred` selects, then the next ones if it does not answer, then
+    ``fallback``.
 
-    The picture travels in a file of the topology's own directory, and so does its embedding back: nothing of either
-    passes the event loop.
+    A worker that did not answer is asked last for :data:`DISTRUST_SECONDS`, or not at all if there is a fallback.
+
+    The image travels in a file in the topology's own directory, and so does its embedding on the way back; the bytes of
+    neither pass through the event loop.
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class RemoteEmbedder:
         self._clock = clock
         self._reader = EmbeddingReader()
         self._has_files = False
-        self._distrusted: dict[int, float] = {}  # until when, by id
+        self._distrusted: dict[int, float] = {}  # worker id -> time until which it is asked last
 
     def use_files(self) -> None:
         self._has_files = True
@@ -102,7 +108,11 @@ class RemoteEmbedder:
         return await self._fallback.embed(blob, key, most_rows)
 
     async def count(self, blob: Blob, key: bytes) -> int | None:
-        """Of whoever would encode it, who is asked once: what comes of it is no answer anybody waits for."""
+        """The row count from the worker that would encode the image, which is asked only once; None if it does not
+        answer.
+
+        The count only serves an early check, so it is not worth a retry.
+        """
         found = self._worth_asking(())
         if not found:
             return None if self._fallback is None else await self._fallback.count(blob, key)
@@ -120,7 +130,7 @@ class RemoteEmbedder:
                 return None
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
-        """Who may be asked next; those of whom nothing is known against them first."""
+        """Ids of the workers to choose from next: the trusted ones, else, without a fallback, the distrusted ones."""
         ids = self._workers.ids()
         now = self._clock()
         self._distrusted = {one: until for one, until in self._distrusted.items() if until > now and one in ids}
@@ -139,7 +149,9 @@ class RemoteEmbedder:
 
 
 def preferred(workers: Iterable[int], key: bytes) -> int:
-    """By rendezvous hashing: all who ask take the same worker for a picture, so that it is encoded once and found in
-    that worker's cache, and each worker gets as many pictures as another. Where one goes or comes, only its own move.
+    """The worker for an image, by rendezvous hashing.
+
+    All requesters choose the same worker, so an image is encoded once and found in that worker's cache, and the images
+    are spread evenly over the workers. If a worker comes or goes, only its own images move.
     """
     return max(workers, key=lambda one: (hashlib.blake2b(b"%d" % one, key=key, digest_size=8).digest(), one))

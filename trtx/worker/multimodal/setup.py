@@ -1,4 +1,4 @@
-"""What a worker needs to take images, or to encode them for others: put together around its engine."""
+"""Sets up what a worker needs to take images, or to encode them for other workers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from trtx.worker.multimodal.prompt_inputs import PromptSight
 from trtx.worker.multimodal.remote_embedder import RemoteEmbedder, encode_seconds
 from trtx.worker.options import WorkerOptions
 
-_ROWS_OF_A_PICTURE = 16384  # at most, where they depend on its size: what an encoder takes of one
-_BYTES_OF_A_NUMBER = 4  # at most
+# upper bound for models whose rows depend on the image's size: the largest image that an encoder takes
+_ROWS_OF_A_PICTURE = 16384
+_BYTES_OF_A_NUMBER = 4  # upper bound
 
 
 class Seeing:
-    """One worker's, from before its engine is loaded until after it has ended.
+    """A worker's multimodal part, created before its engine is loaded and closed before the engine ends.
 
-    ``sight``: of a worker whose requests bring images; ``encoder``: of an encode worker; neither: text alone.
-    ``metrics``: None where there is neither.
+    ``sight`` is set for workers whose requests may contain images, ``encoder`` for encode workers, neither for
+    text-only workers. ``metrics`` is None if neither is set.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
-        """Raises UsageError for a checkpoint whose pictures are not read."""
+        """Raises UsageError for a checkpoint whose images trtx can't read."""
         self.sight: Sight | PromptSight | None = None
         self.encoder: ImageEncoder | PictureEncoder | None = None
         self.metrics: MediaMetrics | None = None
@@ -52,9 +53,12 @@ class Seeing:
         self._exit = AsyncExitStack()
 
     async def before_engine(self) -> None:
-        """Starts this worker's own encoder where its requests will need it: on a GPU it takes its memory first, since
-        the engine's KV pool takes what it finds. Raises UsageError."""
-        if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":  # one machine
+        """Starts this worker's own encoder if its requests will need it. Raises UsageError.
+
+        On a GPU, the encoder must allocate its memory before the engine, whose KV pool takes all memory that is free.
+        """
+        # the topology is on one machine
+        if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":
             left = LeftFiles(remove_left)
             self._exit.push_async_callback(left.close)
             await left.begin()
@@ -66,18 +70,19 @@ class Seeing:
         dtype = options.llm_args.get("dtype")
         config: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if options.deterministic:
-            config["max_batch_size"] = 1  # others in a batch change the last bits of an embedding
+            config["max_batch_size"] = 1  # the batch's other images change the last bits of an embedding
         vision = self._config
         self._local = StartedEmbedder(
             lambda: LocalEmbedder.begin(options.model, config, start, options.media, metrics, vision=vision)
         )
         self._exit.push_async_callback(self._local.close)
-        # Decode has KV of pictures that others looked at; encode workers do it for whoever has some.
+        # A decode worker rarely needs an encoder, because it gets the KV of images that prefill encoded; with remote
+        # encoders, encode workers do the work.
         if options.encoders == "local" and options.role != "decode":
             await self._local.start()
 
     async def with_engine(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
-        """Sets ``sight`` or ``encoder``. ``tokenizer``: of its worker's model. Raises UsageError."""
+        """Sets ``sight`` or ``encoder``. ``tokenizer`` belongs to the worker's model. Raises UsageError."""
         options = self._options
         if options.role == "encode":
             await self._encode_with(loaded)
@@ -132,7 +137,9 @@ class Seeing:
         self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
 
     async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
-        """The engine prepares pictures itself, and has a tower of its own or lives on an encoder's handles."""
+        """Sets ``sight`` for an engine that preprocesses images itself, with its own tower or with encode workers'
+        handles.
+        """
         options, workers = self._options, None
         if options.encoders == "remote":
             if not loaded.facts.takes_handles:
@@ -158,20 +165,23 @@ class Seeing:
         return Decoding(pool, metrics)
 
     def _reserved_bytes(self, config: VisionConfig, loaded: Engine) -> int:
-        """For one picture's embedding: all that it may have, but no more than lets a request bring as many pictures as
-        it may. How large it is, where that depends on the picture, is known once it is there."""
+        """Cache bytes to reserve for one image's embedding.
+
+        This is the largest size that the embedding can have, capped so that a request with the maximum number of images
+        fits. If the size depends on the image, it is known only once the embedding is made.
+        """
         rows = config.tokens_per_image or min(_ROWS_OF_A_PICTURE, loaded.facts.context_length)
         largest = rows * config.columns * _BYTES_OF_A_NUMBER
         return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
 
     async def close(self) -> None:
-        """Ends what was started here, and no engine. Idempotent."""
+        """Ends everything that was started here; the engine is not shut down. Idempotent."""
         self.sight = self.encoder = None
         await self._exit.aclose()
 
 
 def _processing(options: WorkerOptions, config: VisionConfig) -> dict[Kind, str]:
-    """Of each kind that the model takes, what decides what a file of it becomes."""
+    """For each media kind that the model takes, the settings that determine the result of preprocessing."""
     found: dict[Kind, str] = {"image": processor_options(options.model), "embedding": embedding_options()}
     if config.video_token_id is not None and decodes_videos():
         found["video"] = video_options(options.model, options.media.max_video_frames)

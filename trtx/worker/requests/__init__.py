@@ -1,1 +1,1 @@
-"""One request inside a worker: parsed, validated, planned, and its results turned into chunks."""
+"""One request inside a worker: parsing, validation, planning per role, and conversion of results to chunks."""

@@ -1,10 +1,12 @@
-"""Which of Dynamo's errors a failure becomes: it decides what the client sees and whether the worker is shunned.
+"""Maps a failure to one of Dynamo's errors, which determines the client's response and whether the worker stays in
+routing.
 
 ``InvalidArgument`` is a 400 whose text reaches the client. ``EngineShutdown`` takes this worker out of routing and
-moves its requests to another one, which runs into the same fault if the request itself is at fault: it is for a dead
-engine only. What says its own status, from 400 to 499, is answered with it and its sentence, but for 422, and behind a
-prefill worker: of both the 1.4.2 frontend makes a 400 whose text is JSON around the sentence, so both are plain ones.
-Anything else is a 500.
+migrates its requests to another one; a faulty request would fail there too, so it is used for a dead engine only.
+
+An error with its own status from 400 to 499 is answered with that status and its message. There are two exceptions,
+which become a plain 400: status 422, and requests behind a prefill worker. For both, the 1.4.2 frontend would return a
+400 whose text is JSON around the message. Anything else is a 500.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ _WITH_A_STATUS = (MediaError, NoEncoder)
 
 
 class EngineError(Exception):
-    """``error``, as the engine itself raised it when it was asked, or in the middle of an answer: what an engine's
-    death is told by. Where the same class comes from the worker's own code, the engine is none the worse."""
+    """Wraps ``error``, raised by the engine itself at submission or during an answer.
+
+    Only these errors can mean that the engine is dead. The same exception class from the worker's own code says nothing
+    about the engine.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -34,7 +39,7 @@ class EngineError(Exception):
 
 
 class EngineSteps:
-    """The steps of ``result``. Raises EngineError for what ends them."""
+    """Iterates over the steps of ``result``. Wraps the engine's exceptions in EngineError."""
 
     def __init__(self, result: Result) -> None:
         self._steps: AsyncIterator[Any] = aiter(result)
@@ -52,9 +57,11 @@ class EngineSteps:
 
 
 def is_of_closing(error: BaseException) -> bool:
-    """Whether ``error`` came up while a generator, or who waited in it, was being closed: a request that nobody reads
-    any more, and no failure. Cleaning up outside of a loop ends with "no running event loop" in place of
-    GeneratorExit."""
+    """Whether ``error`` arose while a generator was being closed, because the client disconnected: not a failure.
+
+    Clean-up outside an event loop raises "no running event loop" instead of GeneratorExit, so the exception's contexts
+    are searched.
+    """
     context: BaseException | None = error
     while context is not None:
         if isinstance(context, GeneratorExit):
@@ -64,8 +71,10 @@ def is_of_closing(error: BaseException) -> bool:
 
 
 def fault_of(error: Exception, api: EngineApi) -> Fault:
-    """What the worker itself refuses is the request's own fault; of all else the engine says whose it is. Fatal is what
-    the engine raised, alone."""
+    """Classifies ``error``: the worker's own refusals are the request's fault; for all else, the engine's API decides.
+
+    Only an exception that the engine raised can be "fatal".
+    """
     came_of_engine = isinstance(error, EngineError)
     error = _behind(error)
     if isinstance(error, (InvalidRequest, *_WITH_A_STATUS)):
@@ -89,7 +98,7 @@ def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
 
 
 def _behind(error: Exception) -> Exception:
-    """What an engine raised, or what kept an embedding from being made, for several requests perhaps."""
+    """The exception wrapped in EngineError or NotMade (which several requests may share), else ``error`` itself."""
     if isinstance(error, EngineError):
         return error.error
     return error.error if isinstance(error, NotMade) and isinstance(error.error, Exception) else error

@@ -1,8 +1,8 @@
-"""Every field of Dynamo's request: honoured, without effect on the answer, or refused by name.
+"""The table of all fields of Dynamo's request: honoured, without effect on the answer, or refused by name.
 
-The names are those of ``PreprocessedRequest`` in Dynamo 1.4.2 and of the mappings in it. A field that is not among them
-is refused once it holds something: a later frontend may send one that changes answers. What OpenAI's fields become on
-their way here, or that they are dropped on it, is in docs/request-fields.md.
+The names are those of ``PreprocessedRequest`` in Dynamo 1.4.2 and of the mappings inside it. An unknown field with a
+value is refused, because a later frontend may send one that changes answers. docs/request-fields.md describes how
+OpenAI's fields are converted on the way here, or dropped.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from trtx.worker.requests.values import Reader
 Fate = Literal["honoured", "without effect", "refused"]
 
 SHOWN_CHARACTERS = 60
-"""Of a value in a refusal: enough to know it by; an image is megabytes."""
+"""Maximum length of a value in a refusal: enough to recognise it, while an image may have megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``why``: who honours it, why it has no effect, or the sentence of the refusal, with ``{value}`` in it.
+    """What the worker does with one field.
 
-    ``asks_nothing``: values that change nothing, beside None and what is empty. ``asks_when_empty``: an empty list asks
-    for something too. ``read``: the field is handed to the engine under its own name, which is SamplingParams' too, as
-    this makes it; None: others do more with it. ``sees``: what becomes of it where the worker takes images; None: the
-    same.
+    ``why`` names who honours the field, or why it has no effect, or is the refusal's sentence, with ``{value}`` in it.
+    ``asks_nothing`` lists values that change nothing, in addition to None and empty ones. ``asks_when_empty``: an empty
+    list is a request too. ``read`` converts the value of a field that goes to the engine under its own name, which is
+    also SamplingParams'; None for fields that are handled elsewhere. ``sees`` replaces this record on workers that take
+    images; None: no difference.
     """
 
     fate: Fate
@@ -39,9 +40,9 @@ class Field:
 
 
 def refusals(request: Mapping[str, Any], *, sees: bool = False) -> Iterator[str]:
-    """A sentence for each field of ``request`` that holds something and is refused, or that nobody here knows.
+    """Yields a sentence for each field of ``request`` that has a value and is refused or unknown.
 
-    ``sees``: the model and the engine of this worker take images.
+    ``sees``: this worker's model and engine take images.
     """
     yield from _refusals(request, "", sees)
 
@@ -67,15 +68,18 @@ def _refusals(held: Mapping[str, Any], section: str, sees: bool) -> Iterator[str
 
 
 def _is_empty(value: Any) -> bool:
-    """Of a mapping the keys alone count, unless they are null as Dynamo sends what nobody asked for. What is in it may
-    be a client's: a schema of ``{}`` asks for JSON, and is no section with nothing in it."""
+    """Whether ``value`` is an empty string or list, or a mapping without keys other than null ones.
+
+    Dynamo sends unused keys as null. Values of keys are not examined further, because they may be the client's: a JSON
+    schema of ``{}`` is a value, not an empty section.
+    """
     if isinstance(value, Mapping):
         return all(inner is None for inner in value.values())
     return isinstance(value, (str, list)) and not value
 
 
 def _shown(value: Any) -> str:
-    """``true`` for True, the names in use for a mapping, else the value itself, cut off."""
+    """A value as shown in a refusal, shortened: ``true`` for True, the non-null keys of a mapping, else its repr."""
     if isinstance(value, bool):
         return str(value).lower()
     is_mapping = isinstance(value, Mapping)
@@ -119,7 +123,7 @@ _ENDS = _honoured("the engine, through SamplingParams, with the other tokens tha
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
-# By section; "" is the request itself. A mapping whose path is a section is looked into.
+# By section; "" is the request itself. A mapping whose path is a section is searched recursively.
 FIELDS: Mapping[str, Mapping[str, Field]] = {
     "": {
         "model": _without_effect("the frontend has chosen this worker by it"),
@@ -196,7 +200,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     },
     "output_options": {
         "logprobs": _sampling(values.logprobs),
-        "prompt_logprobs": _sampling(values.prompt_logprobs),  # where the frontend will hand them on
+        "prompt_logprobs": _sampling(values.prompt_logprobs),  # only if the frontend passes them on
         "skip_special_tokens": _honoured("the frontend, or the worker where it looks for stop strings"),
         "formatted_prompt": _FRONTEND,
         "return_tokens_as_token_ids": _FRONTEND,
@@ -239,9 +243,10 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "token_in": _without_effect("the prompt came as token ids"),
     },
     "extra_args.sampling_options": {
-        "allowed_token_ids": _not_taken("allowed_token_ids", asks_when_empty=True),  # it would leave no token
+        # an empty list would allow no token at all
+        "allowed_token_ids": _not_taken("allowed_token_ids", asks_when_empty=True),
         "bad_words_token_ids": _not_taken("bad_words_token_ids"),
         "logprob_token_ids": _not_taken("logprob_token_ids"),
-        "detokenize": _not_taken("detokenize", True),  # the frontend makes the text, whatever the engine does
+        "detokenize": _not_taken("detokenize", True),  # the frontend makes the text in any case
     },
 }

@@ -1,8 +1,8 @@
-"""``DisaggregatedParams`` on the wire: prefill's answer as JSON, and back on decode.
+"""``DisaggregatedParams`` on the wire: written as JSON by prefill, read by decode.
 
-The frontend passes the JSON on verbatim and knows only JSON: no bytes, no integer keys. ``opaque_state`` is base64,
-``first_gen_log_probs`` one list of ``{token_id, logprob, rank}`` a position: the layout that Dynamo's own
-TensorRT-LLM backend sends.
+The frontend passes the JSON on verbatim, so it may contain neither bytes nor integer keys. ``opaque_state`` is base64;
+``first_gen_log_probs`` is one list of ``{token_id, logprob, rank}`` per position. This is the layout of Dynamo's own
+TensorRT-LLM backend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
 
 _Grid = tuple[int, int, int] | None
-# Fields of the LLM API's DisaggregatedParams that cross; absent and None are the same.
+# Fields of the LLM API's DisaggregatedParams that are transferred; an absent field and None are equivalent.
 _PLAIN_FIELDS = (
     "first_gen_tokens",
     "ctx_request_id",
@@ -28,7 +28,8 @@ _PLAIN_FIELDS = (
     "draft_tokens",
     "ctx_dp_rank",
     "ctx_info_endpoint",
-    # Handles of an engine that prepares pictures itself: plain JSON. Decode gets none of the embeddings.
+    # Handles of an engine that preprocesses images itself, as plain JSON. The embeddings themselves are not sent to
+    # decode.
     "mrope_position_ids_handle",
     "mrope_position_deltas_handle",
 )
@@ -40,9 +41,9 @@ _PROMPT = "prompt_token_ids"
 
 
 def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: str) -> None:
-    """Makes prefill's terminal chunk one that the frontend passes on to decode. ``prefill``: the worker's name.
+    """Adds to prefill's terminal chunk what decode needs. ``prefill``: this worker's name.
 
-    "length" with params means: go on at decode. "stop" means that the first token ended the request: the frontend
+    "length" with params means that decode goes on. "stop" means that the first token ended the request: the frontend
     then answers with this chunk and skips decode.
     """
     if chunk.get("finish_reason") == "length":
@@ -56,29 +57,33 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: 
                 for one in request.pictures
             ]
         if request.ready is not None:
-            # The engine's own result may lack what it was given (ai-dynamo's dynamo.trtllm copies these by hand too).
+            # The engine's result may lack the params that it was given (ai-dynamo's dynamo.trtllm also copies them by
+            # hand).
             for name, value in request.ready.params.items():
                 if name in _PLAIN_FIELDS:
                     chunk["disaggregated_params"].setdefault(name, value)
             chunk["disaggregated_params"][_PROMPT] = request.token_ids
         if engine_data := chunk.pop("engine_data", None):
-            # The 1.4.2 frontend hands no engine_data of prefill on to the client, but the params to decode.
+            # The 1.4.2 frontend does not pass prefill's engine_data on to the client, but it passes the params on to
+            # decode.
             chunk["disaggregated_params"][_PROMPT_LOGPROBS] = engine_data[_PROMPT_LOGPROBS]
 
 
 def prompt_logprobs_of(wire: Mapping[str, Any]) -> Any:
-    """What prefill computed of the prompt, in the form that clients get; None where nobody asked for it."""
+    """The prompt's log-probabilities that prefill computed, in the client's format; None if they were not requested."""
     return wire.get(_PROMPT_LOGPROBS)
 
 
 def prefill_of(wire: Mapping[str, Any]) -> str | None:
-    """The name of the prefill worker that answered; None: it did not say it."""
+    """The name of the prefill worker that answered; None if it did not give one."""
     name = wire.get(_PREFILL)
     return name if isinstance(name, str) else None
 
 
 def prompt_of(wire: Mapping[str, Any]) -> list[int] | None:
-    """The prompt with room for its pictures, of an engine that made it itself; None: it had none."""
+    """The prompt with its image placeholders expanded, for engines that do this themselves; None if
+    prefill sent none.
+    """
     try:
         return msgspec.convert(wire.get(_PROMPT), list[int] | None)
     except msgspec.ValidationError as error:
@@ -86,8 +91,10 @@ def prompt_of(wire: Mapping[str, Any]) -> list[int] | None:
 
 
 def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:
-    """The prompt's, in the order of ``sent_media``, as prefill made room for them. Raises InvalidRequest when they
-    can't be read."""
+    """The prompt's media, in the order of ``sent_media``, with the sizes for which prefill expanded the prompt.
+
+    Raises InvalidRequest if they can't be read.
+    """
     try:
         return tuple(
             Picture(
@@ -103,7 +110,10 @@ def pictures_of(wire: Mapping[str, Any]) -> tuple[Picture, ...]:
 
 
 def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:
-    """What prefill's terminal chunk carries. ``prompt_tokens`` lets decode see whether it was made for its prompt."""
+    """``params`` as they go into prefill's terminal chunk.
+
+    ``prompt_tokens`` lets decode check that the answer belongs to its own prompt.
+    """
     held = stated(params)
     wire: dict[str, Any] = {name: held[name] for name in _PLAIN_FIELDS if name in held}
     wire[_PROMPT_TOKENS] = prompt_tokens
@@ -121,7 +131,7 @@ def to_json(params: Any, *, prompt_tokens: int) -> dict[str, Any]:
 
 
 def from_json(wire: Mapping[str, Any], params_type: Any, logprob_type: Any) -> Any:
-    """The params of a ``generation_only`` request. Raises InvalidRequest when prefill's answer can't be read."""
+    """The params of a ``generation_only`` request. Raises InvalidRequest if prefill's answer can't be read."""
     fields: dict[str, Any] = {name: wire[name] for name in _PLAIN_FIELDS if wire.get(name) is not None}
     if not fields.get("first_gen_tokens"):
         raise InvalidRequest("prefill's disaggregated_params hold no first_gen_tokens; both workers must run trtx")
@@ -140,8 +150,9 @@ def from_json(wire: Mapping[str, Any], params_type: Any, logprob_type: Any) -> A
 
 
 def made_for(wire: Mapping[str, Any], prompt_tokens: int) -> bool:
-    """False when prefill saw another prompt: a migrated request carries the tokens it already streamed.
+    """Whether prefill's answer belongs to a prompt of ``prompt_tokens`` tokens.
 
-    Dynamo 1.4.2 resends such a request with a longer prompt; prefill's answer to the shorter one must not be used.
+    Dynamo 1.4.2 resends a migrated request with a longer prompt, which ends with the tokens already streamed. Prefill's
+    answer to the shorter prompt must not be used for it.
     """
     return wire.get(_PROMPT_TOKENS) in (None, prompt_tokens)

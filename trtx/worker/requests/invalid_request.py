@@ -6,4 +6,4 @@ from trtx.errors import TrtxError
 
 
 class InvalidRequest(TrtxError):
-    """The client's fault: the message names field, value and range, and reaches the client."""
+    """The request is at fault. The message names field, value and range, and is shown to the client."""

@@ -1,4 +1,4 @@
-"""Requests in the engine's hands, and the way out of them that the engine can take."""
+"""The requests that the engine is working on, and how to abort them safely."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from trtx.worker.background import Background
 
 
 class OpenRequest:
-    """An engine's result. ``is_receiving``: its KV is still on the way from a prefill worker, in an engine that leaks
-    blocks or hangs when that is cut off (ai-dynamo/dynamo #7489): an abort waits for the first token then."""
+    """An engine's result, and when it may be aborted.
+
+    ``is_receiving``: the KV is still being read from a prefill worker, by an engine that leaks blocks or hangs if the
+    read is cut off (ai-dynamo/dynamo #7489). An abort then waits for the first token.
+    """
 
     def __init__(self, result: Result, *, is_receiving: bool) -> None:
         self.result = result
@@ -29,15 +32,15 @@ class OpenRequest:
                 self.abort()
 
     async def see_out(self) -> None:
-        """Reads on for a request that nobody waits for, until the engine is done with it."""
-        with contextlib.suppress(Exception):  # its outcome is nobody's; the engine's health is watched elsewhere
+        """Reads the steps of an abandoned request until the engine has finished it."""
+        with contextlib.suppress(Exception):  # the outcome is not used; the engine's health is watched elsewhere
             async for step in self.result:
                 if step.outputs[0].token_ids:
                     self.saw_token()
 
 
 class OpenRequests:
-    """By Dynamo's context id, for abort and drain."""
+    """The open requests by Dynamo's context id, for abort and drain."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
@@ -58,7 +61,7 @@ class OpenRequests:
             opened.abort()
 
     def close(self, name: str, opened: OpenRequest, *, engine_died: bool) -> None:
-        """Takes a request that ended, or that nobody reads any more, off the books and out of the engine."""
+        """Removes a request that has ended, or whose client has gone, and aborts it in the engine if it still runs."""
         if not opened.result.finished and not engine_died:
             opened.abort()
             if opened.is_receiving:

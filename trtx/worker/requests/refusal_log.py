@@ -1,4 +1,4 @@
-"""What a worker refuses, in its log: the client sees the sentence only on some routes (docs/architecture.md)."""
+"""Logs refused requests: the client sees the message on some routes only (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ logger = logging.getLogger(__name__)
 
 MOST_LINES = 20
 PERIOD_SECONDS = 60.0
-"""Clients decide how much is refused: so many lines in a period, and none of them fills a disk."""
+"""Period in which at most MOST_LINES lines are logged. Clients decide how much is refused, and must not fill a disk."""
 MOST_CHARACTERS = 1000
 
 
 class RefusalLog:
-    """At WARNING, which workers show by default."""
+    """Logs refusals at WARNING, the workers' default level."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,7 +23,7 @@ class RefusalLog:
         self._lines = 0
 
     def tell(self, request: str, sentence: str) -> None:
-        """``request``: its id. Both may hold what a client wrote."""
+        """Logs the refusal of the request with id ``request``. Both arguments may contain text that a client wrote."""
         now = self._clock()
         if now - self._since >= PERIOD_SECONDS:
             self._since, self._lines = now, 0
@@ -41,6 +41,6 @@ class RefusalLog:
 
 
 def _one_line(text: str) -> str:
-    """A line break of a client's makes no line of the log."""
+    """``text`` shortened and without control characters, so that a client can't forge lines in the log."""
     shown = "".join(character if character.isprintable() else " " for character in text[: MOST_CHARACTERS + 1])
     return shown if len(shown) <= MOST_CHARACTERS else shown[:MOST_CHARACTERS] + "…"

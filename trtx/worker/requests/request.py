@@ -1,8 +1,8 @@
-"""Dynamo's request, a plain dict, becomes one checked value with the LLM API's names.
+"""Converts Dynamo's request, a plain dict, into one validated value with the LLM API's names.
 
-The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``), each of them in the table of ``fields``.
-Values outside their range are refused here with field, value and range: an engine would refuse them later and less
-clearly, or not at all.
+The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``); each is in the table of ``fields``. Values
+out of range are refused here with field, value and range. An engine would refuse them later and less clearly, or not at
+all.
 """
 
 from __future__ import annotations
@@ -24,28 +24,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """What one request asks for. ``sampling`` holds keyword arguments of the LLM API's ``SamplingParams``; of them
-    ``max_tokens`` is always there, 1 at least and clamped to what is left of the context.
+    """One parsed request.
 
-    ``media`` says which of ``token_ids`` are placeholders of ``pictures``: see :func:`with_media`."""
+    ``sampling`` holds keyword arguments of the LLM API's ``SamplingParams``. It always contains ``max_tokens``, which
+    is at least 1 and clamped to the rest of the context. ``media`` says which of ``token_ids`` are placeholders of
+    ``pictures``; see :func:`with_media`.
+    """
 
     token_ids: list[int]
-    received_tokens: int  # of the prompt, as the frontend sent it
+    received_tokens: int  # length of the prompt that the frontend sent
     sampling: dict[str, Any]
     stop_strings: tuple[str, ...]
-    includes_stop_string: bool  # in the text that the client gets
-    skip_special_tokens: bool  # in the text that the worker makes, where it looks for stop strings
+    includes_stop_string: bool  # whether the client's text includes the stop string
+    skip_special_tokens: bool  # for the text that the worker makes when it looks for stop strings
     wants_logprobs: bool
     cache_salt: str | None
     trace_headers: dict[str, str] | None
     hints: Hints
-    wants_engine_data: bool = False  # the frontend hands on what the worker says beside the answer
+    wants_engine_data: bool = False  # the client gets the worker's engine_data
     media: tuple[MediaSpan, ...] = ()
-    pictures: tuple[Picture, ...] = ()  # and videos, as the request brought them
-    routing_token_ids: tuple[int, ...] | None = None  # by which a KV router knows this prompt; None: by its own
-    ready: ReadyPrompt | None = None  # what an engine that prepares pictures itself made of ``token_ids`` and these
-    has_moved: bool = False  # another worker gave tokens of the answer, which are the end of the prompt
-    contradiction: str = ""  # why it is refused once the engine has it: a prefill worker keeps its KV until then
+    pictures: tuple[Picture, ...] = ()  # images and videos in the order of sent_media
+    routing_token_ids: tuple[int, ...] | None = None  # the prompt as the KV router hashes it; None: same as token_ids
+    ready: ReadyPrompt | None = None  # the prompt as prepared by an engine that preprocesses images itself
+    has_moved: bool = False  # migrated: the end of the prompt consists of tokens that another worker generated
+    # reason for a refusal that must wait until the engine has the request, because a prefill worker keeps its KV until
+    # then
+    contradiction: str = ""
 
 
 def parse(
@@ -56,15 +60,15 @@ def parse(
     sees: bool = False,
     hands_off: bool = False,
 ) -> WorkerRequest:
-    """Checks ``request`` and resolves its defaults; raises InvalidRequest.
+    """Validates ``request`` and resolves its defaults. Raises InvalidRequest.
 
-    ``context_length`` counts prompt and output tokens together. The frontend refuses a prompt that is longer, but
-    not ``max_tokens`` past the context, and sends None where the client gave none: both mean the rest of it.
-    ``sees``: this worker takes images; each has one placeholder in the prompt yet, see :func:`with_media`.
-    ``hands_off``: a prefill worker, of whose requests Dynamo has made ``max_tokens`` 1.
+    ``context_length`` counts prompt and output tokens together. The frontend refuses longer prompts, but not a
+    ``max_tokens`` beyond the context, and sends None if the client gave none; in both cases the rest of the context is
+    used. ``sees``: this worker takes images, each of which has one placeholder in the prompt so far; see
+    :func:`with_media`. ``hands_off``: this is a prefill worker, for which Dynamo has set ``max_tokens`` to 1.
 
-    What only a decode worker can see, whose prefill worker keeps KV for the request until it hears of it, is not raised
-    but stands in ``contradiction``.
+    A fault that only a decode worker can see is returned in ``contradiction`` instead of raised, because the prefill
+    worker keeps the request's KV until the engine on decode has received the request.
     """
     for sentence in fields.refusals(request, sees=sees):
         raise InvalidRequest(sentence)
@@ -89,9 +93,9 @@ def parse(
         sampling["min_tokens"] = min(min_tokens, sampling["max_tokens"])
     sampling |= {
         **_stops(stops, request.get("eos_token_ids") or ()),
-        # The frontend makes text from token ids, and the worker itself finds stop strings in it (see chunks). Given to
-        # TensorRT-LLM they would be matched as token sequences: text that is spelled with other tokens runs on, and a
-        # beginning of one is streamed before it is known to be none.
+        # The frontend makes text from token ids, and the worker itself finds stop strings in it (see chunks).
+        # TensorRT-LLM would match them as token sequences: it would miss text that is tokenized differently, and would
+        # stream the beginning of a stop string before it knows whether the rest follows.
         "detokenize": False,
         "return_perf_metrics": True,
     }
@@ -102,7 +106,7 @@ def parse(
         sampling=sampling,
         stop_strings=_stop_strings(stops.get("stop")),
         includes_stop_string=bool(options.get("include_stop_str_in_output")),
-        skip_special_tokens=outputs.get("skip_special_tokens") is not False,  # the frontend's default as well
+        skip_special_tokens=outputs.get("skip_special_tokens") is not False,  # same default as the frontend
         wants_logprobs="logprobs" in sampling,
         cache_salt=_cache_salt(request),
         trace_headers=trace_headers,
@@ -126,10 +130,10 @@ def with_media(
     context_length: int,
     routing: Mapping[str, Any] | None = None,
 ) -> WorkerRequest:
-    """``request`` with the prompt that its pictures' embeddings make. Raises InvalidRequest where it is too long.
+    """``request`` with the prompt expanded for its images. Raises InvalidRequest if the prompt is too long.
 
-    ``routing``: Dynamo's ``mm_routing_info``, whose frontend computes the places of pictures itself where it knows the
-    model's processor; used where it came to the same length.
+    ``routing`` is Dynamo's ``mm_routing_info``. For models whose processor it knows, the frontend computes the image
+    positions itself; its token ids are used if they have the same length.
     """
     room = room_of(len(token_ids), context_length, stretch(media))
     known = (routing or {}).get("routing_token_ids") or ()
@@ -147,8 +151,10 @@ def with_media(
 def with_ready(
     request: WorkerRequest, token_ids: list[int], *, context_length: int, ready: ReadyPrompt | None = None
 ) -> WorkerRequest:
-    """``request`` with the prompt that the engine, or a prefill worker's, made of it and its pictures. Raises
-    InvalidRequest where it is too long."""
+    """``request`` with the prompt that the engine, or a prefill worker's engine, made of it and its images.
+
+    Raises InvalidRequest if the prompt is too long.
+    """
     return replace(_clamped(request, room_of(len(token_ids), context_length)), token_ids=token_ids, ready=ready)
 
 
@@ -160,8 +166,10 @@ def _clamped(request: WorkerRequest, room: int) -> WorkerRequest:
 
 
 def room_of(tokens: int, context_length: int, stretched: int = 0) -> int:
-    """Tokens that the answer to a prompt of so many may have. ``stretched``: positions that media take beyond their
-    tokens. Raises InvalidRequest where it may have none."""
+    """Maximum number of output tokens for a prompt of ``tokens`` tokens. Raises InvalidRequest if it is below 1.
+
+    ``stretched``: positions that media take in addition to their tokens.
+    """
     room = context_length - tokens - stretched
     if room < 1 and stretched:
         raise InvalidRequest(
@@ -177,8 +185,11 @@ def room_of(tokens: int, context_length: int, stretched: int = 0) -> int:
 
 
 def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
-    """The 1.4.2 frontend shows them in ``nvext`` alone and when asked to (ai-dynamo/dynamo #13941); else they would be
-    computed and dropped. Its ``echo`` arrives as nothing but them."""
+    """Raises InvalidRequest for prompt log-probabilities that the frontend would drop after they were computed.
+
+    The 1.4.2 frontend returns them only in ``nvext`` and only on request (ai-dynamo/dynamo #13941). Of OpenAI's
+    ``echo``, they are all that reaches a worker.
+    """
     count = (request.get("output_options") or {}).get("prompt_logprobs")
     if count is not None and not {"prompt_logprobs", "engine_data"} & _extra_fields(request):
         raise InvalidRequest(
@@ -188,14 +199,14 @@ def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
 
 
 def _extra_fields(request: Mapping[str, Any]) -> set[str]:
-    """What the client asked the frontend for beside the answer."""
+    """The ``nvext`` fields that the client wants in addition to the answer."""
     nvext = (request.get("extra_args") or {}).get("nvext") or {}
     return set(nvext.get("extra_fields") or ())
 
 
 def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes to the engine field by field. Absent fields stay absent: its own defaults hold."""
-    # The LLM API decodes greedily when temperature, top_k and top_p are not set; OpenAI's default is temperature 1.
+    """The sampling fields for the engine. Absent fields stay absent, so that the engine's own defaults apply."""
+    # The LLM API decodes greedily if temperature, top_k and top_p are unset; OpenAI's default is temperature 1.
     found: dict[str, Any] = {"temperature": 1.0}
     for section, rows in fields.FIELDS.items():
         values = request.get(section) or {}
@@ -206,16 +217,21 @@ def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_moved(request: Mapping[str, Any]) -> bool:
-    """Whether another worker had ``request`` and gave tokens of its answer, which are the end of its prompt now: Dynamo
-    1.4.2 has taken them off ``max_tokens``, and not off ``min_tokens``. It hands on the link of that worker's chunks
-    (:data:`trtx.worker.requests.chunks.NO_TRACE`), and to a decode worker that of prefill's. Where Dynamo
-    traces, these have one always, so nothing is known of a decode worker's requests."""
+    """Whether ``request`` was migrated here after another worker generated tokens, which now end its prompt.
+
+    Dynamo 1.4.2 has subtracted them from ``max_tokens``, but not from ``min_tokens``. It passes on the link that the
+    other worker put into its chunks (:data:`trtx.worker.requests.chunks.NO_TRACE`), and to a decode worker also the one
+    of prefill's chunks. If Dynamo's tracing is on, these always have a link, so a decode worker can't tell.
+    """
     return request.get("migration_link") is not None
 
 
 def _contradiction(sampling: Mapping[str, Any]) -> str:
-    """TensorRT-LLM would answer ``max_tokens`` tokens, vLLM and the torch engine refuse. Where the client gave no
-    ``max_tokens``, both end with the context."""
+    """The reason to refuse a ``min_tokens`` above ``max_tokens``, or "".
+
+    TensorRT-LLM would generate ``max_tokens`` tokens; vLLM and the torch engine refuse. If the client gave no
+    ``max_tokens``, the context bounds both.
+    """
     min_tokens, max_tokens = sampling.get("min_tokens", 0), sampling.get("max_tokens")
     if max_tokens is None or min_tokens <= max_tokens:
         return ""
@@ -223,8 +239,10 @@ def _contradiction(sampling: Mapping[str, Any]) -> str:
 
 
 def _stops(stops: Mapping[str, Any], eos_token_ids: Any) -> dict[str, Any]:
-    """Which tokens end a request: the client's stop ids, and end-of-sequence ids unless they are ignored. The hidden
-    ones are the frontend's, of those too."""
+    """The tokens that end a request: the client's stop ids and, unless ``ignore_eos`` is set, the end-of-sequence ids.
+
+    ``stop_token_ids_hidden`` are end-of-sequence ids that the frontend adds.
+    """
     stop_ids = {int(i) for i in stops.get("stop_token_ids") or ()}
     result: dict[str, Any] = {}
     if stops.get("ignore_eos"):
@@ -250,11 +268,13 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def _cache_salt(request: Mapping[str, Any]) -> str | None:
-    """Equal prompts with different salts never share KV blocks. The frontend puts it among the routing hints."""
+    """The cache salt, which the frontend sends among the routing hints. Prompts with different salts never share KV
+    blocks.
+    """
     salt = (request.get("routing") or {}).get("cache_salt")
     return str(salt) if salt else None
 
 
 def _priority(hint: Any) -> float | None:
-    """A client's hint, any integer, higher first, on the LLM API's scale from 0 to 1."""
+    """The client's priority hint (any integer, higher is more urgent) clamped to the LLM API's range from 0 to 1."""
     return None if not isinstance(hint, (int, float)) else min(1.0, max(0.0, float(hint)))

@@ -1,4 +1,4 @@
-"""What agg, prefill and decode ask of the engine for the same request."""
+"""What agg, prefill and decode workers submit to the engine for a request."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LOST = "it was gone when it was to be read, or read and needed anew: the prompt
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One call of ``generate_async``. ``hands_off``: its result is the terminal chunk for a decode worker."""
+    """One call of ``generate_async``. ``hands_off``: its result becomes the terminal chunk for a decode worker."""
 
     request: WorkerRequest
     disaggregated_params: Any = None
     hands_off: bool = False
-    resumes: bool = False  # begins with KV that a prefill worker leases until it is read or released
+    resumes: bool = False  # begins with KV on which a prefill worker holds a lease until it is read or released
     cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
-    prompt_logprobs: Any = None  # that the prefill worker computed: clients get them with decode's last chunk
-    prefill: str | None = None  # that worker's name, where it said it
-    lost_because: str = ""  # why its KV did not come, and the prompt and its pictures were looked at here
+    prompt_logprobs: Any = None  # computed by the prefill worker; the client gets them with decode's last chunk
+    prefill: str | None = None  # the prefill worker's name, if it gave one
+    lost_because: str = ""  # why the KV did not arrive, so that this worker computed the prompt and loaded its images
 
 
 def plan(
@@ -36,10 +36,10 @@ def plan(
     """Decides how this worker serves ``request``; ``wire`` is Dynamo's dict. Raises InvalidRequest."""
     carried = {} if request.ready is None else dict(request.ready.params)
     whole = Submission(request, api.DisaggregatedParams(request_type="context_and_generation", **carried))
-    if role == "agg":  # where an encoder's embeddings go in, a whole request needs to say so too
+    if role == "agg":  # with an encoder's embeddings, the engine needs explicit params for a whole request too
         return whole if carried else Submission(request)
     if is_probe(wire):
-        return whole  # a health canary has no peer: the request runs here from end to end
+        return whole  # a health probe has no prefill worker: it runs here from end to end
     if role == "prefill":
         global_id = new_id()
         shared = {} if global_id is None else {"disagg_request_id": global_id}
@@ -47,7 +47,7 @@ def plan(
         return Submission(_one_token(request), params, hands_off=True)
     answer = handed_over(role, request, wire)
     if answer is None:
-        # A request that moved here from a worker that died: its KV is gone, its prompt is not.
+        # A request that migrated from a dead worker: its KV is lost, its prompt is not.
         return whole
     params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
     cached = ((wire.get("prefill_result") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -62,7 +62,7 @@ def plan(
 
 
 def handed_over(role: Role, request: WorkerRequest, wire: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a prefill worker made of this very prompt; None: nobody did."""
+    """The disaggregated params that a prefill worker made for this same prompt, or None."""
     answer = (wire.get("prefill_result") or {}).get("disaggregated_params")
     if role != "decode" or answer is None or not handoff.made_for(answer, request.received_tokens):
         return None
@@ -71,8 +71,10 @@ def handed_over(role: Role, request: WorkerRequest, wire: Mapping[str, Any]) -> 
 
 
 def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
-    """``submission`` once more, of which the engine had to compute the prompt and lacked its pictures. ``seen``: what
-    it had generated before, the LLM API's ``CompletionOutput``; None: nothing."""
+    """``submission`` for another attempt, after the engine had to compute the prompt and lacked its images.
+
+    ``seen`` is what the engine had generated before, the LLM API's ``CompletionOutput``, or None.
+    """
     if seen is None or not seen.token_ids:
         return submission
     params = api.DisaggregatedParams(
@@ -84,13 +86,18 @@ def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
 
 
 def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:
-    """Decode gets the prompt's KV, not its logits: prefill has computed what was asked of them."""
+    """``request`` without prompt log-probabilities: decode gets the prompt's KV but not its logits;
+    prefill computed them.
+    """
     sampling = {name: value for name, value in request.sampling.items() if name != "prompt_logprobs"}
     return replace(request, sampling=sampling)
 
 
 def _one_token(request: WorkerRequest) -> WorkerRequest:
-    """Prefill samples the first token alone; stop strings in it, and what follows, are decode's business."""
+    """``request`` limited to the first token.
+
+    Decode handles stop strings, also in the first token, and all later tokens.
+    """
     sampling = dict(request.sampling, max_tokens=1)
     if "min_tokens" in sampling:
         sampling["min_tokens"] = 1

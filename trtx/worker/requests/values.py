@@ -1,7 +1,7 @@
-"""Readers of single values of Dynamo's request, in its ranges.
+"""Readers for single values of Dynamo's request, with the protocol's ranges.
 
-They are the protocol's, for every engine alike, and lie within what the torch engine takes: a test holds that. Of
-TensorRT-LLM's own, ``temperature``, ``top_k`` and ``top_p`` alone are known.
+The ranges are the same for all engines and lie within what the torch engine accepts, which a test checks. Of
+TensorRT-LLM's own ranges, only those of ``temperature``, ``top_k`` and ``top_p`` are known.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 Reader = Callable[[str, Any], Any]
-"""Name and value, which is not None, to the value for the LLM API. Raises Unsuitable."""
+"""Takes name and value (not None), returns the value for the LLM API. Raises Unsuitable."""
 
 
 class Unsuitable(ValueError):
-    """A sentence for the client: field, value and range."""
+    """A sentence for the client with field, value and range."""
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """A float in ``[low, high]``, or with ``above`` in ``(low, high]``. The wire is float32 (0.7 arrives as
-    0.699999988): 7 digits are all it holds."""
+    """Reader of a float in ``[low, high]``, or with ``above`` in ``(low, high]``.
+
+    Values are rounded to 7 digits, because the wire is float32 (0.7 arrives as 0.699999988).
+    """
     span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
 
     def read(name: str, value: Any) -> float:
@@ -35,6 +37,7 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str, Any], int]:
+    """Reader of an integer from ``low`` to ``high``; None: no upper bound."""
     span = f"at least {low}" if high is None else f"from {low} to {high}"
 
     def read(name: str, value: Any) -> int:
@@ -54,17 +57,17 @@ _ALTERNATIVES = integer(0, 20)
 
 
 def top_k(name: str, value: Any) -> int:
-    """-1 is OpenAI's habit for "all"; the LLM API says 0."""
+    """-1, a common way to say "all", becomes the LLM API's 0."""
     return max(0, _TOP_K(name, value))
 
 
 def seed(name: str, value: Any) -> int:
-    """OpenAI's is signed, the engines' is not: one to one."""
+    """Maps OpenAI's signed seeds one to one to the engines' unsigned ones."""
     return _SEED(name, value) % (2 * _HALF)
 
 
 def logprobs(name: str, value: Any) -> int:
-    """0 asks for the chosen token's alone, and TensorRT-LLM takes 0 for none at all."""
+    """At least 1: OpenAI's 0 asks for the chosen token's only, while TensorRT-LLM takes 0 for none at all."""
     return max(1, _ALTERNATIVES(name, value))
 
 
