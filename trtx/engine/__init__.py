@@ -1,9 +1,9 @@
-"""The boundary between a worker and its engine: which LLM stands behind it, and all that may be asked of it.
+"""The boundary between a worker and its engine: the choice of engine and its interface.
 
-Owns the choice of engine, the protocol that each one answers (``api``), and what worker and launcher both know of a
-worker (``worker_status``, ``ranks``). Does not run one: ``tensorrt_llm`` and ``trtx.torch_engine`` do.
-Enter through :func:`load`. It always holds that nothing above this line asks which engine it talks to: where they
-differ, :class:`EngineApi` and :class:`Engine` say how.
+Owns the choice of engine, the interface that each engine implements (``api``), and the data that worker and launcher
+share about a worker (``worker_status``, ``ranks``). Does not run an engine: ``tensorrt_llm`` and ``trtx.torch_engine``
+do. Entry point: :func:`load`. Always holds: code above this room never checks which engine it uses; differences are
+expressed by :class:`EngineApi` and :class:`Engine`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ __all__ = [
 
 
 def resolve_kind(kind: str, *, has_gpu: bool) -> EngineKind:
-    """``auto`` is tensorrt-llm where it is installed and has the GPU it needs, else torch."""
+    """Resolves ``auto`` to tensorrt-llm if it is installed and has the GPU that it needs, else to torch.
+
+    Raises UsageError for an unknown kind.
+    """
     if kind == "auto":
         version = installed_version()
         return "tensorrt-llm" if version is not None and (has_gpu or not needs_gpu(version)) else "torch"
@@ -39,7 +42,7 @@ def resolve_kind(kind: str, *, has_gpu: bool) -> EngineKind:
 
 
 def load(kind: EngineKind) -> EngineApi:
-    """Imports the engine. Slow: never call it from ``--help``, ``--dry-run`` or the launcher."""
+    """Imports the engine and returns its API. Slow: do not call it from ``--help``, ``--dry-run`` or the launcher."""
     if kind == "tensorrt-llm":
         from trtx.engine.tensorrt_llm.life import load_api
 

@@ -1,7 +1,8 @@
-"""The boundary between a worker and its engine: what every engine offers, and what it means where one has it not.
+"""The engine interface between a worker and its engine; base-class methods define the behaviour when a feature is
+missing.
 
-``torch`` and ``paced`` answer in :mod:`trtx.engine.embedded` and :mod:`trtx.engine.paced`, TensorRT-LLM in
-:mod:`trtx.engine.tensorrt_llm.adapter`. A worker asks :class:`EngineApi` and :class:`Engine`, and no LLM itself.
+``torch`` and ``paced`` implement it in :mod:`trtx.engine.embedded` and :mod:`trtx.engine.paced`, TensorRT-LLM in
+:mod:`trtx.engine.tensorrt_llm.adapter`. A worker uses :class:`EngineApi` and :class:`Engine` only, never an LLM object.
 """
 
 from __future__ import annotations
@@ -68,47 +69,55 @@ EngineKind = Literal["torch", "tensorrt-llm", "paced"]
 ENGINE_KINDS: tuple[str, ...] = get_args(EngineKind)
 
 Row = Mapping[str, Any]
-"""Of iteration stats, or a KV cache event: TensorRT-LLM's keys. An engine may give it as JSON text."""
+"""A row of iteration stats, or a KV cache event, with TensorRT-LLM's keys. An engine may return it as JSON text."""
 
 Fault = Literal["refused", "failed", "unexpected", "fatal"]
-"""Whose an exception is. ``refused``: the request's own, its text is for the client. ``failed``: the engine's, in one
-request that was in order, and its text says how. ``unexpected``: none of the engine's own classes; it serves on.
-``fatal``: after it the engine's state is unknown."""
+"""Whose fault an exception is.
+
+- ``refused``: the request's; the text is for the client.
+- ``failed``: the engine's, for one valid request; the text says how it failed.
+- ``unexpected``: an exception of a class that is not the engine's; the engine keeps serving.
+- ``fatal``: the engine's state is unknown after it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """When and where a request should run. An engine leaves out what it has no use for: no answer depends on it."""
+    """When and where a request should run. No answer depends on hints, so an engine ignores those that it can't use."""
 
-    priority: float | None = None  # 0 to 1, higher first; None: the engine's own default
+    priority: float | None = None  # 0 to 1, higher is more urgent; None: the engine's default
     dp_rank: int | None = None  # attention-DP rank that the router chose
     conversation_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine resolved at its start. None: it does not say, or has none."""
+    """What an engine resolved at its start. None: the engine does not report it, or has no such thing."""
 
     context_length: int  # prompt and output tokens together
-    block_size: int | None = None  # tokens of a KV block; None: it keeps no tokens (role encode)
+    block_size: int | None = None  # tokens per KV block; None: the engine has no KV cache (role encode)
     num_blocks: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
-    dp_size: int = 1  # attention-DP ranks, each with KV of its own; 1 without attention DP
-    has_kv_events: bool = False  # it says what it stored and removed, where its config asks for that
-    embedding_dtype: str | None = None  # of the rows that an encoder makes
+    dp_size: int = 1  # number of attention-DP ranks, each with its own KV cache; 1 without attention DP
+    has_kv_events: bool = False  # the engine reports stored and removed blocks if its config enables it
+    embedding_dtype: str | None = None  # dtype of an encoder's embedding rows
     image_token_id: int | None = None
-    """The placeholder of a picture, of an engine that is given a prompt's pictures and prepares them itself
-    (:meth:`Engine.prepare_prompt`), and of its encoder; None: it is not."""
-    takes_handles: bool = False  # such an engine takes what its encoder made in place of the pictures
-    left_out: tuple[str, ...] = ()  # arguments that it took and makes nothing of: they change speed or memory alone
+    """Placeholder token of an image, for engines that preprocess a prompt's images themselves
+    (:meth:`Engine.prepare_prompt`), and for their encoders; None for all other engines.
+    """
+    takes_handles: bool = False  # such an engine accepts its encoder's handles instead of images
+    left_out: tuple[str, ...] = ()  # arguments that the engine accepted and ignores; they only affect speed or memory
 
 
 @dataclass(frozen=True, slots=True)
 class TowerOutput:
-    """The embedding of a picture or video. ``rows``: ``[tokens, hidden]`` in the decoder's dtype; whoever got it
-    removes the file. ``grid``: (t, h, w) in merged patches, one a row; None where the model's pictures have one size.
-    ``clip``: of a video, which an encoder alone does not know."""
+    """The embedding of an image or a video.
+
+    ``rows``: ``[tokens, hidden]`` in the decoder's dtype; the receiver owns the file and removes it. ``grid``: (t, h,
+    w) in merged patches, one per row; None for models whose images have a fixed size. ``clip``: set for videos; an
+    encoder alone does not know it.
+    """
 
     rows: SharedTensor
     grid: tuple[int, int, int] | None = None
@@ -117,11 +126,11 @@ class TowerOutput:
 
 @dataclass(frozen=True, slots=True)
 class PicturePrompt:
-    """A prompt with pictures for an engine that prepares them itself.
+    """A prompt with images, for an engine that preprocesses them itself.
 
-    ``token_ids``: with one placeholder for each picture. ``text``: what they are the tokens of, special ones written
-    out; empty where nobody needs it. ``pictures``: uint8 ``[height, width, 3]``, in the order of their placeholders.
-    ``handles``: what :meth:`Engine.encode` gave for them in place of them.
+    ``token_ids`` contains one placeholder per image. ``text`` is the text that encodes to ``token_ids``, with special
+    tokens written out, or empty if it is not needed. ``pictures`` are uint8 ``[height, width, 3]``, in the order of
+    their placeholders. ``handles`` replace the pictures: the result of :meth:`Engine.encode`.
     """
 
     token_ids: list[int]
@@ -132,10 +141,11 @@ class PicturePrompt:
 
 @dataclass(slots=True)
 class ReadyPrompt:
-    """What :meth:`Engine.prepare_prompt` made, for one call of :meth:`Engine.generate_ready`.
+    """The result of :meth:`Engine.prepare_prompt`, for one call of :meth:`Engine.generate_ready`.
 
-    ``token_ids``: as the engine computes them, with a placeholder for each row. ``inputs``: the engine's own.
-    ``params``: fields of DisaggregatedParams that go with them. ``is_taken``: a request has it, and what it holds.
+    ``token_ids`` is the prompt as the engine computes it, with one placeholder per row. ``inputs`` is the engine's own
+    data. ``params`` are fields of DisaggregatedParams that belong to the prompt. ``is_taken``: a request owns the
+    prompt and all that it holds.
     """
 
     token_ids: list[int]
@@ -145,7 +155,7 @@ class ReadyPrompt:
 
 
 class HandoffTotals(Protocol):
-    """KV handoffs since the start, and the leases that are out now."""
+    """Totals of KV handoffs since the start, and the number of current leases."""
 
     reads: int
     bytes: int
@@ -154,20 +164,20 @@ class HandoffTotals(Protocol):
     recomputed: int
     leases: int
     expired_leases: int
-    corrupted: int  # on purpose, by a planted fault; 0 where none is
+    corrupted: int  # handoffs corrupted on purpose by TRTX_FAULT; 0 without it
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The KV that came from a prefill engine for one request; 0 s: none did."""
+    """The KV that arrived from a prefill engine for one request; ``seconds`` 0: none arrived."""
 
     bytes: int
     seconds: float
-    recomputed_because: str = ""  # why the prompt was computed in place of it; empty: it was not, as none was asked for
+    recomputed_because: str = ""  # why the prompt was computed instead; empty: it was not, or no transfer was requested
 
 
 class Result(Protocol):
-    """The LLM API's ``RequestOutput``: cumulative, and the same object at each step."""
+    """The LLM API's ``RequestOutput``: cumulative, and the same object at every step."""
 
     finished: bool
 
@@ -180,11 +190,13 @@ class Result(Protocol):
 
 
 class Engine(Protocol):
-    """A loaded engine. What has a body here is what absence means: an engine that lacks it inherits that."""
+    """A loaded engine. A method with a body defines the behaviour of engines that lack the feature."""
 
     facts: EngineFacts
     engine_pid: int | None = None
-    """The process that holds the device; None: the worker's own, or several, which the worker records as ranks."""
+    """The process that holds the device; None: the worker's own process, or several, which the worker
+    records as ranks.
+    """
 
     def generate_async(
         self,
@@ -199,118 +211,141 @@ class Engine(Protocol):
         media: Sequence[MediaSpan] = (),
         routing_token_ids: Sequence[int] | None = None,
     ) -> Result:
-        """The LLM API's. Raises ValueError, or what :attr:`EngineApi.fault` knows, for a request that it refuses.
+        """The LLM API's call. Raises ValueError, or an exception that :attr:`EngineApi.fault` classifies, to refuse a
+        request.
 
-        ``media``: which positions of ``inputs`` hold pictures, of an engine with :attr:`EngineApi.missing_media`;
-        their embeddings are put before, or the engine can do without them: its cache, or a prefill worker's KV.
-        ``routing_token_ids``: what KV events say in place of ``inputs``, as many; None: they tell of no block that
-        holds a picture, or comes after one.
+        ``media``: the placeholder ranges in ``inputs``, for engines with :attr:`EngineApi.missing_media`. Their
+        embeddings must have been put before, unless the engine does not need them because its cache or a prefill worker
+        has the KV. ``routing_token_ids``: token ids that KV events report instead of ``inputs``, of the same length;
+        None: events omit blocks with images and all blocks after them.
         """
         ...
 
     def pause(self, result: Result, seconds: float) -> Awaitable[None] | None:
-        """Lets what comes for ``result`` add up to one step: done after ``seconds``, or before, once it has ended.
-        Asked between two steps, by whoever takes them. None: its steps never add up. Each is given by itself, as by
-        TensorRT-LLM's ``GenerationResult``, and who takes them late only lags behind."""
+        """Collects the tokens of ``result`` into one step: done after ``seconds``, or once the result has ended.
+
+        Called between two steps by their consumer. None means that steps are never merged: they are delivered one by
+        one, as by TensorRT-LLM's ``GenerationResult``, and a slow consumer falls behind.
+        """
         return None
 
     def rows_of(self, picture: npt.NDArray[np.uint8]) -> int | None:
-        """How many positions of a prompt ``picture``, uint8 ``[height, width, 3]``, would take, before anything is
-        prepared or encoded. None: it can't say. Raises ValueError for one that the model's processor refuses. Blocks.
-        Asked of engines, and of what ``start_encoder`` started, whose facts have an ``image_token_id``."""
+        """Number of prompt positions that ``picture``, uint8 ``[height, width, 3]``, would take, before it is
+        preprocessed.
+
+        None: unknown. Raises ValueError for an image that the model's processor refuses. Blocks. Called for engines and
+        encoders whose facts have an ``image_token_id``.
+        """
         return None
 
     def prepare_prompt(self, prompt: PicturePrompt) -> ReadyPrompt:
-        """Blocks while the model's processor works. Asked of engines whose facts have an ``image_token_id``. Raises
-        ValueError for a prompt that it refuses. What it holds, handles included, is used up by the request that takes
-        it, or by :meth:`drop_prompt`."""
+        """Runs the model's processor on a prompt; blocks. Called for engines whose facts have an ``image_token_id``.
+
+        Raises ValueError for a prompt that the processor refuses. The result owns resources, including the handles;
+        they are freed by the request that takes it, or by :meth:`drop_prompt`.
+        """
         raise LookupError("this engine takes no pictures in prompts")
 
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
-        """Lets go of what an encoder made, where no prompt was made of it. Blocks."""
+        """Frees an encoder's handles that no prompt was made from. Blocks."""
         raise LookupError("this engine takes no handles")
 
     def drop_prompt(self, prompt: ReadyPrompt) -> None:
-        """Lets go of a prompt that no request takes. Blocks."""
+        """Frees a prepared prompt that no request takes. Blocks."""
         raise LookupError("this engine takes no pictures in prompts")
 
     def generate_ready(self, prompt: ReadyPrompt, sampling_params: Any, **asked: Any) -> Result:
-        """As :meth:`generate_async`, which has the rest of the arguments, with a prompt that was prepared."""
+        """Like :meth:`generate_async`, with a prepared prompt; ``asked`` are the remaining arguments."""
         raise LookupError("this engine takes no pictures in prompts")
 
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
-        """For prompts submitted from now on, until it is dropped. Done once the file was read, which may go then.
-        Raises ValueError for rows that the model can't use; EmbeddingGone or EmbeddingUnreachable for rows that stayed
-        on an encoder's device and can't be had from there: they can be made again."""
+        """Stores an embedding for later prompts, until it is dropped.
+
+        Done once the file was read; the file may then be removed. Raises ValueError for rows that the model can't use,
+        and EmbeddingGone or EmbeddingUnreachable for rows on an encoder's device that can't be read; the caller can
+        have them encoded again.
+        """
         raise LookupError("this engine takes no embeddings")
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
-        """What was submitted before keeps what it needs."""
+        """Removes embeddings. Requests submitted before keep what they need."""
         raise LookupError("this engine takes no embeddings")
 
     def encode(self, prompt: PicturePrompt) -> Mapping[str, Any]:
-        """Handles to the embeddings of a prompt's pictures, as JSON can carry them, for one
-        :meth:`prepare_prompt` or :meth:`drop_handles`; blocks. Asked of what ``start_encoder`` started, where its
-        facts have an ``image_token_id``. Raises ValueError for a prompt that it refuses, or makes nothing of."""
+        """Handles to the embeddings of a prompt's images, as JSON-compatible values; blocks.
+
+        They are for one :meth:`prepare_prompt` or :meth:`drop_handles`. Called for encoders whose facts have an
+        ``image_token_id``. Raises ValueError for a prompt that is refused or yields no embeddings.
+        """
         raise LookupError("this engine makes no handles")
 
     async def encode_pixels(
         self, pixels: SharedTensor, grid: tuple[int, int, int] | None, *, on_device: bool = False
     ) -> TowerOutput:
-        """One prepared picture's embedding; concurrent calls share batches. Asked of what ``start_encoder`` started,
-        where :attr:`EngineApi.missing_media` is given. The file of ``pixels`` has to stay until then. ``on_device``:
-        the rows may stay on the encoder's device, for an engine of the same host. Raises ValueError for pixels that
-        are none of this model's."""
+        """The embedding of one preprocessed image; concurrent calls share batches.
+
+        Called for encoders of engines with :attr:`EngineApi.missing_media`. The file of ``pixels`` must exist until
+        this returns. ``on_device``: the rows may stay on the encoder's device, for an engine on the same host. Raises
+        ValueError for pixels that do not fit the model.
+        """
         raise LookupError("this engine makes no embeddings of pixels")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
-        """Rows of iteration stats as they come, until none has come for ``timeout`` seconds."""
+        """Yields rows of iteration stats until none has arrived for ``timeout`` seconds."""
         ...
 
     async def get_kv_cache_events_async(self, timeout: float) -> AsyncIterator[Row | str]:
-        """KV cache events in the same way; none where ``facts.has_kv_events`` is False."""
+        """Yields KV cache events in the same way; none if ``facts.has_kv_events`` is False."""
         none: tuple[Row, ...] = ()
         for row in none:
             yield row
 
     def handoff_stats(self) -> HandoffTotals | None:
-        """None: it counts none, and nothing is told of handoffs."""
+        """Handoff totals; None if the engine does not count handoffs, in which case no handoff metrics are exported."""
         return None
 
     def transfer(self, output: Any) -> Transfer | None:
-        """What came for a request that began with a handoff and has ended well, of its ``CompletionOutput``. None: it
-        does not say."""
+        """The KV transfer of a request that began with a handoff and ended without an error.
+
+        ``output`` is its ``CompletionOutput``. None: the engine does not report transfers.
+        """
         return None
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
-        """How many handoffs a decode worker may still read from here: a prefill worker stays for them. ``rows``: the
-        latest iteration stats of each rank. 0: there is nothing to read."""
+        """Number of handoffs that a decode worker may still read from this engine; a stopping prefill worker waits for
+        them.
+
+        ``rows``: the latest iteration stats of each rank.
+        """
         return 0
 
     def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
-        """Of all its processes; ``rows`` as above. None: it holds none, or has not said."""
+        """Device memory of all processes of the engine; ``rows`` as above.
+
+        None: it uses none, or has not reported it.
+        """
         return None
 
     def is_alive(self) -> bool:
-        """False after a fatal error. An engine that can't tell says True, and logged that at its start. May block."""
+        """False after a fatal error. An engine that can't tell returns True and logs that at its start. May block."""
         ...
 
     def cause_of_death(self) -> str:
-        """What a dead engine died of; "": it does not say."""
+        """Why a dead engine died; "" if it does not report it."""
         return ""
 
     def shutdown(self) -> None:
-        """Ends the engine. May never return."""
+        """Shuts the engine down. May never return."""
         ...
 
 
 Start = Callable[[Path, Mapping[str, Any]], Engine]
-"""Model directory and engine config to a loaded engine. Blocks until it is ready."""
+"""Loads an engine from a model directory and an engine config. Blocks until it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """One engine before it is loaded: how to start it, the LLM API's types, and the rules that hold for it."""
+    """An engine kind before it is loaded: how to start it, the LLM API's types, and its rules."""
 
     kind: EngineKind
     start: Start
@@ -319,20 +354,26 @@ class EngineApi:
     Logprob: Any
     fault: Callable[[Exception], Fault]
     new_request_ids: Callable[[int], Callable[[], int | None]]
-    """Worker id to a maker of ``disagg_request_id``s; None from it: this engine's requests go without one."""
-    versions: Mapping[str, str] = field(default_factory=dict)  # by package, of what it computes with; none: no package
-    start_encoder: Start | None = None  # None: this engine has no vision encoder
+    """Takes a worker id and returns a function that makes ``disagg_request_id``s. That function returns None if
+    requests of this engine have no such ids.
+    """
+    # versions by package of the libraries that it computes with; may be empty
+    versions: Mapping[str, str] = field(default_factory=dict)
+    start_encoder: Start | None = None  # None: the engine has no vision encoder
     missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
-    """Which embeddings an engine lacks to compute a prompt, of the exception that its request ended with; none: it
-    ended for another reason. None: this engine takes no embeddings."""
+    """Keys of the embeddings that the engine lacked to compute a prompt, from the exception that ended the request;
+    empty for any other exception. None: the engine takes no embeddings.
+    """
     gpus_of: Callable[[Mapping[str, Any]], int] = lambda config: 1
-    """GPUs of one worker, on all of its nodes, by its engine config."""
-    can_be_deterministic: bool = False  # True: ``deterministic`` beside the config keeps a request's bits in any batch
-    aborts_transfers: bool = True  # False: an abort during a KV transfer leaks blocks, so it waits for the first token
-    dies_of_stalls: bool = False  # True: no step for a while with requests open is a death, whatever is_alive says
+    """Number of GPUs that one worker uses on all of its nodes, from its engine config."""
+    # True: the start accepts ``deterministic``, which makes a request's bits independent of its batch
+    can_be_deterministic: bool = False
+    # False: an abort during a KV transfer would leak blocks, so it waits for the first token
+    aborts_transfers: bool = True
+    dies_of_stalls: bool = False  # True: treat a stall with open requests as a crash, even if is_alive() is True
     shutdown_seconds: float = 20.0  # longest wait for Engine.shutdown
 
 
 def stated(values: Any) -> dict[str, Any]:
-    """The fields of one of the LLM API's dataclasses that hold something: which there are differs by version."""
+    """The fields of an LLM API dataclass that are not None. Which fields exist depends on the version."""
     return {one.name: value for one in fields(values) if (value := getattr(values, one.name)) is not None}

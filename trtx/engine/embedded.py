@@ -1,4 +1,6 @@
-"""The torch engine and the paced engine behind a worker; both keep to the torch engine's requests and results."""
+"""The engine interface for the torch engine and the paced engine, which share the torch engine's
+requests and results.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from trtx.torch_engine.llmapi import (
 
 
 class TorchEngine(Engine):
-    """The embedded LLM, in a process of its own."""
+    """The embedded LLM, which runs in a process of its own."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -93,14 +95,14 @@ class TorchEngine(Engine):
         return self._llm.device_memory_bytes() or None  # 0 on a CPU
 
     def is_alive(self) -> bool:
-        return self._llm._check_health()  # TensorRT-LLM's name for it
+        return self._llm._check_health()  # same name as in TensorRT-LLM
 
     def shutdown(self) -> None:
         self._llm.shutdown()
 
 
 class TorchEncoder(Engine):
-    """The embedded vision encoder, in a process of its own."""
+    """The embedded vision encoder, which runs in a process of its own."""
 
     def __init__(self, encoder: MultimodalEncoder, model: Path) -> None:
         self._encoder = encoder
@@ -128,7 +130,7 @@ class TorchEncoder(Engine):
         raise RequestError("an encoder generates nothing; ask a worker of another role")
 
     async def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
-        none: tuple[Row, ...] = ()  # of iterations, which it has not
+        none: tuple[Row, ...] = ()  # an encoder has no iterations
         for row in none:
             yield row
 
@@ -159,7 +161,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
 
 
 def _fault(error: Exception) -> Fault:
-    if isinstance(error, RequestFailed):  # first: it is a RequestError too
+    if isinstance(error, RequestFailed):  # checked first, because it is a subclass of RequestError
         return "failed"
     return "refused" if isinstance(error, RequestError) else "unexpected"
 

@@ -1,6 +1,6 @@
-"""What a decode worker says of one request's handoff: the one form of it, for who answers and who asks.
+"""What a decode worker reports about one request's handoff; the format for both the worker and the client.
 
-It rides in ``engine_data`` of an answer, under :data:`KEY`, where a client asks for that (``nvext.extra_fields``).
+It is sent in ``engine_data`` of an answer, under :data:`KEY`, if the client requests it (``nvext.extra_fields``).
 """
 
 from __future__ import annotations
@@ -16,32 +16,40 @@ from trtx.engine.api import Transfer
 KEY = "handoff"
 
 Outcome = Literal["read", "nothing", "recomputed", "whole", "unknown"]
-"""``read``: KV came. ``nothing``: none had to, as the own prefix cache had the prompt. ``recomputed``: none came that
-had to, so the prompt was computed a second time. ``whole``: no prefill worker had the request. ``unknown``: the engine
-does not say."""
+"""What happened to a request's KV.
+
+- ``read``: the KV arrived from a prefill worker.
+- ``nothing``: no KV was needed, because the decode worker's prefix cache had the prompt.
+- ``recomputed``: the KV did not arrive, so the prompt was computed a second time.
+- ``whole``: no prefill worker had the request.
+- ``unknown``: the engine does not report it.
+"""
 OUTCOMES: tuple[Outcome, ...] = ("read", "nothing", "recomputed", "unknown")
-"""Of a request that came with a prefill worker's answer."""
+"""Possible outcomes of a request that arrived with a prefill worker's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffFacts:
-    """``prefill`` and ``decode``: names of workers within their topology. ``prefill`` None: it did not say its name,
-    or there was none."""
+    """The handoff of one request.
+
+    ``prefill`` and ``decode`` are worker names within their topology. ``prefill`` is None if the prefill worker did not
+    give its name, or if there was none.
+    """
 
     decode: str
     outcome: Outcome
     prefill: str | None = None
     bytes: int = 0
     seconds: float = 0.0
-    because: str = ""  # of recomputed: why no KV came
+    because: str = ""  # for recomputed: why no KV arrived
 
     def to_engine_data(self) -> dict[str, Any]:
-        """As Dynamo takes it: plain values under our own key."""
+        """The facts as plain values under trtx's own key, in the form that Dynamo accepts."""
         return {KEY: msgspec.to_builtins(self)}
 
     @classmethod
     def of_engine_data(cls, engine_data: Any) -> HandoffFacts | None:
-        """None where no worker of this trtx said anything of a handoff."""
+        """Parses ``engine_data``. None if no worker of this trtx release reported a handoff in it."""
         if not isinstance(engine_data, Mapping) or KEY not in engine_data:
             return None
         try:
@@ -51,7 +59,7 @@ class HandoffFacts:
 
 
 def outcome_of(transfer: Transfer | None) -> Outcome:
-    """Of a request that came with a prefill worker's answer, by what its engine says of it."""
+    """Outcome of a request that arrived with a prefill worker's answer, from the engine's transfer report."""
     if transfer is None:
         return "unknown"
     if transfer.recomputed_because:

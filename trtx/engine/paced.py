@@ -1,8 +1,8 @@
-"""An engine that makes tokens by a clock: the LLM API with a known right answer.
+"""An engine that generates tokens by a clock: the LLM API with known latencies.
 
-It calibrates the measuring chain, whose TTFT and ITL must come out as ``paced_ttft_ms`` and ``paced_itl_ms``, and
-carries the streaming benchmark. It has no weights and no KV, and its tokens mean nothing; they are deterministic.
-Requests and results are the torch engine's, so that what the worker measures on top of them is the same code.
+It calibrates the measurement chain, whose TTFT and ITL must come out as ``paced_ttft_ms`` and ``paced_itl_ms``, and
+drives the streaming benchmark. It has no weights and no KV; its tokens are meaningless but deterministic. It uses the
+torch engine's request and result classes, so the worker code on top of it is the code that serves the torch engine.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from trtx.torch_engine.sampling_plan import SamplingPlan
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
-"""How far the clock may run behind and keep its rate; a later step is dropped, as in a stalled engine."""
+"""How far the clock may lag behind and still keep its rate by catching up. Steps later than this are dropped, as in a
+stalled engine.
+"""
 DISTINCT_TOKENS = 64
-_OPAQUE_STATE = b"paced"  # there is no KV to hand over
-_BLOCK_SIZE = 32  # nor to keep: routers have to agree on a number
+_OPAQUE_STATE = b"paced"  # placeholder: there is no KV to hand over
+_BLOCK_SIZE = 32  # nominal: there is no KV, but routers have to agree on a block size
 
 
 @dataclass(frozen=True, slots=True)
 class PacedArgs:
-    """Milliseconds, and TensorRT-LLM's own names for what bounds a request."""
+    """Delays in milliseconds, and the request limits under TensorRT-LLM's names."""
 
     paced_ttft_ms: float  # from arrival to the first token; 0: no delay
-    paced_itl_ms: float  # from step to step; 0: steps follow each other at once
+    paced_itl_ms: float  # between steps; 0: steps follow each other at once
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
@@ -50,25 +52,26 @@ class PacedArgs:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """One request in the clock's hands. ``ready_at``, in monotonic seconds: no token before then."""
+    """A request in progress. It gets no token before ``ready_at`` (monotonic seconds)."""
 
     choice: Choice
     sampling: SamplingPlan
     ready_at: float
-    position: int  # of the next token, counted over prompt and output
+    position: int  # position of the next token, counted over prompt and output
     left: int  # tokens still to make
-    hands_off: bool  # context_only: its one token goes to a decode worker
+    hands_off: bool  # context_only: its only token goes to a decode worker
     made: int = 0
     is_aborted: bool = False
 
 
 class LLM(Engine):
-    """The LLM API over one clock. Every step gives one token to each request whose ``paced_ttft_ms`` has passed.
+    """The LLM API driven by one clock. Each step gives one token to every request whose ``paced_ttft_ms`` has passed.
 
-    The clock starts anew with a request that finds the engine idle; any other waits for the next step, as it would in
-    a real engine. So TTFT is exact at concurrency 1 and up to one step more above, and ITL is exact always.
-    ``generation_only`` goes on after ``first_gen_tokens`` at once. What it does with each sampling parameter stands in
-    their rows (``SamplingParams``): logprobs are refused, as nothing was likely.
+    A request that finds the engine idle restarts the clock; any other request waits for the next step, as in a real
+    engine. So TTFT is exact at concurrency 1 and up to one step longer above, and ITL is always exact.
+    ``generation_only`` requests continue after ``first_gen_tokens`` without delay. The records of the sampling
+    parameters (``SamplingParams``) say what this engine does with each; log-probabilities are refused, because its
+    tokens have no probability.
     """
 
     def __init__(self, model: str | Path, **llm_args: Any) -> None:
@@ -98,13 +101,15 @@ class LLM(Engine):
         *,
         streaming: bool = False,
         disaggregated_params: DisaggregatedParams | None = None,
-        cache_salt: str | None = None,  # without effect, as the two below it
+        cache_salt: str | None = None,  # no effect, nor have the next two
         trace_headers: Mapping[str, str] | None = None,
         hints: Hints | None = None,
         media: Sequence[MediaSpan] = (),
-        routing_token_ids: Sequence[int] | None = None,  # without effect: there are no events
+        routing_token_ids: Sequence[int] | None = None,  # no effect: this engine has no KV events
     ) -> RequestOutput:
-        """Starts a request and returns at once. Raises ValueError and RequestError for what a clock can't answer."""
+        """Starts a request and returns at once. Raises ValueError and RequestError for requests that this engine can't
+        answer.
+        """
         if media:
             raise RequestError("the request has media, and the paced engine looks at nothing; send text alone")
         sampling = checked_sampling(sampling_params, "paced")
@@ -150,16 +155,16 @@ class LLM(Engine):
         return result.pause(seconds)
 
     def shutdown(self) -> None:
-        """Ends the clock; open requests end with RuntimeError. Idempotent."""
+        """Stops the clock; open requests end with RuntimeError. Idempotent."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify()
         self._thread.join()
 
-    # --- what the engine says about itself ---
+    # --- stats and health ---
 
     async def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, Any]]:
-        """One row for now; ``timeout`` has no effect."""
+        """Yields one row with the current state; ``timeout`` has no effect."""
         yield {
             "iter": self._iterations,
             "iterLatencyMS": self.args.paced_itl_ms,
@@ -186,7 +191,7 @@ class LLM(Engine):
                 now = time.monotonic()
                 earliest = min(0.0 if r.is_aborted else r.ready_at for r in self._running)
                 if earliest > next_step:
-                    next_step = earliest  # nobody was due before: the clock starts anew
+                    next_step = earliest  # no request was due earlier: restart the clock
                 elif next_step < now - CATCH_UP_SECONDS:
                     next_step = now
                 if earliest and next_step > now:
@@ -199,11 +204,11 @@ class LLM(Engine):
                 next_step += step_seconds
             else:
                 next_step = time.monotonic()
-                time.sleep(0)  # without a delay of its own, the clock must still let the consumers have the GIL
+                time.sleep(0)  # without a delay, the clock must still release the GIL to the consumers
         self._end_all()
 
     def _step(self, at: float) -> None:
-        """One token for everybody who is due, and one wake-up for all consumers of an event loop together."""
+        """Gives one token to each request that is due, and wakes all consumers of an event loop with one call."""
         self._iterations += 1
         still_running: list[_Running] = []
         to_wake: dict[asyncio.AbstractEventLoop, list[RequestOutput]] = {}
@@ -215,7 +220,7 @@ class LLM(Engine):
                     loop = running.choice.output.push(Delivery(0, Update(0, [], "cancelled")))
                 elif running.ready_at <= at:
                     loop = self._give(running, self._token_ids[running.position % len(self._token_ids)])
-            except Exception as error:  # of its text: nobody else's clock stops for it
+            except Exception as error:  # an error in this request's text must not stop the other requests
                 running.left = 0
                 loop = running.choice.output.fail(RequestFailed(f"the request failed: {type(error).__name__}: {error}"))
             if running.left:
@@ -226,7 +231,7 @@ class LLM(Engine):
         _wake(to_wake)
 
     def _give(self, running: _Running, token_id: int) -> asyncio.AbstractEventLoop | None:
-        """Hands one token over; returns the loop on which somebody waits for it."""
+        """Delivers one token. Returns the event loop of a waiting consumer, or None."""
         may_end, plan = running.made >= running.sampling.min_tokens, running.sampling
         running.position += 1
         running.left -= 1
@@ -263,7 +268,7 @@ class LLM(Engine):
 
 def _wake(outputs_by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]]) -> None:
     for loop, outputs in outputs_by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to wake
+        with contextlib.suppress(RuntimeError):  # the loop was closed: no consumer is left to wake
             loop.call_soon_threadsafe(_wake_all, outputs)
 
 
@@ -273,7 +278,7 @@ def _wake_all(outputs: list[RequestOutput]) -> None:
 
 
 def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
-    """Of all other arguments a plan says that nothing acts on them (``trtx.config.engine_uses``)."""
+    """Reads the arguments that this engine uses. A plan reports all others as ignored (``trtx.config.engine_uses``)."""
     for name in ("paced_ttft_ms", "paced_itl_ms"):
         value = llm_args.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 3_600_000:
@@ -291,7 +296,7 @@ def _resolve(directory: Path, llm_args: Mapping[str, Any]) -> PacedArgs:
 
 
 def _ordinary_token_ids(directory: Path) -> list[int]:
-    """Tokens of ASCII letters alone: each is text by itself, so a detokenizer shows it the moment it comes."""
+    """Ids of tokens that consist of ASCII letters only: each is complete text, so a detokenizer returns it at once."""
     tokenizer: Any = load_decoder(directory)
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     letters = [token_id for token_id, token in vocabulary if token.isascii() and token.isalpha()][:DISTINCT_TOKENS]

@@ -1,7 +1,7 @@
-"""The processes that an engine started, recorded so that whoever outlives its worker can end exactly those.
+"""Records the processes that an engine started, so that the launcher or the guardian can kill exactly those later.
 
-A rank may leave its worker's session (MPI's daemon does) and survive it with its GPU memory (TensorRT-LLM issue
-16404). A pid alone may name another process by then; with the start time it can't.
+A rank may leave its worker's session (MPI's daemon does) and survive the worker while it holds GPU memory (TensorRT-LLM
+issue 16404). A pid may be reused by then; pid and start time together identify a process.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process. ``started``: clock ticks from the machine's boot to its start, as /proc/<pid>/stat has it."""
+    """One process. ``started``: its start in clock ticks since boot, as in /proc/<pid>/stat."""
 
     pid: int
     started: int
 
     @property
     def is_alive(self) -> bool:
-        """False for a zombie, and for another process with the same pid."""
+        """False for a zombie, and if the pid now belongs to another process."""
         found = _look(self.pid)
         return found is not None and found[1] == self
 
 
 def descendants(pid: int) -> tuple[Rank, ...]:
-    """Every living process that ``pid`` started, directly or not, as far as its ancestors still live. By pid."""
+    """All living processes that ``pid`` started, directly or through living ancestors, sorted by pid."""
     parents: dict[int, int] = {}
     ranks: dict[int, Rank] = {}
     for entry in _PROC.iterdir():
@@ -43,11 +43,11 @@ def descendants(pid: int) -> tuple[Rank, ...]:
 
 
 def end(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Kills those that still live, and returns them."""
+    """Kills the ranks that are still alive, and returns them."""
     ended = []
     for rank in ranks:
         try:
-            # The pidfd names this very process from here on, whatever happens to its number.
+            # From here on, the pidfd refers to this process even if its pid is reused.
             handle = os.pidfd_open(rank.pid)
         except OSError:
             continue
@@ -63,9 +63,9 @@ def end(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def _look(pid: int) -> tuple[int, Rank] | None:
-    """Parent and identity of a process; None where it is gone, or a zombie."""
+    """Parent pid and identity of a process; None if it is gone or a zombie."""
     try:
-        # pid (comm) state ppid … starttime is field 22; comm may hold spaces and brackets.
+        # pid (comm) state ppid … starttime is field 22; comm may contain spaces and parentheses.
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None

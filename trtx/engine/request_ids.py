@@ -1,4 +1,4 @@
-"""Global ids for requests that two engines share, for engines that bring no maker of their own."""
+"""Global ids for requests that two engines share, for engines that do not generate such ids themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 
 class RequestIds:
-    """Made before prefill, in the layout of TensorRT-LLM 1.3.0rc22's ``get_global_disagg_request_id``: 39 bits of
-    milliseconds, 14 of process, 10 of counter.
+    """Generates ids before prefill, in the layout of TensorRT-LLM 1.3.0rc22's ``get_global_disagg_request_id``: 39 bits
+    of milliseconds, 14 bits of process, 10 bits of counter.
 
-    Ids below 2**40 are an engine's own. The milliseconds start again from 0 every 17.4 years, next in September 2039,
-    and only in the 65 s after that are ids so small.
+    Ids below 2**40 are reserved for an engine's own requests. The milliseconds wrap around every 17.4 years, next in
+    September 2039; only in the 65 s after that are ids below 2**40 generated.
     """
 
     def __init__(self, worker_id: int) -> None:

@@ -1,8 +1,8 @@
-"""What a worker publishes of itself for as long as it serves: the one form of it, for who writes it and who reads it.
+"""The facts that a worker publishes while it serves; the format for both the worker and its readers.
 
-It rides in Dynamo's runtime data, the free part of a worker's model card (``runtime_config.runtime_data``), under the
-key ``trtx``. Dynamo 1.4.2 carries it to whoever watches discovery and shows it on none of its own HTTP routes, so
-``trtx.frontend`` does, at :data:`PATH`, for whoever measures a deployment that he did not start.
+They are stored in Dynamo's runtime data, the free-form part of a worker's model card (``runtime_config.runtime_data``),
+under the key ``trtx``. Dynamo 1.4.2 delivers runtime data to discovery clients but shows it on none of its HTTP routes,
+so ``trtx.frontend`` serves it at :data:`PATH`, for clients that measure a deployment that they did not start.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ Role = Literal["agg", "prefill", "decode", "encode"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """None: the engine has none, or does not say."""
+    """The facts of one worker. None: the engine has no such thing, or does not report it."""
 
     name: str  # within its topology, such as decode-0
     role: Role
     engine: EngineKind
-    versions: dict[str, str]  # by package: trtx, ai-dynamo, and what the engine computes with
-    gpu_names: tuple[str, ...] | None  # one for each GPU that it was given; none: the CPU; None over several nodes too
+    versions: dict[str, str]  # by package: trtx, ai-dynamo, and the libraries that the engine computes with
+    # one per assigned GPU; empty: runs on the CPU; None: unknown, also for workers on several nodes
+    gpu_names: tuple[str, ...] | None
     tensor_parallel_size: int
     context_length: int  # prompt and output tokens together
     max_batch_size: int | None
-    max_num_tokens: int | None  # of one step
+    max_num_tokens: int | None  # tokens per step
     kv_block_size: int | None  # tokens
     kv_blocks: int | None
-    metrics_port: int | None = None  # where it answers /metrics, on the address that it takes requests on
-    deterministic: bool = False  # its answers are the same to the bit in any batch
-    gpu_uuids: tuple[str, ...] | None = None  # of gpu_names: workers may share one; None: a trtx before it told
-    schema: Literal[1] = 1  # another number with a field that is gone, or means something else
+    metrics_port: int | None = None  # port of /metrics, on the address where the worker takes requests
+    deterministic: bool = False  # answers are bit-identical in any batch
+    # UUIDs of gpu_names, because workers may share a GPU; None: an older trtx that did not publish them
+    gpu_uuids: tuple[str, ...] | None = None
+    schema: Literal[1] = 1  # rises when a field is removed or changes its meaning
 
     def to_runtime_data(self) -> dict[str, Any]:
-        """As Dynamo takes it: plain values under our own key."""
+        """The facts as plain values under trtx's own key, in the form that Dynamo accepts."""
         return {KEY: msgspec.to_builtins(self)}
 
     @classmethod
     def of_runtime_data(cls, runtime_data: Any) -> WorkerFacts | None:
-        """None where the worker is not of trtx, or of a trtx that publishes another form."""
+        """Parses ``runtime_data``. None if the worker is not trtx's, or a trtx with another format."""
         if not isinstance(runtime_data, Mapping) or KEY not in runtime_data:
             return None
         try:
@@ -57,20 +59,20 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PublishedWorker:
-    """One entry of the list at :data:`PATH`: a registered worker of trtx."""
+    """One entry of the list at :data:`PATH`: a registered trtx worker."""
 
     worker_id: int  # Dynamo's instance id
-    model: str  # the name that requests carry
+    model: str  # the model name in requests
     facts: WorkerFacts
 
 
 def to_body(workers: Sequence[PublishedWorker]) -> Any:
-    """What the frontend answers at :data:`PATH`, as plain values."""
+    """The frontend's response at :data:`PATH`, as plain values."""
     return msgspec.to_builtins(workers)
 
 
 def of_body(body: bytes) -> tuple[PublishedWorker, ...] | None:
-    """None for an answer that is no such list: of another server, or of a trtx with another form."""
+    """Parses a response of :data:`PATH`. None if it is another server's, or a trtx's with another format."""
     try:
         return msgspec.json.decode(body, type=tuple[PublishedWorker, ...])
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""What a worker says of itself in its status file: the one form of it, for the worker that writes it and the launcher.
+"""The contents of a worker's status file; the format for both the worker, which writes it, and the launcher.
 
-The file is this dataclass as JSON. The types are those of its annotations, checked when it is read.
+The file is this dataclass as JSON. Reading checks the types against the annotations.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ State = Literal["loading", "serving", "draining"]
 
 @dataclass(frozen=True, slots=True)
 class HandoffsSoFar:
-    """Of a decode worker since it began: requests that have ended."""
+    """A decode worker's finished requests since its start, by handoff outcome."""
 
-    read: int  # KV came
-    recomputed: int  # none came that had to: the prompt was computed a second time
+    read: int  # KV arrived
+    recomputed: int  # KV did not arrive, so the prompt was computed a second time
     whole: int  # no prefill worker had the request
-    recomputed_from: str = ""  # the prefill worker of the last one that was recomputed; empty: it did not say its name
-    because: str = ""  # why that was
+    recomputed_from: str = ""  # prefill worker of the last recomputed request; empty: it did not give its name
+    because: str = ""  # why it was recomputed
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """``worker_id`` is the integer instance id; the worker's discovery records end in its hex form."""
+    """A worker's status.
+
+    ``worker_id`` is the integer instance id; the names of its discovery records end in its hex form.
+    """
 
     pid: int
     state: State = "loading"
     engine_pid: int | None = None
     worker_id: int | None = None
-    device_memory_bytes: int | None = None  # None: the engine holds none, or has not said
-    kv_blocks: int | None = None  # None: it has no pool, or does not say
+    device_memory_bytes: int | None = None  # None: the engine uses none, or has not reported it
+    kv_blocks: int | None = None  # None: the engine has no KV pool, or does not report it
     load_seconds: float | None = None
-    ranks: tuple[Rank, ...] = ()  # processes of the engine, to end by pid where they outlive the worker
+    ranks: tuple[Rank, ...] = ()  # the engine's processes, to be killed by pid if they outlive the worker
     error: str | None = None
-    handoffs: HandoffsSoFar | None = None  # None: it is no decode worker, or its engine does not say
-    schema: Literal[1] = 1  # another number with a field that is gone, or means something else
+    handoffs: HandoffsSoFar | None = None  # None: not a decode worker, or its engine does not report transfers
+    schema: Literal[1] = 1  # rises when a field is removed or changes its meaning
 
 
 def to_json(status: WorkerStatus) -> bytes:
@@ -50,15 +53,15 @@ def to_json(status: WorkerStatus) -> bytes:
 
 
 def read(path: Path | None, pid: int) -> WorkerStatus | None:
-    """The status of process ``pid``; None while it has not written one: an older process's file does not count.
+    """Reads the status of process ``pid``. None if there is none yet; a file of an earlier process is ignored.
 
-    Raises LaunchError, naming file and field, for a file that is no worker's status.
+    Raises LaunchError, with file and field, for a file that is not a valid status.
     """
     try:
         status = msgspec.json.decode(path.read_bytes(), type=WorkerStatus) if path is not None else None
     except OSError:
         return None
-    except msgspec.DecodeError as error:  # such as: Expected `int`, got `str` - at `$.kv_blocks`
+    except msgspec.DecodeError as error:  # for example: Expected `int`, got `str` - at `$.kv_blocks`
         raise LaunchError(
             f"{path} is no status of a worker of this trtx ({error}); expected the file as the worker wrote it: let "
             "nothing else write there"

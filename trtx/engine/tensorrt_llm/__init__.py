@@ -1,7 +1,7 @@
-"""TensorRT-LLM behind the worker: found, started, ended. The one room that knows its versions and its process habits.
+"""Finds, starts and shuts down TensorRT-LLM. The only room that knows its versions and process behaviour.
 
-Owns what differs from version to version (``versions``), the way from an engine config to keyword arguments
-(``arguments``), the environment a start needs (``environment``) and the start itself (``life``).
-Does not handle requests (``trtx.worker`` does) and does not check configs against the schema (``trtx.config`` does).
-Always holds: nothing here imports ``tensorrt_llm`` but ``life`` and ``versions``, and those only when called.
+Owns the differences between versions (``versions``), the conversion of an engine config to keyword arguments
+(``arguments``), the environment that a start needs (``environment``) and the start itself (``life``). Does not handle
+requests (``trtx.worker`` does) and does not check configs against the schema (``trtx.config`` does). Always holds: only
+``life`` and ``versions`` import ``tensorrt_llm``, and only when called.
 """

@@ -1,4 +1,4 @@
-"""A loaded TensorRT-LLM behind a worker: the LLM API as its versions have it, and what it says of itself."""
+"""The engine interface for a loaded TensorRT-LLM, across its versions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOKENS_PER_BLOCK = 32
-"""TensorRT-LLM's default, where it does not say what it uses (1.3.0rc7 and before)."""
+"""TensorRT-LLM's default, used for versions that do not report their block size (1.3.0rc7 and before)."""
 
 
 class TensorRtEngine(Engine):
-    """``tensorrt_llm.LLM``, or its ``MultimodalEncoder``. Its ranks are children of the worker, and on its record.
+    """Wraps ``tensorrt_llm.LLM`` or its ``MultimodalEncoder``. Its ranks are child processes, which the worker records.
 
-    Raises LaunchError where the package lacks what the arguments ask for.
+    Raises LaunchError if the package lacks a feature that the arguments request.
     """
 
     def __init__(self, llm: Any, facts: EngineFacts) -> None:
@@ -75,11 +75,11 @@ class TensorRtEngine(Engine):
         multimodal.drop_prompt(prompt)
 
     def _scheduling(self, hints: Hints) -> dict[str, Any]:
-        """Keyword arguments of ``generate_async``."""
+        """Keyword arguments of ``generate_async`` for ``hints``."""
         arguments: dict[str, Any] = {}
         if hints.priority is not None and self._takes_priority:
             arguments["priority"] = hints.priority
-        if self._follows_conversations:  # a rank that is given beats the conversation's
+        if self._follows_conversations:  # an explicit rank would override the conversation's rank
             if hints.conversation_id is not None:
                 make = versions.conversation_params()
                 arguments["conversation_params"] = make(conversation_id=hints.conversation_id)
@@ -100,9 +100,12 @@ class TensorRtEngine(Engine):
         return rows
 
     def transfer(self, output: Any) -> Transfer | None:
-        """Its request sets the start where it asks a prefill engine for KV and the end where all of it has come; both
-        stay 0 where nothing was asked for, by which its own metrics tell too. A transfer that fails ends its request
-        with an error. None with ``return_perf_metrics: false``."""
+        """The KV transfer from a request's own timing metrics; None with ``return_perf_metrics: false``.
+
+        TensorRT-LLM sets the start when it requests KV from a prefill engine, and the end when all KV has arrived. Both
+        stay 0 if nothing was requested; TensorRT-LLM's own metrics use the same test. A failed transfer ends its
+        request with an error.
+        """
         if output.request_perf_metrics is None:
             return None
         timing = getattr(output.request_perf_metrics, "timing_metrics", None)
@@ -115,7 +118,9 @@ class TensorRtEngine(Engine):
         return Transfer(int(size), (end - start).total_seconds()) if came else Transfer(0, 0.0)
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
-        """Active requests: it has no count of leases, and keeps a request active until its KV was read."""
+        """The number of active requests: TensorRT-LLM has no lease count, and keeps a request active until its KV was
+        read.
+        """
         return sum(int(row.get("numActiveRequests", 0)) + int(row.get("numQueuedRequests", 0)) for row in rows)
 
     def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
@@ -133,7 +138,7 @@ class TensorRtEngine(Engine):
 
 
 def facts_of_llm(llm: Any, model: Path, config: Mapping[str, Any]) -> EngineFacts:
-    """Of ``llm``, loaded for ``model`` as ``config`` asks. Raises LaunchError where its context has no length."""
+    """Facts of ``llm``, loaded for ``model`` with ``config``. Raises LaunchError if its context length is unknown."""
     capacity = versions.kv_capacity(llm)
     cache = config.get("kv_cache_config") or {}
     has_attention_dp = versions.argument(llm, "enable_attention_dp")
@@ -144,14 +149,14 @@ def facts_of_llm(llm: Any, model: Path, config: Mapping[str, Any]) -> EngineFact
         max_batch_size=versions.argument(llm, "max_batch_size"),
         max_num_tokens=versions.argument(llm, "max_num_tokens"),
         dp_size=(versions.argument(llm, "tensor_parallel_size") or 1) if has_attention_dp else 1,
-        has_kv_events=not capacity or bool(capacity.get("maxNumBlocks")),  # empty: it does not say
+        has_kv_events=not capacity or bool(capacity.get("maxNumBlocks")),  # empty: capacity unknown, so assume events
         image_token_id=multimodal.image_token_id(llm, model),
         takes_handles=multimodal.takes_handles(llm),
     )
 
 
 def facts_of_encoder(encoder: Any, model: Path) -> EngineFacts:
-    """It keeps no tokens: no blocks, no events."""
+    """Facts of an encoder, which has no KV cache: no blocks, no events."""
     return EngineFacts(
         context_length=_context_length(encoder, None, model),
         max_batch_size=versions.argument(encoder, "max_batch_size"),
@@ -161,9 +166,10 @@ def facts_of_encoder(encoder: Any, model: Path) -> EngineFacts:
 
 
 def _context_length(llm: Any, pool_tokens: int | None, model: Path) -> int:
-    """The smallest of what the arguments, the model's positions and the KV pool allow.
+    """The smallest of the limits from the arguments, the model's positions and the KV pool.
 
-    TensorRT-LLM leaves ``args.max_seq_len`` None where the config has none: its ranks take the model's positions.
+    If the config has no ``max_seq_len``, TensorRT-LLM leaves ``args.max_seq_len`` None and its ranks use the model's
+    positions.
     """
     asked = versions.argument(llm, "max_seq_len") or context_length_of(read_config(model))
     context_length = min((bound for bound in (asked, pool_tokens) if bound), default=None)

@@ -1,4 +1,4 @@
-"""From an engine config to keyword arguments of ``LLM``, AutoDeploy's ``LLM`` and ``MultimodalEncoder``."""
+"""Converts an engine config to keyword arguments of ``LLM``, AutoDeploy's ``LLM`` and ``MultimodalEncoder``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from trtx.errors import UsageError
 logger = logging.getLogger(__name__)
 
 _ENCODER_BATCH = 4
-"""Images at a time where the config gives no number: MultimodalEncoder fails at its start without one. aiconfigurator
-calls 4 enough."""
+"""Default number of images per batch: MultimodalEncoder fails at its start without one.
+
+aiconfigurator considers 4 enough.
+"""
 _WITHOUT_ENCODER = frozenset({"Llama4ForConditionalGeneration"})
-"""Architectures whose images are encoded inside prefill: TensorRT-LLM has no standalone encoder for them."""
+"""Architectures without a standalone encoder in TensorRT-LLM: their images are encoded inside prefill."""
 
 
 def backend_of(config: Mapping[str, Any]) -> str:
@@ -23,7 +25,7 @@ def backend_of(config: Mapping[str, Any]) -> str:
 
 
 def world_size(config: Mapping[str, Any]) -> int:
-    """GPUs, and so ranks, of one worker. AutoDeploy knows no other number than ``world_size``."""
+    """Number of GPUs, and so ranks, of one worker. For AutoDeploy, ``world_size`` takes precedence."""
     if backend_of(config) == "_autodeploy" and config.get("world_size"):
         return int(config["world_size"])
     sizes = (config.get(f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline", "context"))
@@ -34,16 +36,16 @@ def world_size(config: Mapping[str, Any]) -> int:
 
 
 def ranks_here(config: Mapping[str, Any]) -> int:
-    """GPUs that a node needs for its ranks, where a launcher has started them: each node of an engine has equally many.
+    """Number of GPUs that one node needs for its ranks, when a launcher started them; all nodes have equally many.
 
-    Without ``gpus_per_node`` all of them are on one.
+    Without ``gpus_per_node``, all ranks are on one node.
     """
     return min(world_size(config), int(config.get("gpus_per_node") or world_size(config)))
 
 
 def for_llm(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the class that ``versions.llm_class`` names for the config's backend."""
-    arguments = {"return_perf_metrics": True, **config}  # a result then says how much of its prompt was cached
+    """Keyword arguments of the class that ``versions.llm_class`` returns for the config's backend."""
+    arguments = {"return_perf_metrics": True, **config}  # results then report how much of the prompt was cached
     arguments.pop("backend", None)
     return _for_autodeploy(arguments, config) if backend_of(config) == "_autodeploy" else arguments
 
@@ -61,7 +63,10 @@ def _for_autodeploy(arguments: dict[str, Any], config: Mapping[str, Any]) -> dic
 
 
 def for_encoder(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Keyword arguments of ``MultimodalEncoder``. Raises UsageError for an architecture that has no such encoder."""
+    """Keyword arguments of ``MultimodalEncoder``.
+
+    Raises UsageError for an architecture without a standalone encoder.
+    """
     if architecture in _WITHOUT_ENCODER:
         raise UsageError(
             f"{architecture} has no standalone encoder in TensorRT-LLM: its images are encoded inside prefill; "

@@ -1,4 +1,6 @@
-"""What TensorRT-LLM needs around it: no other job's MPI, names of its own, the recipes' switches."""
+"""Prepares the environment for TensorRT-LLM: removes variables of other MPI jobs, sets unique names
+and recipe settings.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +8,36 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, MutableMapping
 
-# Left by Slurm and by MPI's launchers in every process under them. An engine that starts its own ranks on one node
-# finds them in MPI_Init and joins, or waits for, a job that is not its own (ai-dynamo/dynamo #808).
+# Set by Slurm and MPI launchers in every process below them. An engine that starts its own ranks on one node would read
+# them in MPI_Init and join, or wait for, a job that it is not part of (ai-dynamo/dynamo #808).
 _JOB_PREFIXES = ("SLURM", "SRUN_", "PMI", "OMPI_", "ORTE_", "PRTE_")
-# Settings of a site, which containers and administrators put there, not traces of a job.
+# Site settings from containers and administrators, unrelated to a job.
 _SITE_PREFIXES = ("OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll")
 
-# Set in the 852 published worker configs of InferenceX@843c6254 and srt-slurm@c88ef731 from which the shipped engine
-# configs come: by all of them, by 847, by 791. A value that the caller has set wins.
+# The shipped engine configs are derived from 852 published worker configs of InferenceX@843c6254 and
+# srt-slurm@c88ef731. All of them, 847 and 791 of them set these three variables, in this order. A value set by the
+# caller takes precedence.
 RECIPE_VARIABLES = {
-    "TRTLLM_WORKER_DISABLE_GC": "1",  # no pause of the step loop for Python's garbage collector
-    "NCCL_GRAPH_MIXING_SUPPORT": "0",  # CUDA graphs and plain launches share one stream here
-    "TRTLLM_ENABLE_PDL": "1",  # kernels start while the one before them ends; read on compute 9.0 and up
+    "TRTLLM_WORKER_DISABLE_GC": "1",  # the step loop does not pause for Python's garbage collector
+    "NCCL_GRAPH_MIXING_SUPPORT": "0",  # CUDA graphs and plain launches share one stream
+    # programmatic dependent launch: a kernel starts before the previous one has ended; compute capability 9.0 and up
+    "TRTLLM_ENABLE_PDL": "1",
 }
 
 
-_LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"  # which trtllm-llmapi-launch sets for the command that it starts
+_LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"  # set by trtllm-llmapi-launch for the command that it starts
 
 
 def has_launched_ranks(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether trtllm-llmapi-launch has started the engine's ranks, on this node and maybe on others: the engine starts
-    none, and this process sees the GPUs of its own node alone."""
+    """Whether trtllm-llmapi-launch has started the engine's ranks, on this node and possibly on others.
+
+    The engine then starts no ranks itself, and this process sees the GPUs of its own node only.
+    """
     return environment.get(_LAUNCHED) == "1"
 
 
 def is_job_variable(name: str) -> bool:
-    """Whether an environment variable ties a process to a Slurm or MPI job that it is no part of."""
+    """Whether an environment variable ties a process to a Slurm or MPI job that it is not part of."""
     return name.startswith(_JOB_PREFIXES) and not name.startswith(_SITE_PREFIXES)
 
 
@@ -40,17 +46,17 @@ def job_variables(names: Iterable[str]) -> list[str]:
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> list[str]:
-    """Puts this process in order for one engine, before ``tensorrt_llm`` is imported. Returns what was cleared.
+    """Prepares this process's environment for one engine. Call it before importing ``tensorrt_llm``.
 
-    ``TRTLLM_EPLB_SHM_NAME`` must differ between launches on a host: two engines would share expert statistics. Ranks
-    that a launcher has started have theirs from its environment, all the same one.
+    Returns the names of the removed variables. ``TRTLLM_EPLB_SHM_NAME`` must differ between launches on a host, or two
+    engines would share expert statistics. Ranks started by a launcher already have the same value from its environment.
     """
     cleared = job_variables(environment)
     for name in cleared:
         del environment[name]
     for name, value in RECIPE_VARIABLES.items():
         environment.setdefault(name, value)
-    environment.setdefault("TLLM_LOG_LEVEL", "INFO")  # a load takes minutes, and its steps are logged at this level
+    environment.setdefault("TLLM_LOG_LEVEL", "INFO")  # a load takes minutes and logs its progress at this level
     if not (has_launched_ranks(environment) and "TRTLLM_EPLB_SHM_NAME" in environment):
         environment["TRTLLM_EPLB_SHM_NAME"] = f"trtx_eplb_{os.getpid()}_{secrets.token_hex(4)}"
     return cleared

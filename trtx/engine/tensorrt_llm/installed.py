@@ -1,4 +1,4 @@
-"""Which TensorRT-LLM is installed, found without importing it: that takes seconds and starts MPI."""
+"""The installed TensorRT-LLM version, found without importing the package, which takes seconds and starts MPI."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ASSIGNMENT = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILIN
 
 
 def installed_version() -> str | None:
-    """Of the package that ``import tensorrt_llm`` would find; None where there is none.
+    """Version of the package that ``import tensorrt_llm`` would find; None if there is none.
 
-    Its ``version.py`` first: the metadata may belong to another installation than the one first on the path.
-    A package with neither is ``"unknown"``.
+    Reads its ``version.py`` first, because the metadata may belong to another installation than the first on the path.
+    Returns ``"unknown"`` for a package with neither.
     """
     spec = find_spec(PACKAGE)
     if spec is None:
@@ -23,7 +23,7 @@ def installed_version() -> str | None:
         path = Path(directory) / "version.py"
         if path.is_file() and (found := _ASSIGNMENT.search(path.read_text(encoding="utf-8"))):
             return found.group(1)
-    from importlib import metadata  # 14 ms that --help and the guardian need not pay
+    from importlib import metadata  # imported here: it takes 14 ms, which --help and the guardian need not spend
 
     try:
         return metadata.version(PACKAGE)
@@ -32,5 +32,5 @@ def installed_version() -> str | None:
 
 
 def needs_gpu(version: str) -> bool:
-    """False for a build whose local version says ``cpu``, such as the tests' stand-in (``1.3.0rc22+cpu``)."""
+    """False for a build with the local version ``cpu``, such as the tests' stand-in (``1.3.0rc22+cpu``)."""
     return version.partition("+")[2] != "cpu"

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM engine's start: environment, import, arguments, construction."""
+"""Starts a TensorRT-LLM engine: environment, import, arguments, construction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trtx.errors import UsageError
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 60.0
-"""Longest wait for ``LLM.shutdown``, which may never return when ranks are dead (PR #16312). Dynamo waits as long."""
+"""Timeout of ``LLM.shutdown``, which may never return if ranks are dead (PR #16312). Dynamo's timeout is the same."""
 
 
 def load_api() -> EngineApi:
-    """Imports the package, in an environment made ready for it. Raises UsageError where it can't be imported."""
+    """Prepares the environment and imports the package. Raises UsageError if the import fails."""
     if cleared := environment.prepare():
         logger.warning("variables of a Slurm or MPI job were cleared for this one-node start: %s", ", ".join(cleared))
     try:
@@ -55,17 +55,23 @@ def load_api() -> EngineApi:
 
 
 def _fault(error: Exception, request_error: type[Exception]) -> Fault:
-    """It says RequestError for one request's fault. After any other exception its executor is shutting down or in a
-    state that nobody knows, whatever its health call says (Dynamo's own backend ends its process too). What the input
-    processor does is none of the executor's."""
+    """Classifies an exception of TensorRT-LLM.
+
+    RequestError is one request's fault. After any other exception, its executor is shutting down or in an unknown
+    state, whatever its health call returns (Dynamo's own backend ends its process too). A failure of the input
+    processor does not affect the executor.
+    """
     if isinstance(error, PreparationFailed):
         return "failed"
     return "refused" if isinstance(error, request_error) else "fatal"
 
 
 def start(model: Path, config: Mapping[str, Any]) -> Engine:
-    """Loads ``model``, one rank a GPU: on the GPUs that this process sees, its children, or those of the nodes on which
-    trtllm-llmapi-launch has started them."""
+    """Loads ``model`` with one rank per GPU.
+
+    The ranks are this process's children on the GPUs that it sees, or have been started by trtllm-llmapi-launch on one
+    or more nodes.
+    """
     _check_gpus(config)
     check_read_by_pattern(model)
     llm = versions.llm_class(arguments.backend_of(config))(model=str(model), **arguments.for_llm(config))
@@ -73,7 +79,7 @@ def start(model: Path, config: Mapping[str, Any]) -> Engine:
 
 
 def start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
-    """Loads the vision encoder of ``model`` alone."""
+    """Loads only the vision encoder of ``model``."""
     from tensorrt_llm import MultimodalEncoder
 
     _check_gpus(config)
@@ -83,7 +89,10 @@ def start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
 
 
 def _check_gpus(config: Mapping[str, Any]) -> None:
-    """TensorRT-LLM notices a missing GPU only once its ranks run, minutes later and in their words."""
+    """Raises UsageError if the worker has too few GPUs.
+
+    TensorRT-LLM itself notices that only once its ranks run, minutes later, and with an unclear message.
+    """
     version = installed_version()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or version is None or not needs_gpu(version):

@@ -1,7 +1,7 @@
-"""Pictures through TensorRT-LLM: a prompt dict or an encoder's handles become what ``generate_async`` takes.
+"""Images through TensorRT-LLM: converts images or an encoder's handles to the input of ``generate_async``.
 
-The model's processor is TensorRT-LLM's own. It runs in ``LLM.preprocess``, which can wait in a thread, where
-``generate_async`` would hold the event loop; and what it makes says how long the prompt is before it is submitted.
+The model's processor is TensorRT-LLM's own. It runs in ``LLM.preprocess``, which can run in a thread, while
+``generate_async`` would block the event loop. Its result also shows the prompt's length before submission.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from trtx.errors import LaunchError
 logger = logging.getLogger(__name__)
 
 HANDLES, HASHES = "multimodal_embedding_handles", "multimodal_hashes"
-_MROPE = ("mrope_position_ids_handle", "mrope_position_deltas_handle")  # both are there or neither is
+_MROPE = ("mrope_position_ids_handle", "mrope_position_deltas_handle")  # both are present, or neither
 FIELDS = (HANDLES, HASHES, *_MROPE)
-"""Of DisaggregatedParams: what an encoder gives to prefill."""
+"""Fields of DisaggregatedParams that an encoder passes to prefill."""
 
-_PLACEHOLDERS = ("image_token_id", "image_token_index")  # of config.json, by model family
+_PLACEHOLDERS = ("image_token_id", "image_token_index")  # keys of config.json, depending on the model family
 
 
 class PreparationFailed(Exception):
-    """The model's processor failed on a prompt that it did not refuse. The engine was not asked anything."""
+    """The model's processor failed on a prompt that it did not refuse. Nothing was submitted to the engine."""
 
 
 def placeholder_of(model: Path) -> int | None:
-    """The token that stands for a picture; None: a text model, or one whose config.json does not say it. Raises
-    LaunchError for a config.json with two."""
+    """The image placeholder token; None for a text model, or if config.json does not contain it.
+
+    Raises LaunchError if config.json contains two different ones.
+    """
     config = read_config(model)
     found = {config[name] for name in _PLACEHOLDERS if isinstance(config.get(name), int)}
     if not found or not isinstance(config.get("vision_config"), Mapping):
@@ -45,7 +47,11 @@ def placeholder_of(model: Path) -> int | None:
 
 
 def image_token_id(llm: Any, model: Path) -> int | None:
-    """Of an LLM that takes pictures in prompts, as far as that can be known without one. Logs why not."""
+    """The placeholder token if ``llm`` accepts images in prompts, as far as this can be known without sending one; else
+    None.
+
+    Logs the reason for a None.
+    """
     found = placeholder_of(model)
     if found is not None and not versions.can_preprocess(llm):
         logger.warning(
@@ -57,15 +63,19 @@ def image_token_id(llm: Any, model: Path) -> int | None:
 
 
 def takes_handles(llm: Any) -> bool:
-    """Whether prefill can go without the model's vision tower: its input processor says so, AutoDeploy's never."""
+    """Whether prefill can work without the model's vision tower. The model's input processor says so; AutoDeploy never
+    can.
+    """
     processor = getattr(llm, "input_processor", None)
     is_autodeploy = versions.argument(llm, "backend") == "_autodeploy"
     return getattr(processor, "support_mm_disagg", False) is True and not is_autodeploy
 
 
 def rows_of(llm: Any, picture: Any) -> int | None:
-    """As the model's input processor counts them, by the picture's size; None where it can't. Raises ValueError for a
-    shape that it refuses."""
+    """Number of tokens that the model's input processor computes from the image's size; None if it can't.
+
+    Raises ValueError for a shape that it refuses.
+    """
     from PIL import Image
 
     count = getattr(getattr(llm, "input_processor", None), "get_num_tokens_per_image", None)
@@ -75,42 +85,45 @@ def rows_of(llm: Any, picture: Any) -> int | None:
         return int(count(image=Image.fromarray(picture)))
     except ValueError:
         raise
-    except Exception as error:  # of a model whose processor has no such count: it is known once it is prepared
+    except Exception as error:  # the processor can't count in advance; the number is known after preprocessing
         logger.warning("the model's processor does not say how many tokens an image takes: %s", error)
         return None
 
 
 def prepare(llm: Any, prompt: PicturePrompt) -> ReadyPrompt:
-    """Runs the model's input processor. Raises ValueError where it refuses, PreparationFailed where it fails."""
+    """Runs the model's input processor. Raises ValueError if it refuses the prompt, PreparationFailed if it fails."""
     params = importlib.import_module("tensorrt_llm.llmapi").DisaggregatedParams(**prompt.handles)
     inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
     if prompt.handles:
-        # The processors of Qwen and LLaVA make the prompt of the text alone, whatever ids stand beside it.
+        # With handles, the processors of Qwen and LLaVA build the prompt from the text only and ignore the token ids.
         inputs["prompt"] = prompt.text
     else:
         inputs |= _images(prompt.pictures)
     try:
-        # end_id: it is asked for sampling parameters, and would look for the tokenizer's with none.
+        # preprocess requires sampling parameters; without end_id it would look up the tokenizer's.
         sampling = importlib.import_module("tensorrt_llm.llmapi").SamplingParams(end_id=-1)
         made = llm.preprocess(inputs, sampling, params)
-    except (AssertionError, TypeError, ValueError) as error:  # how it refuses: too many pictures, another model's
+    # raised to refuse, for example too many images or another model's
+    except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"the model's processor refuses the request's images: {error}") from error
     except Exception as error:
         raise PreparationFailed(f"the model's processor failed on the request's images: {error}") from error
-    # Where the model needs them, preprocess has put handles of positions there for decode.
+    # For models that need them, preprocess has added position handles for decode.
     carried = {name: value for name, value in stated(params).items() if name in FIELDS}
     return ReadyPrompt(list(made.prompt_token_ids), made, carried)
 
 
 def encode(encoder: Any, prompt: PicturePrompt) -> Mapping[str, Any]:
-    """Of a ``MultimodalEncoder``. Several threads may wait in it, and the engine batches what they ask. Raises
-    ValueError for a prompt that it refuses, or makes nothing of; PreparationFailed where the processor fails; else what
-    the engine died of."""
+    """Runs a ``MultimodalEncoder`` on the prompt's images. Several threads may call it; the engine batches their calls.
+
+    Raises ValueError for a prompt that is refused or yields no embeddings, PreparationFailed if the processor fails,
+    and any other exception if the engine died.
+    """
     request_error = importlib.import_module("tensorrt_llm.executor.utils").RequestError
-    # The text that prefill will make the prompt of: positions are of the whole prompt.
+    # The text from which prefill will build the prompt: positions refer to the whole prompt.
     inputs = {"prompt": prompt.text, **_images(prompt.pictures)}
     try:
-        # In the caller's thread, and before anything is submitted, the model's processor runs.
+        # The model's processor runs in the caller's thread, before anything is submitted.
         asked = encoder.generate_async(inputs)
     except (AssertionError, TypeError, ValueError, request_error) as error:
         raise ValueError(f"the model's processor refuses the request's images: {error}") from error
@@ -129,14 +142,14 @@ def encode(encoder: Any, prompt: PicturePrompt) -> Mapping[str, Any]:
 
 
 def drop(handles: Mapping[str, Any]) -> None:
-    """Opens each once: a producer keeps its memory until a consumer has (pytorch #149187)."""
+    """Opens each handle once: a producer keeps the memory until a consumer has opened it (pytorch #149187)."""
     container = importlib.import_module("tensorrt_llm._torch.shared_tensor").SharedTensorContainer
     for handle in (*(handles.get(HANDLES) or ()), *(handles[name] for name in _MROPE if handles.get(name))):
         _open("an embedding", partial(_view, container, handle))
 
 
 def drop_prompt(ready: ReadyPrompt) -> None:
-    """The same for what ``preprocess`` made, pixels among it, and what an encoder's handles became in it."""
+    """Does the same for what ``preprocess`` made: pixels, and whatever it made of an encoder's handles."""
     made = ready.inputs.multimodal_params
     if made is not None:
         _open("a prompt's images", lambda: made.to_tensor("multimodal_data"))
@@ -157,4 +170,4 @@ def _images(pictures: Sequence[Any]) -> dict[str, Any]:
     from PIL import Image
 
     images = [Image.fromarray(picture) for picture in pictures]
-    return {"multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}  # a dict: None is none of its types
+    return {"multi_modal_data": {"image": images}, "mm_processor_kwargs": {}}  # must be a dict, not None
