@@ -1,10 +1,10 @@
-"""The one room that starts, watches and stops processes.
+"""Starts, watches and stops the processes of a topology. No other room does.
 
 Owns the children of a topology, the ports held for them, their discovery records and scratch files, and the signals.
-Does not decide what to start (``topology`` does) and does not measure (``bench`` does).
-Enter through :func:`prepare`, then :func:`serve`.
-Always holds: when ``serve`` is left, by whatever way, no process of the topology lives and its scratch files are gone;
-what is told as a cause was looked at, and no failed write or listener ends the watch.
+Does not decide what to start (``topology`` does) and does not measure (``bench`` does). Entry points: :func:`prepare`,
+then :func:`serve`. Always holds: when ``serve`` is left, for whatever reason, no process of the topology is alive and
+its scratch files are removed. A reported cause was always checked, and no failed write or event listener ends the
+watch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Loads a name when it is first asked for: the guardian imports this package too, and stays a few MB small."""
+    """Imports a name on first access: the guardian imports this package too, and must stay a few MB small."""
     if name in _HOMES:
         import importlib
 

@@ -1,4 +1,4 @@
-"""The certificate of the HTTP port, before anything is started with it: what no client would take is refused here."""
+"""Checks the certificate of the HTTP port before anything is started, and refuses one that no client would accept."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trtx.topology import Plan, ServerTls
 _OF_SERVE = ("--tls-cert", "--tls-key")
 _ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
 _PRIVATE = re.compile(rb"-----BEGIN (RSA |EC )?PRIVATE KEY-----")
-_TOO_OPEN = 0o027  # others at all, and writing for the group
+_TOO_OPEN = 0o027  # any access for others, and write access for the group
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _SOON_S = 14 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Of a server, checked: it can prove that it is its own, and is in force."""
+    """A checked server certificate: it matches its key and is valid now."""
 
     tls: ServerTls
     until: datetime
@@ -40,7 +40,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A certificate and its key, as they were named."""
+    """A certificate and its key, with the options that named them."""
 
     certificate: Path
     key: Path
@@ -58,10 +58,10 @@ class _Pair:
 def check_certificate(
     certificate: Path | None, key: Path | None, *, options: tuple[str, str] = _OF_SERVE
 ) -> Certificate | None:
-    """None where neither is given. ``options``: what they are called where they are typed.
+    """Checks a certificate and its key. Returns None if neither is given. ``options``: the names of their options.
 
-    Raises UsageError for one without the other, where the two can't be read or don't belong together, and where no
-    client takes the certificate now.
+    Raises UsageError if only one of them is given, if they can't be read or do not match, and if the certificate is not
+    valid now.
     """
     if certificate is None or key is None:
         if certificate is not None or key is not None:
@@ -90,7 +90,7 @@ def check_certificate(
 
 
 def read_certificate(path: Path, *, option: str = _OF_SERVE[0]) -> str:
-    """The server's own of a file, in PEM. Raises UsageError where there is none."""
+    """The server's own certificate in a file, in PEM. Raises UsageError if there is none."""
     pem = read_bytes(path, option, "a certificate in PEM").decode("utf-8", errors="replace")
     try:
         return first_certificate(pem)
@@ -102,8 +102,10 @@ def read_certificate(path: Path, *, option: str = _OF_SERVE[0]) -> str:
 
 
 def with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | None]:
-    """``spec`` with absolute paths, which its frontends get, and what they will show their clients. Raises UsageError
-    as :func:`check_certificate`."""
+    """``spec`` with absolute certificate paths for its frontends, and the checked certificate.
+
+    Raises UsageError as :func:`check_certificate`.
+    """
     found = check_certificate(spec.tls_cert, spec.tls_key)
     if found is None:
         return spec, None
@@ -111,7 +113,7 @@ def with_certificate(spec: TopologySpec) -> tuple[TopologySpec, Certificate | No
 
 
 def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
-    """``plan`` with what clients see of it, and what whoever opens it to others should know."""
+    """``plan`` with the certificate that its clients see, and with reasons and warnings about its HTTP ports."""
     reasons, warnings = plan.reasons, () if certificate is None else certificate.warnings
     if certificate is not None:
         names = ", ".join(certificate.tls.names) or "no name"
@@ -134,8 +136,10 @@ def _outside(plan: Plan) -> Iterator[str]:
 
 
 def check_usual_client(plan: Plan) -> None:
-    """Raises UsageError where a client that verifies in the usual way, by the name in the URL and with the server's own
-    certificate trusted, would not take the frontend of ``plan``: aiperf is one."""
+    """Raises UsageError if a standard TLS client, such as aiperf, would reject the frontend of ``plan``.
+
+    The client verifies the name in the URL and trusts the server's own certificate.
+    """
     if plan.tls is None:
         return
     pair = _Pair(plan.tls.certificate, plan.tls.key, _OF_SERVE)
@@ -197,7 +201,7 @@ def _names(told: Mapping[str, Any]) -> Iterator[str]:
     names: Sequence[tuple[str, str]] = told.get("subjectAltName", ())
     for kind, value in names:
         if kind == "IP Address":
-            yield str(ipaddress.ip_address(value.strip()))  # IPv6 as everybody writes it
+            yield str(ipaddress.ip_address(value.strip()))  # IPv6 in its usual notation
         elif kind == "DNS":
             yield value
 

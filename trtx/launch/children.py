@@ -1,4 +1,4 @@
-"""One started process: its handle, its log, and how its end reads."""
+"""A started process: its handle, its log, and the description of its exit."""
 
 from __future__ import annotations
 
@@ -17,35 +17,42 @@ from trtx.topology import ProcessSpec
 
 
 class Child(Protocol):
-    """What the supervisor needs of a running process; tests script it."""
+    """The supervisor's interface to a running process; tests script it."""
 
     @property
     def pid(self) -> int: ...
     @property
     def exit_fd(self) -> int | None:
-        """Readable once it has ended, to wake whoever waits; None after :meth:`poll` has seen the end."""
+        """File descriptor that becomes readable when the process has ended; None after :meth:`poll` has returned its
+        exit code.
+        """
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal; None while it lives."""
+        """Exit code, negative for a signal; None while the process is alive."""
 
     def terminate(self) -> None:
-        """Asks the process itself to end: its engine must live on while it drains."""
+        """Sends SIGTERM to the process only: a worker's engine must stay alive while the worker drains."""
 
     def kill_group(self) -> None:
-        """Ends it and all in its process group at once. Works on a stopped process too."""
+        """Kills the process and its process group at once. Works on a stopped process too."""
 
     @property
     def log(self) -> Log:
-        """What it writes, from its start on."""
+        """The process's output since its start."""
 
 
 class RealChild:
-    """A child in a session of its own, its output appended to its log file; no pipe to fill."""
+    """A child process in its own session.
+
+    Its output is appended to its log file, so there is no pipe that could fill up.
+    """
 
     def __init__(self, spec: ProcessSpec, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``secrets``: environment that stands in no plan. Raises OSError where it can't be started."""
+        """``secrets``: additional environment variables, which are not part of the plan. Raises OSError if the start
+        fails.
+        """
         if spec.status_file is not None:
-            with contextlib.suppress(OSError):  # one of another pid counts for nothing anyway
+            with contextlib.suppress(OSError):  # a status file of another pid is ignored anyway
                 spec.status_file.unlink(missing_ok=True)
         self._log = Log(spec.log_path)
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a death leaves behind, and how it is told: its exit, why, and the end of its log."""
+"""After a process's death: kills what it left behind, and describes exit, cause and last log lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtx.launch.slots import Slot
 
 
 def end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...]:
-    """Ends recorded processes that are not in the process group just killed, and returns those that still lived."""
+    """Kills recorded processes outside the process group that was just killed. Returns those that were still alive."""
     outside = []
     for rank in recorded:
         with contextlib.suppress(ProcessLookupError):
@@ -24,8 +24,11 @@ def end_ranks_outside(recorded: tuple[Rank, ...], group: int) -> tuple[Rank, ...
 def describe_death(
     slot: Slot, child: Child, code: int, now: float, *, left_behind: tuple[Rank, ...], thief: str | None
 ) -> str:
-    """The sentence on the end of ``child``, which was ``slot``'s. ``left_behind``: processes of its engine that had to
-    be ended; ``thief``: who has the port that it could not listen on."""
+    """The message about the death of ``child``, which ran in ``slot``.
+
+    ``left_behind``: processes of its engine that had to be killed. ``thief``: the process that holds the port on which
+    the child could not listen.
+    """
     how = describe_exit(code) if slot.ended_because is None else "was killed by trtx"
     when = f"after {now - slot.started_at:.0f} s" + ("" if slot.had_served else ", before it was up")
     what = f"{slot.spec.name} {how} {when}"

@@ -1,4 +1,6 @@
-"""The registry of a plan's workers, which of them is which process of this machine, and the secrets of both planes."""
+"""The registry of a plan's workers, the mapping from workers to this machine's processes, and the
+planes' credentials.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from trtx.topology import EtcdService, NatsService, Plan, ProcessSpec
 
 
 def registry_of(plan: Plan, on_problem: Callable[[str], None] = lambda problem: None) -> Registry:
-    """Of the discovery that the plan's processes meet over. Asks nobody yet. ``on_problem``: see
-    :class:`~trtx.planes.watched.WatchedRegistry`. Raises UsageError where the files of its credentials can't be
-    read."""
+    """The registry for the plan's discovery backend. Sends no request yet.
+
+    ``on_problem``: see :class:`~trtx.planes.watched.WatchedRegistry`. Raises UsageError if a credentials file can't be
+    read.
+    """
     if plan.etcd is None:
         return FileRegistry(plan.discovery_dir)
     etcd = open_etcd(plan.etcd)
@@ -30,30 +34,34 @@ def registry_of(plan: Plan, on_problem: Callable[[str], None] = lambda problem: 
 
 
 def open_etcd(service: EtcdService, *, timeout_s: float = 2.0) -> Etcd:
-    """A client of a plan's etcd, with its credentials. Raises UsageError where their files can't be read."""
+    """A client of a plan's etcd, with its credentials. Raises UsageError if their files can't be read."""
     auth = etcd_auth(service)
     return Etcd(service.endpoints, None if auth is None else auth.read(), timeout_s=timeout_s)
 
 
 def etcd_auth(service: EtcdService) -> EtcdAuth | None:
-    """Raises UsageError for another set of files than Dynamo takes."""
+    """The credentials for etcd. Raises UsageError for a combination of files that Dynamo does not accept."""
     one = service.credentials
     return None if one is None else EtcdAuth(one.ca, one.certificate, one.key, one.username, one.password_file)
 
 
 def nats_auth(service: NatsService) -> NatsAuth | None:
-    """Raises UsageError for another set of files than Dynamo takes."""
+    """The credentials for NATS. Raises UsageError for a combination of files that Dynamo does not accept."""
     one = service.credentials
     return None if one is None else NatsAuth(one.username, one.password_file, one.token_file)
 
 
 def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
-    """Starts processes of ``plan`` with the secrets that it names files of, read anew for each: files are renewed; and
-    with those endpoints of etcd alone that take a connection then. Raises OSError where one can't be started.
+    """Returns a function that starts processes of ``plan``; it raises OSError if a start fails.
 
-    Dynamo 1.4.2 gives etcd-client 0.17.0 all endpoints, which asks now one and now the other (tonic's
-    ``balance_channel``). One that refuses connections fails what it is asked, and a worker registers by several
-    questions, none of which is asked again: with one of two dead, 3 of 4 workers ended. Can go once they are."""
+    Each start reads the credentials files again, because they may be renewed, and passes on only the etcd endpoints
+    that accept a connection at that time.
+
+    Dynamo 1.4.2 gives all endpoints to etcd-client 0.17.0, which balances requests over them (tonic's
+    ``balance_channel``). A request to an endpoint that refuses connections fails, and a worker sends several requests
+    to register and repeats none of them: with one of two endpoints dead, 3 of 4 workers ended. Remove this once Dynamo
+    repeats these requests.
+    """
 
     def spawn(spec: ProcessSpec) -> Child:
         try:
@@ -68,15 +76,20 @@ def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
 
 
 def _endpoints(etcd: EtcdService | None) -> dict[str, str]:
-    """Of the environment, where it is not the plan's: none answers and the process waits, or all do."""
+    """Environment variable with the reachable endpoints; empty if the plan's own value applies.
+
+    The plan's value also applies if none is reachable; the process then waits for etcd.
+    """
     found = () if etcd is None or len(etcd.endpoints) == 1 else reachable(etcd.endpoints)
     return {"ETCD_ENDPOINTS": ",".join(found)} if found else {}
 
 
 def remove_left_behind(plan: Plan) -> int:
-    """Takes out workers that are registered at the address of a share's host and can't be there: those of a share that
-    was cut off with its host, whose leases have not ended. Asked while the share holds its ports and runs nothing yet.
-    Returns how many they were. Raises LaunchError where etcd can't be asked."""
+    """Removes stale registrations at this host's address: workers of an earlier share that was killed with its host.
+
+    Their leases may not have expired yet. Call this while the share holds its ports and before it starts a process.
+    Returns the number of removed workers. Raises LaunchError if etcd can't be read.
+    """
     here = next((host.address for host in plan.hosts if host.name == plan.this_host), None)
     if plan.etcd is None or here is None:
         return 0
@@ -94,19 +107,25 @@ def remove_left_behind(plan: Plan) -> int:
 
 
 def _listens(address: str, port: int) -> bool:
-    """On this host, where nothing drops what is sent."""
+    """Whether a process of this host listens on the port.
+
+    On the same host, no firewall drops the connection attempt.
+    """
     try:
         socket.create_connection((address, port), timeout=1.0).close()
     except ConnectionRefusedError:
         return False
     except OSError:
-        return True  # not known, and what lives must stay
+        return True  # unknown, and a live worker must not be removed
     return True
 
 
 def owner(registry: Registry, pid: int, claimed: set[int]) -> int | None:
-    """The worker id of process ``pid``, by the address it listens on: for workers that write no status file. Another
-    host's worker may listen on the same port. Raises OSError where what is registered can't be known."""
+    """The worker id of process ``pid``, found by the address on which it listens; for workers without a status file.
+
+    The address must match too, because another host's worker may use the same port. Raises OSError if the registry
+    can't be read.
+    """
     unclaimed = [instance for instance in registry.instances() if instance.worker_id not in claimed]
     if not unclaimed:
         return None
@@ -115,7 +134,7 @@ def owner(registry: Registry, pid: int, claimed: set[int]) -> int | None:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports on which process ``pid`` itself listens; none where that can't be seen."""
+    """TCP ports on which process ``pid`` itself listens; empty if they can't be read."""
     return {port for _, port in _listening_addresses(pid)}
 
 

@@ -1,4 +1,4 @@
-"""What the config of encode workers takes from its topology: the dtype of the others, and pictures one at a time."""
+"""Config values that follow from the topology: one dtype for all roles, and one image per batch for determinism."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from trtx.memory.torch_engine import compute_dtype
 
 
 def with_cpu_dtype(configs: Mapping[Role, ResolvedEngineConfig], own: str) -> dict[Role, ResolvedEngineConfig]:
-    """The configs of a topology without GPUs, with the dtype that ``auto`` becomes for a checkpoint in ``own``.
+    """The configs of a topology without GPUs, with ``auto`` resolved to the CPU's dtype for a checkpoint in dtype
+    ``own``.
 
-    A float32 checkpoint is computed as it is, and nothing is said of it.
+    A float32 checkpoint is computed in float32, so the configs stay unchanged and no reason is added.
     """
     if own == "float32":
         return dict(configs)
@@ -30,12 +31,14 @@ def with_cpu_dtype(configs: Mapping[Role, ResolvedEngineConfig], own: str) -> di
 def with_embedding_dtype(
     configs: Mapping[Role, ResolvedEngineConfig], own: str, *, is_gpu: bool
 ) -> dict[Role, ResolvedEngineConfig]:
-    """The configs of one topology, all of which compute in one dtype. An encoder's own default is the checkpoint's
-    (on a CPU the torch engine's), whatever the others are told.
+    """The configs of one topology with the same dtype for all roles.
 
-    What role ``encode`` says nothing of follows the others, with a reason. ``own``: the checkpoint's dtype, for
-    ``auto``. Raises UsageError for two dtypes: decode would read KV of another layout, or go on in other numbers than
-    prefill's, and an engine refuses rows of another dtype than its own.
+    An encoder's own default is the checkpoint's dtype (on a CPU, the torch engine's), whatever the other roles use. If
+    role ``encode`` states no dtype, it gets that of the other roles, with a reason. ``own`` is the checkpoint's dtype,
+    for ``auto``.
+
+    Raises UsageError if two roles have different dtypes: decode would read KV of another layout or continue prefill's
+    sequences in another precision, and an engine refuses embeddings of another dtype than its own.
     """
     found = dict(configs)
     stated = {role: config.values.get("dtype") for role, config in found.items()}
@@ -69,8 +72,11 @@ def with_embedding_dtype(
 
 
 def with_lone_pictures(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Role, ResolvedEngineConfig]:
-    """Encoders that encode one picture at a time, for ``--deterministic``: what is beside a picture in a batch changes
-    the last bits of its embedding (docs/multimodal.md). Raises UsageError where more is typed."""
+    """The configs with one image per encoder batch, for ``--deterministic``. Raises UsageError if ``--set`` says
+    otherwise.
+
+    Other images in a batch change the last bits of an embedding (docs/multimodal.md).
+    """
     found = dict(configs)
     if (encode := found.get("encode")) is None:
         return found

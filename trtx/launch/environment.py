@@ -1,4 +1,4 @@
-"""What a child inherits: the caller's environment without anything that would reach into another system."""
+"""The environment of a child process: the caller's, without variables that would connect it to another system."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from trtx.config.secrets import without_secrets
 from trtx.engine import KV_FAULT_VARIABLE
 from trtx.engine.tensorrt_llm.environment import is_job_variable
 
-# Another Dynamo's planes and discovery: a worker that finds their variables joins them.
+# Variables of another Dynamo's planes and discovery; a worker that finds them would join it.
 _DROPPED_PREFIXES = ("DYN_", "ETCD_", "NATS_", "TRTX_TOPOLOGY")
-# Processes of a topology ask each other alone, and Dynamo's HTTP client asks a proxy for loopback too.
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})  # in small letters or large
-# The fault is a plan's to set, which tells of it.
+# Processes of a topology only talk to each other, and Dynamo's HTTP client would use a proxy even for loopback.
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})  # in lower or upper case
+# The planted fault may only come from a plan, which reports it.
 _DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES", KV_FAULT_VARIABLE})
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without the names above, secrets, and those of another MPI job, and ``additions`` on top."""
+    """``inherited`` without the names above, secrets, and variables of other MPI jobs; ``additions`` take
+    precedence.
+    """
     open_to_all = without_secrets(inherited)
     kept = {name: value for name, value in open_to_all.items() if not (_is_dropped(name) or is_job_variable(name))}
     return kept | dict(additions)

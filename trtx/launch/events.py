@@ -1,4 +1,4 @@
-"""What happens to a topology, one value at a time, for whoever shows it."""
+"""The events of a topology, which listeners such as the CLI show."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Literal
 EventKind = Literal[
     "starting",  # a process was started
     "up",  # the frontend listens; a worker has loaded and is registered
-    "waiting",  # every process here is up, and other hosts lack some
+    "waiting",  # every process of this host is up, but other hosts' workers are missing
     "ready",  # the whole topology answered a real request
-    "exited",  # a process died that should not have
-    "vanished",  # a live worker's discovery records are gone, or a live frontend answers nobody
+    "exited",  # a process died unexpectedly
+    "vanished",  # a live worker's discovery records are gone, or a live frontend answers no request
     "lost",  # files that the topology needs or writes are gone
-    "found",  # what was lost is there again
+    "found",  # what was lost is back
     "recomputed",  # a decode worker computed prompts whose KV did not come from a prefill worker
-    "unproved",  # everything is up again, and a real request fails
-    "restarting",  # it will be started again
-    "held-back",  # not yet: it could not begin, or not register
-    "recovered",  # every process is up again, a real request went through, and KV between each pair of workers
-    "gave-up",  # the topology ends by itself
+    "unproved",  # every process is up again, but a real request fails
+    "restarting",  # the process will be started again
+    "held-back",  # the restart is delayed: the process could not start or not register now
+    # every process is up again, and a real request and a KV transfer between each pair of workers succeeded
+    "recovered",
+    "gave-up",  # the topology shuts itself down
     "stopping",
     "stopped",
 ]
@@ -28,7 +29,10 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``message`` is one line for a person; ``name`` is the process, or empty for the topology as a whole."""
+    """One event.
+
+    ``message`` is one line for the user; ``name`` is the process, or empty for the topology as a whole.
+    """
 
     kind: EventKind
     message: str

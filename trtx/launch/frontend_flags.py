@@ -1,4 +1,4 @@
-"""dynamo.frontend's own parser, asked before anything starts."""
+"""Validates router arguments with dynamo.frontend's own parser before anything starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.errors import UsageError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would print and exit."""
+    """An ArgumentParser that raises instead of printing and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise _Refused(message)
@@ -22,10 +22,11 @@ class _Refused(Exception):
 
 
 def check_flags(words: Sequence[str], router_mode: str) -> None:
-    """Raises UsageError for ``--router-args`` that dynamo.frontend would end over as soon as it starts.
+    """Raises UsageError for ``--router-args`` with which dynamo.frontend would exit at its start.
 
-    Imports dynamo's parser, half a second, where there are words at all. These are the three steps of ``parse_args`` in
-    dynamo.frontend 1.4.2's ``main``, whose import would set up the runtime's logging.
+    If there are any, this imports Dynamo's parser, which takes half a second. It repeats the three steps of
+    ``parse_args`` in the ``main`` of dynamo.frontend 1.4.2, which can't be imported itself because it would set up the
+    runtime's logging.
     """
     if not words:
         return
@@ -42,7 +43,7 @@ def check_flags(words: Sequence[str], router_mode: str) -> None:
             f"--router-args {shown(' '.join(words))}: dynamo.frontend refuses it ({shown(error, 400)}); "
             "correct it, or leave it out"
         ) from error
-    if unknown and config.chat_processor == "dynamo":  # the other processors have parsers of their own for the rest
+    if unknown and config.chat_processor == "dynamo":  # the other chat processors have their own parsers for the rest
         raise UsageError(
             f"--router-args holds {shown(' '.join(unknown))}, which dynamo.frontend does not know; leave it out "
             "(python -m dynamo.frontend --help lists its flags)"

@@ -1,7 +1,7 @@
-"""What Dynamo's frontend says in its log and nowhere else: that it can't make a model of what a worker registered.
+"""Reads from the log of Dynamo's frontend what it reports nowhere else: that it can't load a registered model.
 
-Seen with Dynamo 1.4.2: with a chat template or a tokenizer that it can't read, ``/v1/models/<name>/ready`` is 404 as
-if no worker were there, and the frontend does not try again until one registers anew.
+Seen with Dynamo 1.4.2: if the frontend can't read the chat template or the tokenizer, ``/v1/models/<name>/ready``
+returns 404 as if there were no worker, and the frontend retries only when another worker registers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from trtx.launch.logs import Log
 _REFUSED = re.compile(r'ERROR \S+: Error adding model from discovery .*?error="(.*)"\s*$')
 _ERROR = re.compile(r"\sERROR\s+\S+: (.*)$")
 _LEASE_LOST = "Unable to maintain lease"
-_ANSWERED = "http response sent"  # about one answer to somebody, the launcher included
+_ANSWERED = "http response sent"  # about a single response, including responses to the launcher
 
 
 class FrontendLog:
-    """Reads on in a frontend's log at every look."""
+    """Follows a frontend's log; :meth:`look` reads the new lines."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.refusal = ""  # why it could not add the model, in its own words
-        self.has_lost_lease = False  # over etcd: it knows no worker from then on, and ends a minute later
-        self.last_error = ""  # the last that is about more than one request
+        self.refusal = ""  # why the frontend could not add the model, in its own words
+        self.has_lost_lease = False  # with etcd: from then on it knows no workers, and it exits a minute later
+        self.last_error = ""  # the last error that concerns more than one request
 
     def look(self) -> None:
         for line in self._log.new_lines():

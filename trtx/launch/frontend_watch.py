@@ -1,7 +1,6 @@
-"""A frontend as it is watched: what its log says, whether it answers, and whether requests reach the workers.
+"""Judges a frontend from its log, its responses, and whether requests reach the workers. The supervisor acts on it.
 
-Judges, and does nothing about it: the supervisor does. Silent is a frontend that answers nobody; blind is one that does
-not count a registered worker, which takes it milliseconds.
+A silent frontend answers no request. A blind one does not count a registered worker, which normally takes milliseconds.
 """
 
 from __future__ import annotations
@@ -17,22 +16,30 @@ from trtx.launch.route import Route
 from trtx.launch.slots import Slot
 from trtx.topology import Plan, ProcessSpec
 
-STOPPED_FRONTEND_S = 10.0  # as long as a stopped worker stays registered
-SILENT_FRONTEND_S = 60.0  # not stopped: it may be starved, and streams that it holds would be cut
-UNROUTED_S = 30.0  # every process is up, and the frontend does not count them: it takes milliseconds
+STOPPED_FRONTEND_S = 10.0  # same time as a stopped worker stays registered
+# longer than for a stopped one: it may only be starved of CPU, and a restart would cut off its streams
+SILENT_FRONTEND_S = 60.0
+UNROUTED_S = 30.0  # how long the frontend may not count workers although every process is up; normally milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``useless``: it serves nobody; ``hopeless``: nor will one that is started again; ``unproved``: something is not
-    as it should be yet; ``proved``: requests go through. ``because`` is for a person."""
+    """The state of a frontend; ``because`` is the reason, for the user.
+
+    - ``useless``: it serves no requests and should be restarted.
+    - ``hopeless``: a restarted frontend would not serve requests either.
+    - ``unproved``: something is not working yet.
+    - ``proved``: requests succeed.
+    """
 
     is_now: Literal["useless", "hopeless", "unproved", "proved"]
     because: str = ""
 
 
 class FrontendWatch:
-    """Over all lives of one frontend. Without a ``route`` nobody is asked, and every process up is proof enough."""
+    """Watches one frontend across restarts. Without a ``route``, no request is sent, and it counts as proved once all
+    processes are up.
+    """
 
     def __init__(self, plan: Plan, spec: ProcessSpec, route: Route | None) -> None:
         self._plan = plan
@@ -43,22 +50,22 @@ class FrontendWatch:
         self._asked_since: float | None = None
 
     def begin(self, log: Log) -> None:
-        """A new life, and its log."""
+        """Starts watching a new process and its log."""
         self._log = FrontendLog(log)
 
     def look(self) -> None:
-        """Reads on in its log."""
+        """Reads the new lines of its log."""
         if self._log is not None:
             self._log.look()
 
     @property
     def last_error(self) -> str:
-        """The last error in its log that is about more than one request; empty without one."""
+        """The last error in its log that concerns more than one request, or ""."""
         return "" if self._log is None else self._log.last_error
 
     @property
     def refusal(self) -> str:
-        """Why it can't serve the model, in one sentence with what to do; empty where its log says no such thing."""
+        """Why it can't serve the model, in one sentence with a remedy; "" if its log does not say so."""
         if self._log is None or not self._log.refusal:
             return ""
         plan = self._plan
@@ -70,14 +77,16 @@ class FrontendWatch:
     def judge(
         self, frontend: Slot, now: float, *, is_whole: bool, is_known: bool, wants_proof: bool
     ) -> Judgement | None:
-        """From the first readiness on: does it answer, does it count every worker, does a request pass. None: nothing
-        to tell. ``is_whole``: every worker is up, and it is; ``is_known``: what is registered can be known now, so that
-        one that is started again could register."""
+        """Checks, after the first readiness, whether the frontend answers, counts every worker and passes a request.
+
+        None: nothing to report. ``is_whole``: the frontend and every worker are up. ``is_known``: the registry can be
+        read now, so a restarted frontend could register.
+        """
         self._whole_since = (self._whole_since or now) if is_whole else None
         whole_since, route = self._whole_since, self._route
         if route is None:
             return Judgement("proved") if wants_proof and whole_since is not None else None
-        # Nobody asks before the first readiness, and workers may load for minutes behind a frontend that is up.
+        # Before the first readiness no request is sent, and workers may load for minutes while the frontend is up.
         self._asked_since = asked_since = self._asked_since or now
         route.expect(whole_since, proof=wants_proof)
         if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
@@ -110,8 +119,7 @@ class FrontendWatch:
 
 
 class DistantFrontend:
-    """One of another host, asked by a share that has none of its own: it can prove the topology, and is watched
-    there."""
+    """A frontend of another host, used by a share without a frontend to prove the topology. Its own host watches it."""
 
     def __init__(self, name: str, route: Route) -> None:
         self._name = name
@@ -119,7 +127,7 @@ class DistantFrontend:
         self._whole_since: float | None = None
 
     def judge(self, now: float, *, is_whole: bool, wants_proof: bool) -> Judgement | None:
-        """As :meth:`FrontendWatch.judge`, and never more than ``unproved``."""
+        """Like :meth:`FrontendWatch.judge`, but the result is only ``proved``, ``unproved`` or None."""
         self._whole_since = (self._whole_since or now) if is_whole else None
         whole_since, route = self._whole_since, self._route
         route.expect(whole_since if wants_proof else None, proof=wants_proof)
@@ -136,16 +144,18 @@ class DistantFrontend:
 
 
 class FrontendWatches:
-    """Those of all frontends of a plan: each is judged by itself, so one that is lost costs the others nothing."""
+    """The watches of all frontends of a plan. Each is judged separately, so a lost one does not affect the others."""
 
     def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
-        """``routes``: by frontends' names. Those of names that the plan, a share, does not have are other hosts'."""
+        """``routes``: by frontend name. Names that the plan, which may be a share, does not contain are other hosts'
+        frontends.
+        """
         self._watches = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
         self._distant = [DistantFrontend(name, route) for name, route in routes.items() if name not in self._watches]
 
     @property
     def count(self) -> int:
-        """So many have to prove that the topology is whole again."""
+        """Number of frontends that must prove that the topology works again."""
         return len(self._watches) + len(self._distant)
 
     def of(self, slot: Slot) -> FrontendWatch:
@@ -153,14 +163,17 @@ class FrontendWatches:
 
     @property
     def last_error(self) -> str:
-        """Of the first that has one; empty without one."""
+        """The last error of the first frontend that has one, or ""."""
         return next((watch.last_error for watch in self._watches.values() if watch.last_error), "")
 
     def judge(
         self, slots: Sequence[Slot], now: float, *, lacks: bool, is_known: bool, wants_proof: bool
     ) -> list[tuple[Slot | None, Judgement]]:
-        """Each of which there is something to tell; without a slot, another host's. ``slots``: of every process;
-        ``lacks``: another host does; the rest as :meth:`FrontendWatch.judge`."""
+        """The judgements of all frontends with something to report, each with its slot, or None for another host's.
+
+        ``slots``: of every process. ``lacks``: another host's workers are missing. The rest as in
+        :meth:`FrontendWatch.judge`.
+        """
         has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
         judged: list[tuple[Slot | None, Judgement]] = []
         for slot in (slot for slot in slots if slot.spec.role == "frontend"):

@@ -1,11 +1,16 @@
-"""Outlives the launcher: when it dies without a goodbye, ends the topology and deletes what it left on disk.
+"""A process that outlives the launcher: if the launcher is killed, it ends the topology and deletes its files.
 
 ``python -m trtx.launch.guardian --marker NAME=VALUE --scratch DIR --launcher PID`` reads lines from its standard input:
-``pid N`` for each child, ``rank N STARTED`` for each process of its engine (see ``engine.ranks``), ``etcd JSON`` with
-the etcd that workers register in and the paths of its credentials, ``worker N`` for each of them, ``goodbye`` when the
-launcher has cleaned up by itself. End of file without a goodbye means that the launcher was killed. It runs in a
-session of its own and ignores SIGINT, SIGTERM and SIGHUP, so that what ends the launcher's terminal, group or service
-leaves it to do its work; its pipe is what ends it.
+
+- ``pid N``: a child of the launcher.
+- ``rank N STARTED``: a process of a worker's engine (see ``engine.ranks``).
+- ``etcd JSON``: the etcd in which workers register, and the paths of its credentials.
+- ``worker N``: a registered worker's id.
+- ``goodbye``: the launcher has cleaned up itself.
+
+End of file without a goodbye means that the launcher was killed. The guardian runs in a session of its own and ignores
+SIGINT, SIGTERM and SIGHUP, so that a signal to the launcher's terminal, process group or service does not end it; only
+the end of its pipe does.
 """
 
 from __future__ import annotations
@@ -31,16 +36,16 @@ from trtx.launch.scratch import remove_own
 if TYPE_CHECKING:
     from trtx.topology import EtcdService
 
-# Together well below ten seconds: nobody waits for the answers of a topology whose launcher is gone.
+# Well below ten seconds in total: after the launcher's death no client waits for the topology's answers.
 GRACE_S = 2.0
 KILL_S = 5.0
 
 
 class Guardian:
-    """The launcher's end of the pipe."""
+    """The launcher's side of the pipe."""
 
     def __init__(self, marker: str, scratch_dir: Path, etcd: EtcdService | None = None) -> None:
-        """``etcd``: where workers register; None: in files under ``scratch_dir``."""
+        """``etcd``: where workers register; None for files under ``scratch_dir``."""
         self._command = [sys.executable, "-m", "trtx.launch.guardian", "--marker", marker]
         self._command += ["--scratch", str(scratch_dir), "--launcher", str(os.getpid())]
         self._sessions: list[int] = []
@@ -51,19 +56,22 @@ class Guardian:
         self._tell_of_etcd()
 
     def watch(self, pid: int) -> None:
-        """Adds a child. It leads a session of its own, so that one number names all that it starts."""
+        """Adds a child.
+
+        It leads its own session, so its pid identifies all processes that it starts in that session.
+        """
         self._sessions.append(pid)
         self._tell(f"pid {pid}\n")
 
     def watch_ranks(self, name: str, ranks: tuple[Rank, ...]) -> None:
-        """The processes of one worker's engine as they are now: one may have left the worker's session."""
+        """Updates the processes of one worker's engine, because some may have left the worker's session."""
         new = set(ranks) - set(self._ranks.get(name, ()))
         self._ranks[name] = ranks
         for rank in sorted(new, key=lambda rank: rank.pid):
             self._tell(f"rank {rank.pid} {rank.started}\n")
 
     def watch_worker(self, name: str, worker_id: int) -> None:
-        """A worker that has an id: what it registered in etcd goes with it."""
+        """Adds a registered worker: the guardian removes what it registered in etcd."""
         if self._workers.get(name) != worker_id:
             self._workers[name] = worker_id
             self._tell(f"worker {worker_id}\n")
@@ -73,7 +81,7 @@ class Guardian:
         if self._process.poll() is not None:
             try:
                 self._process = self._start()
-            except OSError:  # no process or descriptor to be had now: the next look tries again
+            except OSError:  # no process or file descriptor is available now; the next call tries again
                 return
             for pid in self._sessions:
                 self._tell(f"pid {pid}\n")
@@ -85,7 +93,7 @@ class Guardian:
                 self._tell(f"worker {worker_id}\n")
 
     def goodbye(self) -> None:
-        """Sends it home: everything is cleaned up."""
+        """Ends the guardian: the launcher has cleaned up."""
         self._tell("goodbye\n")
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
@@ -112,7 +120,7 @@ class Guardian:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # ensure_alive notices and tells the next one
+        with contextlib.suppress(OSError):  # ensure_alive notices the death and repeats everything to the next guardian
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
@@ -156,8 +164,10 @@ def _to_line(etcd: EtcdService) -> str:
 
 
 def _revoke(line: str, workers: set[int]) -> None:
-    """Takes out what was killed and could not do it itself; else requests would go there until its lease ends."""
-    from trtx.planes.credentials import EtcdAuth  # not before: the guardian is small for as long as it waits
+    """Removes the registrations of killed workers; otherwise requests would be routed to them until their
+    leases expire.
+    """
+    from trtx.planes.credentials import EtcdAuth  # imported late, so that the guardian stays small while it waits
     from trtx.planes.etcd import Etcd
 
     named = json.loads(line)

@@ -1,8 +1,8 @@
-"""Whether KV really moves from each prefill worker to each decode worker: one request for each pair of them.
+"""Checks that KV moves from each prefill worker to each decode worker, with one request per pair.
 
-A handoff that fails answers its request all the same: the decode worker computes the prompt a second time, so that
-nothing of a split topology is left but its costs, and no status, no log of the frontend and no answer tells. So a pair
-counts as proved only where the decode worker itself says that KV came, from that very prefill worker.
+A request whose handoff fails is still answered, because the decode worker computes the prompt a second time. The
+topology then has only the costs of disaggregation, and neither the status, the frontend's log nor the answer shows it.
+So a pair counts as proved only if the decode worker itself reports that KV arrived from that prefill worker.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from trtx.launch.readiness import request
 from trtx.topology import Plan
 
 MOST_PAIRS = 64
-"""That are all proved. Of more, so many that every worker is in one, and every pair of hosts."""
+"""Number of pairs up to which all are proved. With more, a selection is proved that contains every worker and every
+pair of hosts.
+"""
 TOKENS = 2
-"""That each request asks for: the first is prefill's, and for one more decode needs the prompt's KV."""
-_HAND_OVER = ("torch", "tensorrt-llm")  # engines; the others keep no KV, so there is nothing to hand over
+"""Number of tokens per request: prefill makes the first, and decode needs the prompt's KV for the second."""
+_HAND_OVER = ("torch", "tensorrt-llm")  # engines with a handoff; the others have no KV
 _AT_ONCE = 8
-_STRAYS = 20  # requests for each decode worker: of a router that draws them, one in 1e8 is not among so many
-# Of Dynamo 1.4.2: to which workers a request goes, by their instance ids. Seen: a KV router goes by both, any other by
-# the prefill worker's alone, which has to be there, or the decode worker's is taken for it.
+_STRAYS = 20  # requests per decode worker; a router that draws workers at random misses one with a probability of 1e-8
+# Dynamo 1.4.2's headers that select a request's workers by instance id. Seen: a KV router obeys both; any other router
+# obeys only the prefill worker's, which must be present, or the decode worker's is taken for it.
 TO_WORKER, TO_PREFILL = "x-worker-instance-id", "x-prefill-instance-id"
-# The first needs no chat template; the second alone answers with a worker's own words where one refuses a request.
+# The first needs no chat template; only the second returns a worker's own message when the worker refuses a request.
 _COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _UCX_DEVICE = "UCX_NET_DEVICES"
 _UCX_ERROR = re.compile(r"^\[.*UCX +ERROR +(.*)$", re.MULTILINE)
@@ -43,19 +45,21 @@ _LOG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Names of two workers of one topology."""
+    """The names of two workers of one topology."""
 
     prefill: str
     decode: str
 
 
 Lives = tuple[int, int]
-"""Dynamo's instance ids of a pair's workers: a worker that was started again has another."""
+"""Dynamo's instance ids of a pair's workers, which change when a worker restarts."""
 
 
 def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
-    """The pairs to prove; none where no KV is handed over. All of them up to ``most``, else each worker once at least,
-    and each pair of hosts."""
+    """The pairs to prove; empty if the topology has no KV handoffs.
+
+    Up to ``most`` pairs, all of them; otherwise a selection with each worker and each pair of hosts at least once.
+    """
     if plan.mode != "disagg" or plan.engine not in _HAND_OVER:
         return ()
     prefill = [worker for worker in plan.workers if worker.role == "prefill"]
@@ -74,8 +78,10 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
 
 
 def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dict[str, int]:
-    """Instance ids by name, of the workers that are registered; without those that two claim, or nobody publishes.
-    ``certificate``: as :func:`request`."""
+    """Instance ids of the registered workers by name, without names that are unpublished or used by two workers.
+
+    ``certificate``: as for :func:`request`.
+    """
     try:
         code, body = request(url, "GET", worker_facts.PATH, timeout_s=_ASKED_TIMEOUT_S, certificate=certificate)
     except (OSError, http.client.HTTPException):
@@ -88,14 +94,18 @@ def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dic
 
 
 class HandoffProofs:
-    """Of one plan, asked of one frontend: which pairs moved KV, by the lives of their workers.
+    """The pairs of one plan that have moved KV, for the current instances of their workers, as proved through one
+    frontend.
 
-    Threads may prove different pairs at once. ``unknown`` is set once an engine did not say what became of its KV.
+    Thread-safe for different pairs. ``unknown`` is set once an engine did not report what happened to its KV.
     """
 
     def __init__(self, plan: Plan, url: str = "", here: Plan | None = None) -> None:
-        """``url``: of the frontend to ask, the plan's own without one; ``here``: the share that this machine runs,
-        which knows where its logs are. Asks nothing yet."""
+        """Sends no request yet.
+
+        ``url``: the frontend to use; default: the plan's first. ``here``: this machine's share of the plan, which knows
+        the log paths.
+        """
         self.pairs = pairs_of(plan)
         self.unknown = ""
         self.moved_bytes = 0
@@ -104,10 +114,11 @@ class HandoffProofs:
         self._workers = {worker.name: worker for worker in plan.workers}
         self._logs = {worker.name: worker.log_path for worker in (here or plan).workers}
         self._lock = threading.Lock()
-        self._proved: dict[Pair, Lives | None] = {}  # None: lives are not known, so it holds for this once
+        # None: instance ids unknown, so the proof counts for this check only
+        self._proved: dict[Pair, Lives | None] = {}
 
     def missing(self, ids: Mapping[str, int]) -> tuple[Pair, ...]:
-        """Pairs that are not proved with workers of these ids."""
+        """Pairs that are not proved for the workers with these ids."""
         with self._lock:
             return tuple(pair for pair in self.pairs if self._is_missing(pair, ids))
 
@@ -117,7 +128,7 @@ class HandoffProofs:
 
     @property
     def told(self) -> str:
-        """What is proved, as the end of a sentence; empty where there is nothing to prove, or not all of it is."""
+        """What was proved, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
         if not self.pairs or self._proved.keys() < set(self.pairs):
@@ -126,15 +137,16 @@ class HandoffProofs:
         return f", and KV in {pairs}"
 
     def worker_ids(self) -> dict[str, int]:
-        """As the frontend tells them now."""
+        """The current instance ids from the frontend."""
         return ask_worker_ids(self._url, self._plan.model, self._plan.certificate) if self.pairs else {}
 
     def prove_missing(self, ids: Mapping[str, int], timeout_s: float) -> str | None:
-        """All that are missing. None, or a clause: the first pair that is not proved, with the cause.
+        """Proves all missing pairs. Returns None, or a clause with the first pair that could not be proved and the
+        cause.
 
-        ``ids``: see :meth:`worker_ids`. ``timeout_s``: of each request. One for each pair at once, which proves them
-        all where the router goes by what it is asked; then one after the other for what is left, as a router that
-        takes its decode workers in turn comes to each of them only so.
+        ``ids``: see :meth:`worker_ids`. ``timeout_s``: per request. First it sends one request per pair concurrently,
+        which is enough if the router obeys the headers. For the pairs that are left it sends requests one after
+        another, because a round-robin router reaches all decode workers only that way.
         """
         missing = self.missing(ids)
         if not missing:
@@ -151,7 +163,7 @@ class HandoffProofs:
         return None
 
     def _insist(self, pair: Pair, ids: Mapping[str, int], timeout_s: float, proved: set[Pair]) -> str | None:
-        """Asks until a request came to ``pair``. Adds each pair that moved KV meanwhile to ``proved``."""
+        """Sends requests until one reached ``pair``. Adds each pair that moved KV in the meantime to ``proved``."""
         for _ in range(_STRAYS * len({one.decode for one in self.pairs})):
             came_to, problem = self._ask(pair, ids, timeout_s)
             if problem is None:
@@ -161,7 +173,7 @@ class HandoffProofs:
         return f"the router sent no request from {self._told(pair.prefill)} to {self._told(pair.decode)}"
 
     def _ask(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> tuple[Pair, str | None]:
-        """One request: the pair that it came to, and what is wrong with that, None where nothing is."""
+        """Sends one request. Returns the pair that served it, and the problem, or None."""
         code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
         if code != 200:
             return pair, self._sentence(pair, self._refusal(pair, ids, timeout_s) or f"HTTP {code}: {answer}")
@@ -182,7 +194,7 @@ class HandoffProofs:
         return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
 
     def _refusal(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str:
-        """What a worker refuses the pair's requests with; empty where that can't be told."""
+        """The message with which a worker refuses the pair's requests; "" if unknown."""
         code, answer = self._send(pair, ids, CHAT, timeout_s)
         try:
             return str(json.loads(answer)["message"]) if 400 <= code < 500 else ""
@@ -190,8 +202,8 @@ class HandoffProofs:
             return ""
 
     def _send(self, pair: Pair, ids: Mapping[str, int], path: str, timeout_s: float) -> tuple[int, str]:
-        """Status and body; status 0 and what went wrong where no answer came."""
-        prompt = secrets.token_hex(6)  # whose first block no cache has; shorter than the first request of all
+        """Status and body of the response; status 0 and the error if there was none."""
+        prompt = secrets.token_hex(6)  # random, so that no cache has its first block; shorter than the warm-up requests
         body = {
             "model": self._plan.model,
             **({"prompt": prompt} if path == _COMPLETIONS else {"messages": [{"role": "user", "content": prompt}]}),
@@ -222,7 +234,7 @@ class HandoffProofs:
         return f"no KV came from {self._told(pair.prefill)} to {self._told(pair.decode)}: {_shortened(cause)}{remedy}"
 
     def _remedy(self, pair: Pair) -> str:
-        """Of a pair that the network keeps apart, as far as can be told from here."""
+        """A remedy for a pair whose network devices may not reach each other, or ""."""
         ends = [self._workers.get(pair.prefill), self._workers.get(pair.decode)]
         places = {(one.host, one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
         if len(places) < 2:
@@ -232,7 +244,7 @@ class HandoffProofs:
         return f"; correct {where}: it has to name on each side a device by which it reaches the other"
 
     def _told(self, name: str) -> str:
-        """A worker as a person knows it: over hosts with its own, and the device that UCX takes there."""
+        """A worker's name for the user; for several hosts with its host and its UCX device."""
         worker = self._workers.get(name)
         if worker is None:
             return name or "a worker that did not say its name"
@@ -242,7 +254,7 @@ class HandoffProofs:
         return f"{name} (on {worker.host}{f', {_UCX_DEVICE}={device}' if device else ''})"
 
     def _said_by_ucx(self, name: str) -> str:
-        """Its last complaint in the log of a worker of this machine; NIXL's error is but a code."""
+        """The last UCX error in the worker's log if it runs on this machine; NIXL's own error is only a code."""
         said = _last_of_ucx(self._logs[name]) if name in self._logs else ""
         return f"; UCX says: {said}" if said else ""
 

@@ -1,4 +1,4 @@
-"""From a topology spec and its hosts to the plan of all of them, and from that plan to the share of this machine."""
+"""Plans a topology over several hosts, and derives this machine's share from the plan."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ from trtx.topology import (
     with_roles,
 )
 
-_BLOCK_TOKENS = 32  # of KV, where an engine config is silent
+_BLOCK_TOKENS = 32  # tokens per KV block if the engine config states none
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
 def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, Asked]:
-    """The plan of every host, of which each runs its share (:func:`settle_share`), and what it was made of, for those
-    who join. Starts nothing, holds no port, and looks at no other machine. Raises UsageError for whatever can't be
-    served there."""
+    """The plan of all hosts, and the inputs that it was made from, for hosts that join.
+
+    Each host runs its share (:func:`settle_share`). Starts no process, holds no port and accesses no other machine.
+    Raises UsageError for anything that can't be served there.
+    """
     refuse_planted_fault()
     spec, certificate = with_certificate(with_roles(spec, hosts))
     machine = probe()
@@ -83,10 +85,11 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
 
 
 def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir: Path) -> Plan:
-    """The plan of all hosts that :func:`prepare_hosts` made where ``asked`` is from, with this machine's own paths.
+    """Repeats :func:`prepare_hosts` on a joining host from its published inputs, with this machine's own paths.
 
-    ``asked`` may be of anybody's writing: it goes through the checks of what is typed. ``this_host``: see
-    :func:`host_here`. Raises UsageError."""
+    ``asked`` is untrusted, because anybody may have written it, so it passes the same checks as typed input.
+    ``this_host``: see :func:`host_here`. Raises UsageError.
+    """
     refuse_planted_fault()
     spec, hosts = with_roles(asked.spec, asked.hosts), asked.hosts
     check_size(spec)
@@ -116,16 +119,19 @@ def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir
         return as_seen_outside(planned, None)
     if any(one.host == host_here(planned.hosts, this_host) for one in planned.frontends):
         return as_seen_outside(planned, with_certificate(spec)[1])
-    return planned  # the key need not be here
+    return planned  # a host without a frontend needs no key
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
-    """What ``host``, which is this machine, runs of ``plan``. Raises UsageError where it can't: a GPU, a device or the
-    frontends' certificate is not here, or a model does not fit."""
+    """What ``host``, which is this machine, runs of ``plan``.
+
+    Raises UsageError if this machine lacks a GPU, a network device or the frontends' certificate, or if a model does
+    not fit.
+    """
     share = plan.share(host)
     if share.tls is not None and share.frontends:
         check_certificate(share.tls.certificate, share.tls.key)
-    elif share.tls is not None:  # the frontends of other hosts are asked by it
+    elif share.tls is not None:  # used to verify other hosts' frontends
         read_certificate(share.tls.certificate)
     _check_device(next(one for one in plan.hosts if one.name == host))
     machine = probe()
@@ -151,11 +157,12 @@ def join_share(
     nats_files: Credentials | None,
     run_dir: Path,
 ) -> tuple[Plan, Plan, Published]:
-    """This machine's share of the topology ``name`` that is planned in ``etcd``, settled; the plan of all hosts; and
-    what is published of it.
+    """Joins the topology ``name`` planned in ``etcd``: this machine's settled share, the whole plan, and the published
+    inputs.
 
     ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
-    ``nats_files``: what this host shows both, as no plan names files of secrets. Raises UsageError, EtcdError.
+    ``nats_files`` are this host's own, because a published plan contains no paths of secrets. Raises UsageError,
+    EtcdError.
     """
     found = find_published(etcd, name, nats_files=nats_files)
     model_path = found.check_here(model)
@@ -165,9 +172,11 @@ def join_share(
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:
-    """What is worth knowing of the etcd and the NATS of ``plan`` before anything starts, and of the files of their
-    credentials, a sentence each. Raises LaunchError where one does not answer or is unfit, UsageError where a file of
-    its credentials can't be read."""
+    """Checks etcd, NATS and the credentials files of ``plan`` before anything starts. Returns warnings, one sentence
+    each.
+
+    Raises LaunchError if etcd or NATS does not answer or is unfit, UsageError if a credentials file can't be read.
+    """
     assert plan.etcd is not None and plan.nats is not None
     endpoints = [look_at_etcd(url, etcd_auth(plan.etcd)) for url in plan.etcd.endpoints]
     found = list(judge_secrets(look_at_secrets(etcd_auth(plan.etcd), nats_auth(plan.nats))))
@@ -187,8 +196,10 @@ def check_planes(plan: Plan) -> tuple[str, ...]:
 
 
 def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
-    """Which of ``hosts`` this machine is: the one whose address it has, or ``named`` (--this-host), which must have
-    its address too. Raises UsageError."""
+    """The name of the host in ``hosts`` that is this machine, found by its address. Raises UsageError.
+
+    ``named`` (--this-host) selects one explicitly; this machine must have its address.
+    """
     own = {one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET}
     here = [host for host in hosts if host.address in own]
     if named is None:
@@ -206,7 +217,7 @@ def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
 
 
 def host_named(hosts: Sequence[PlannedHost], named: str) -> PlannedHost:
-    """Raises UsageError where none of ``hosts`` is called so."""
+    """The host called ``named``. Raises UsageError if there is none."""
     found = next((host for host in hosts if host.name == named), None)
     if found is None:
         names = ", ".join(host.name for host in hosts)
@@ -231,7 +242,7 @@ def _check_device(host: PlannedHost) -> None:
 
 
 def _device_problem(device: str) -> str | None:
-    """Why UCX opens no connection on a network device of this machine; None where it does, as far as is seen here."""
+    """Why UCX can't open connections on a network device of this machine; None if no problem can be seen."""
     name, _, port = device.partition(":")
     if port:
         return "and ports are of InfiniBand devices"

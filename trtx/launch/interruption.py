@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a flag: the handler counts, and whoever waits looks."""
+"""Turns SIGINT, SIGTERM and SIGHUP into a flag: the handler counts, and waiting code checks the count."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from types import FrameType
 from trtx.errors import Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# One Ctrl-C can arrive twice: from the terminal, and from a parent such as make or timeout that passes it on.
+# One Ctrl-C can arrive twice: from the terminal, and from a parent such as make or timeout that forwards it.
 _SAME_S = 0.3
 
 
 class Interruption:
-    """How often we were asked to stop, and by which signal first."""
+    """How often the process was asked to stop, and by which signal first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -26,11 +26,11 @@ class Interruption:
 
     @property
     def is_hurried(self) -> bool:
-        """Asked twice: end everything at once."""
+        """True after the second request: kill everything at once."""
         return self.count > 1
 
     def check(self) -> None:
-        """Raises Interrupted if we were asked to stop."""
+        """Raises Interrupted if the process was asked to stop."""
         if self.count:
             raise Interrupted(self.signal_number)
 
@@ -44,9 +44,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def catch_signals(interruption: Interruption) -> Iterator[None]:
-    """Hands SIGINT, SIGTERM and SIGHUP to ``interruption`` while inside. Off the main thread, signals stay as they are.
+    """Directs SIGINT, SIGTERM and SIGHUP to ``interruption`` inside the block. Has no effect outside the main thread.
 
-    SIGHUP stays ignored where it was: that is what ``nohup`` asks for.
+    SIGHUP stays ignored if it was ignored, as ``nohup`` requires.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

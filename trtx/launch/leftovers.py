@@ -1,6 +1,6 @@
-"""What a share that was cut off on this host has left, power lost or all killed: taken away before another starts.
+"""Removes what an earlier share on this host left behind after a power loss or SIGKILL, before another share starts.
 
-Its directory has the same name again. What it left registered, ``discovery.remove_left_behind`` takes out.
+Shares of the same topology reuse the directory's name. ``discovery.remove_left_behind`` removes registrations.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from trtx.launch.processes import members
 from trtx.launch.scratch import remove_own
 from trtx.topology import Plan
 
-_GUARDED_AGAIN_S = 1.0  # a launcher sees four times a second that its guardian is gone, and starts another
+_GUARDED_AGAIN_S = 1.0  # a launcher checks four times a second whether its guardian is alive, and starts another
 
 
 def clear_leftovers(plan: Plan) -> None:
-    """The directory of a share of this name. Does nothing on one machine, where each start has a name of its own.
-    Raises UsageError where a process of the share lives, or what is there is another user's."""
+    """Removes the directory of an earlier share with this name. No effect on one machine, where each start has a new
+    name.
+
+    Raises UsageError if a process of the share is alive, or if the directory belongs to another user.
+    """
     if not plan.this_host:
         return
     refuse_second(plan)
@@ -32,8 +35,10 @@ def clear_leftovers(plan: Plan) -> None:
 
 
 def refuse_second(plan: Plan) -> None:
-    """Raises UsageError where a process of this share lives, with what has to be ended: its launcher, as children that
-    end are started again; or what is left behind."""
+    """Raises UsageError if a process of this share is alive, and names what the user has to end.
+
+    That is the share's launcher, which would restart killed children, or the leftover processes if it is gone.
+    """
     if not plan.this_host or not (alive := members(plan.marker, ())):
         return
     share, pids = f"a share of {plan.namespace}", ", ".join(map(str, sorted(alive)))
@@ -60,8 +65,10 @@ class _Guardian:
 
 
 def _guardian_of(marker: str) -> _Guardian | None:
-    """Who watches over the processes of ``marker``, by its arguments; its launcher is its parent for as long as it
-    lives. None where nobody can be seen to."""
+    """The guardian of the processes with ``marker``, found by its arguments, or None if none is visible.
+
+    Its launcher is alive exactly while it is the guardian's parent.
+    """
     for process in psutil.process_iter(["cmdline", "ppid"]):
         command = process.info["cmdline"] or []
         if "trtx.launch.guardian" in command and marker in command and "--launcher" in command[:-1]:

@@ -1,4 +1,4 @@
-"""One process's log from one start on: its last lines, and why there are none."""
+"""The log of one process since its start: its last lines, or why there are none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _READ_BYTES = 1 << 20
 
 
 class Log:
-    """What is appended to ``path`` from now on. Kept open: who removes the file does not remove what it held.
+    """Reads what is appended to ``path`` from now on. The file stays open, so its content survives its removal.
 
-    A log that can't be opened is an empty one, and :meth:`last_words` says why: no process fails to start over its log.
+    If the log can't be opened, it appears empty, and :meth:`last_words` gives the reason; the process starts anyway.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,11 +34,11 @@ class Log:
         self._start = self._read_up_to = os.fstat(self._descriptor).st_size
 
     def fileno(self) -> int:
-        """For the process that writes it."""
+        """The descriptor for the process that writes the log."""
         return self._descriptor
 
     def tail(self) -> str:
-        """The last lines since the start, read from the end: a log may be large."""
+        """The last lines since the start, read from the end, because a log may be large."""
         with contextlib.suppress(OSError):
             size = os.fstat(self._descriptor).st_size
             first = max(self._start, size - _TAIL_BYTES)
@@ -46,7 +46,7 @@ class Log:
         return ""
 
     def new_lines(self) -> list[str]:
-        """Whole lines since the last call."""
+        """Complete lines since the last call."""
         with contextlib.suppress(OSError):
             data = os.pread(self._descriptor, _READ_BYTES, self._read_up_to)
             self._read_up_to += len(data)
@@ -55,8 +55,11 @@ class Log:
         return []
 
     def last_words(self, exit_text: str) -> str:
-        """The last lines, or why there are none. It is found out by noting the end in the log itself: a log on a full
-        disk is empty, or stops early, whatever its process had to say."""
+        """The last lines, or why there are none.
+
+        Writes ``exit_text`` to the log to find out whether it is writable: on a full disk, a log is empty or
+        incomplete, whatever its process wrote.
+        """
         tail, lost = self.tail(), self._problem or self._note(exit_text)
         where = f"log: {self._path}" + (" (removed while it ran)" if self._is_gone() else "")
         if lost:
@@ -66,7 +69,7 @@ class Log:
         return where if lost else f"{where}; it wrote nothing there"
 
     def _note(self, exit_text: str) -> str:
-        """Why the log takes no line; empty where it took this one."""
+        """Appends a line. Returns the error if that fails, else ""."""
         try:
             os.write(self._descriptor, f"trtx: {exit_text}\n".encode())
         except OSError as error:
@@ -74,7 +77,7 @@ class Log:
         return ""
 
     def _is_gone(self) -> bool:
-        """Only where that can be seen. What could not be opened was not removed."""
+        """Whether the file is known to have been removed. A log that could not be opened does not count as removed."""
         try:
             return not self._problem and not os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Looks at this machine: its GPUs through NVML, within the caller's own ``CUDA_VISIBLE_DEVICES``, and its cores."""
+"""Reads this machine's GPUs, through NVML and within the caller's ``CUDA_VISIBLE_DEVICES``, and its CPU cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def probe() -> Machine:
-    """What the caller may use. No GPU, or no driver, is a machine without GPUs. Imports no torch."""
+    """The GPUs and cores that the caller may use.
+
+    Without a GPU or a driver, there are no GPUs. Does not import torch.
+    """
     with _nvml() as there:
         handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES")) if there else []
         gpus = tuple(_gpu(index, handles) for index in range(len(handles)))
@@ -38,9 +41,9 @@ def _nvml() -> Iterator[bool]:
 
 
 def _visible_handles(visible: str | None) -> list[Any]:
-    """Device handles in CUDA's visible order. As CUDA does, stops at the first entry that names no device.
+    """Device handles in CUDA's visible order. Like CUDA, stops at the first entry that matches no device.
 
-    Entries are indices (in PCI bus order, which CUDA shares on machines of equal GPUs), or UUIDs, whole or begun.
+    Entries are indices (in PCI bus order, which CUDA uses too on machines with equal GPUs), or UUIDs or their prefixes.
     """
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     if visible is None:
@@ -78,7 +81,7 @@ def _gpu(index: int, handles: list[Any]) -> Gpu:
 
 
 def _joined_by_nvlink(first: Any, second: Any) -> bool:
-    """True through an NVSwitch too, where the remote end of each link is the switch and not the peer."""
+    """Whether two GPUs are connected by NVLink, also through an NVSwitch, where the links' remote end is the switch."""
     try:
         status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     except pynvml.NVMLError:
@@ -87,7 +90,7 @@ def _joined_by_nvlink(first: Any, second: Any) -> bool:
 
 
 def _cpu_cores() -> int:
-    """Cores that this process may run on: its affinity, and the quota of its control group."""
+    """Number of cores that this process may use, from its CPU affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = _CGROUP_QUOTA.read_text().split()

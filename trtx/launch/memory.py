@@ -1,4 +1,4 @@
-"""The memory plan of every role of a topology, on the GPUs that its workers were given."""
+"""Memory plans of a topology's roles, for the GPUs assigned to their workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtx.topology import Machine, Plan, ProcessSpec
 
 
 def with_memory(plan: Plan, machine: Machine) -> Plan:
-    """``plan`` with its memory plans, or with a reason why there are none. Raises UsageError where a role can't fit."""
+    """``plan`` with its memory plans, or with a reason for their absence. Raises UsageError if a role does not fit."""
     if plan.engine not in ("torch", "tensorrt-llm"):
         return plan
     if plan.engine == "tensorrt-llm" and not plan.gpu_names:
@@ -54,14 +54,18 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
 
 
 def _media(plan: Plan, role: str, device: Device) -> Media | None:
-    """What a worker of that role takes images with; None where none of this topology does, or TensorRT-LLM's own tower
-    sees, whose weights are among the model's. Raises UnknownShapeError for a shared encoder that nobody counts."""
+    """The memory that images take in a worker of role ``role``.
+
+    None if no worker of the topology takes images, or if TensorRT-LLM's own tower encodes them, whose weights are part
+    of the model's. Raises UnknownShapeError for a shared encoder whose memory is unknown.
+    """
     if plan.engine != "torch":
         count = _sharer_count(plan, role)
         return Media(False, 0, count * _share(plan, device).total_bytes) if count else None
     if read_vision_config(plan.model_path) is None:
         return None
-    # Decode needs an encoder where a prefill worker is gone, and a worker beside encode workers where none answers.
+    # Decode starts an encoder only if a prefill worker is lost, and workers with encode workers only if none of them
+    # answers.
     has_encoder = role != "decode" and "encode" not in plan.engine_configs
     count = _sharer_count(plan, role)
     shared_bytes = count * _share(plan, device).total_bytes if count else 0
@@ -69,13 +73,16 @@ def _media(plan: Plan, role: str, device: Device) -> Media | None:
 
 
 def _sharer_count(plan: Plan, role: str) -> int:
-    """Encode workers on a GPU of the worker of that role that has most."""
+    """Largest number of encode workers that share a GPU with a worker of this role."""
     return max(len(plan.sharers(worker)) for worker in plan.workers if worker.role == role)
 
 
 def _check_bounds(plan: Plan, because: str) -> None:
-    """Raises UsageError where encode workers share a GPU, nobody counts what they take, and the KV pool there, which
-    takes a share of all that is free, is not bounded by its config."""
+    """Raises UsageError if encode workers of unknown size share a GPU with an engine whose KV pool is not bounded by
+    config.
+
+    Without a bound, the KV pool takes a share of all memory that is free when the engine starts.
+    """
     for role, values in plan.engine_configs.items():
         if role == "encode" or not _sharer_count(plan, role):
             continue
@@ -89,9 +96,12 @@ def _check_bounds(plan: Plan, because: str) -> None:
 
 
 def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
-    """``plan`` whose workers of that role leave what encode workers on their GPUs take, whichever starts first: a pool
-    is a share of what is free when its engine starts, and an encoder may not be there yet."""
-    if memory.max_tokens is not None:  # said, and it fits
+    """``plan`` with the KV pools of this role bounded to leave room for the encode workers on the same GPU.
+
+    The start order does not matter then: a pool takes a share of the memory that is free when its engine starts, and an
+    encoder may start later.
+    """
+    if memory.max_tokens is not None:  # set in the config, and it fits
         return plan
     room = _three_digits(memory.capacity_blocks * memory.tokens_per_block)
     values = plan.engine_configs[memory.role]
@@ -106,20 +116,24 @@ def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
 
 
 def _three_digits(tokens: int) -> int:
-    """Rounded down: a few MiB that another process takes or gives back between two plans make no other config."""
+    """``tokens`` rounded down to three significant digits, so that small changes of free memory do not
+    change the config.
+    """
     unit: int = 10 ** max(0, len(str(tokens)) - 3)
     return tokens // unit * unit
 
 
 def _rows(plan: Plan) -> int:
-    """Of the largest batch of an encode worker. TensorRT-LLM's is told no number, and has the same default."""
+    """Rows in an encode worker's largest batch. TensorRT-LLM gets no explicit number and has the same default."""
     stated = plan.engine_configs["encode"].get("max_num_tokens") if plan.engine == "torch" else None
     return stated or ENCODER_TOKENS
 
 
 def _share(plan: Plan, device: Device) -> EncoderShare:
-    """Of one encode worker there: of TensorRT-LLM's by the torch engine's arithmetic, as that of its own is nowhere
-    written. Raises UnknownShapeError for a tower that is not counted."""
+    """Memory of one encode worker on ``device``. Raises UnknownShapeError for a vision tower that can't be estimated.
+
+    TensorRT-LLM's encoder is estimated by the torch engine's arithmetic, because its own is not documented.
+    """
     try:
         return encoder_share(plan.model_path, plan.engine_configs["encode"], device, max_num_tokens=_rows(plan))
     except UsageError as unknown:
@@ -129,8 +143,11 @@ def _share(plan: Plan, device: Device) -> EncoderShare:
 
 
 def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
-    """Reasons with what encode workers take. Raises UsageError where that is more than the device of one has; of those
-    that share one, the plan of the worker that they share it with does."""
+    """Reasons that state what encode workers take. Raises UsageError if an encode worker does not fit on its own
+    device.
+
+    For encode workers that share a GPU, the memory plan of the other worker covers them.
+    """
     takers = [worker for worker in plan.workers if worker.role != "encode"]
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
     if plan.engine != "torch":
@@ -159,7 +176,9 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
 
 
 def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> Device:
-    """The GPU of those workers with the least free memory; without GPUs one worker's share of the host."""
+    """The GPU with the least free memory among those of ``workers``; without GPUs, one worker's share of
+    host memory.
+    """
     indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:

@@ -1,7 +1,7 @@
-"""Whether pictures really get through to each process that encodes them: in a topology of a model that sees.
+"""Checks, for multimodal models, that images reach each process that encodes them.
 
-A worker whose encoder fails serves text as ever, and a request whose encode worker fails is answered by another one's
-work, so that no answer tells. What counts is that a worker itself has encoded a picture since it began.
+A worker with a failed encoder still serves text, and if an encode worker fails, another one encodes the image, so no
+answer shows the failure. So an encoder counts as proved only if its own metrics show an image since its start.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from trtx.topology import Plan, ProcessSpec
 
 _SIDE = 32  # pixels
 _TOKENS = 2
-_TURNS = 20  # requests for each encoder: which one gets a picture follows from its content, as by chance
+_TURNS = 20  # requests per encoder: the image's content selects the encoder, in effect at random
 _ASKED_TIMEOUT_S = 2.0
 _U32 = struct.Struct(">I").pack
 _PASSED = rb'^trtx_media_pictures_total\{[^}]*stage="%s"[^}]*\} (\S+)$'
-_TOO_LONG = "and the context holds"  # of the worker's sentence: with its max_seq_len no picture fits
+_TOO_LONG = "and the context holds"  # part of the worker's message if its max_seq_len is too small for any image
 
 
 class PictureProofs:
-    """Of one plan, asked of one frontend: which of its encoders have encoded a picture since they began.
+    """The encoders of one plan that have encoded an image since their start, as tested through one frontend.
 
-    ``unchecked``: why nothing was sent, or can be; empty where all is proved or there is nothing to prove.
+    ``unchecked``: why no image was or can be sent; empty if everything is proved or nothing has to be.
     """
 
     def __init__(self, plan: Plan, url: str = "", model_path: Path | None = None) -> None:
-        """``url``: of the frontend to ask, the plan's own without one; ``model_path``: of the model on this machine,
-        likewise. Asks nothing yet."""
+        """Sends no request yet. ``url``: the frontend to use; default: the plan's first.
+
+        ``model_path``: the model on this machine; default: the plan's path.
+        """
         self.encoders: tuple[ProcessSpec, ...] = ()
         self.unchecked = ""
         self._plan = plan
         self._url = url or plan.url
-        if plan.engine not in ("torch", "tensorrt-llm"):  # no other takes images
+        if plan.engine not in ("torch", "tensorrt-llm"):  # no other engine takes images
             return
         try:
             if read_vision_config(model_path or plan.model_path) is not None:
@@ -55,7 +57,7 @@ class PictureProofs:
 
     @property
     def told(self) -> str:
-        """For the end of a sentence, once nothing is missing; empty where there is nothing to tell."""
+        """What was proved, as the end of a sentence, once nothing is missing; "" if there is nothing to report."""
         if self.unchecked:
             return f"; pictures are not checked: {self.unchecked}"
         if not self.encoders:
@@ -63,9 +65,9 @@ class PictureProofs:
         return f", and a picture through {', '.join(worker.name for worker in self.encoders)}"
 
     def prove_missing(self, timeout_s: float) -> str | None:
-        """Sends pictures until each encoder has encoded one. None, or a clause: the encoder and the cause.
+        """Sends images until each encoder has encoded one. Returns None, or a clause with the encoder and the cause.
 
-        ``timeout_s``: of each request.
+        ``timeout_s``: per request.
         """
         for turn in itertools.count():
             missing = [] if self.unchecked else [one for one in self.encoders if not self._has_encoded(one)]
@@ -82,8 +84,10 @@ class PictureProofs:
         return None
 
     def _send(self, target: ProcessSpec, timeout_s: float) -> str | None:
-        """One picture that no cache has, to ``target`` as far as the router goes by that: by load alone, all might go
-        to another. None where it was answered, else what it was refused with."""
+        """Sends one new random image, with headers that select ``target``. Returns None, or the error.
+
+        Without the headers, a router that balances by load could send all images to another worker.
+        """
         url = f"data:image/png;base64,{base64.b64encode(_png()).decode()}"
         body = {
             "model": self._plan.model,
@@ -105,14 +109,17 @@ class PictureProofs:
             return f"HTTP {code}: {answer.decode(errors='replace')[:300] or 'empty body'}"
 
     def _headers(self, target: ProcessSpec) -> dict[str, str]:
-        """None for an encode worker: no router sends requests there."""
+        """The routing header for ``target``; empty for an encode worker, to which no router sends requests."""
         header = {"agg": TO_WORKER, "prefill": TO_PREFILL}.get(target.role)
         worker_id = ask_worker_ids(self._url, self._plan.model).get(target.name) if header else None
         return {header: str(worker_id)} if header and worker_id is not None else {}
 
     def _has_encoded(self, worker: ProcessSpec) -> bool:
-        """By its own count; False also where it can't be asked. An LLM of TensorRT-LLM has its tower inside: a worker
-        counts what it put in, and its answer says that it got through."""
+        """Whether the worker's metrics show an encoded image; False also if they can't be read.
+
+        TensorRT-LLM's LLM contains its tower, so there the worker counts the images that it put in, and the answer
+        shows that they were encoded.
+        """
         stage = b"put" if self._plan.engine == "tensorrt-llm" and worker.role != "encode" else b"encode"
         url = f"http://{worker.address}:{worker.system_port}"
         try:
@@ -123,13 +130,15 @@ class PictureProofs:
 
 
 def _encoders(plan: Plan) -> tuple[ProcessSpec, ...]:
-    """Those that encode what requests bring: encode workers, or else the workers that requests come to first."""
+    """The workers that encode images: encode workers if there are any, else the workers that receive the
+    requests first.
+    """
     by_role = {role: [one for one in plan.workers if one.role == role] for role in ("encode", "prefill", "agg")}
     return tuple(next((found for found in by_role.values() if found), []))
 
 
 def _forbidden(plan: Plan) -> str:
-    """Which limit the plan's workers refuse the picture with; empty: none."""
+    """The limit in the plan with which workers would refuse the test image, or ""."""
     for worker in plan.workers:
         for flag, value in itertools.pairwise(worker.argv):
             if flag != "--media":
@@ -142,7 +151,7 @@ def _forbidden(plan: Plan) -> str:
 
 
 def _png() -> bytes:
-    """Of pixels drawn anew each time."""
+    """A PNG with random pixels."""
     rows = b"".join(b"\0" + os.urandom(3 * _SIDE) for _ in range(_SIDE))
     header = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))

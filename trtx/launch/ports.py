@@ -1,4 +1,4 @@
-"""Ports of a topology: chosen together, and held by open sockets until its processes start."""
+"""Chooses a topology's ports together, and holds them with open sockets until its processes start."""
 
 from __future__ import annotations
 
@@ -18,30 +18,38 @@ _LOOPBACK = "127.0.0.1"
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15_000
 _LIMIT = 32768
-"""First port that is never drawn: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and ends otherwise."""
+"""Ports below this are drawn: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and exits
+on larger ones.
+"""
 _ENOUGH = 2000
 LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
-"""Where outgoing connections draw theirs from a lower port on, they would take ports that a worker is to listen on."""
+"""Lowest acceptable start of the ephemeral port range. With a lower one, outgoing connections could take ports on which
+workers are about to listen.
+"""
 _ATTEMPTS = 2000
 ANOTHER_PORT = "choose another with --port, or 0 for any free one"
 OF_SEVERAL_HOSTS = "end what has it, or start trtx serve --hosts with another --port"
 
 
 class PortHolder:
-    """Ports that this process holds by listening on them: a bound socket alone does not keep other listeners away."""
+    """Ports that this process holds by listening on them; a socket that is only bound does not keep other
+    listeners away.
+    """
 
     def __init__(self, ephemeral_file: Path = _EPHEMERAL_FILE) -> None:
-        """``ephemeral_file`` holds the first and the last port that the system gives to outgoing connections."""
+        """``ephemeral_file`` contains the first and last ephemeral port."""
         self._ephemeral_file = ephemeral_file
         self._held: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
     def hold(self, host: str, port: int, way_out: str = ANOTHER_PORT) -> int:
-        """Takes ``port`` on ``host``; 0 takes any free one. Raises UsageError naming the process that has it;
-        ``way_out`` ends its sentence."""
+        """Takes ``port`` on ``host``; 0 takes any free one.
+
+        Raises UsageError that names the process using it and ends with ``way_out``.
+        """
         with self._lock:
             if port in self._held:
-                return port  # an earlier plan of this process: they are served one after another
+                return port  # held by an earlier plan of this process; plans are served one after another
             if port == 0:
                 return self._hold_any(host)
             try:
@@ -51,20 +59,19 @@ class PortHolder:
             return port
 
     def hold_internal(self, count: int) -> tuple[int, ...]:
-        """Takes ``count`` free ports below 32768 on loopback, all different from every other port held."""
+        """Takes ``count`` free ports below 32768 on loopback, different from all ports held."""
         with self._lock:
             return tuple(self._hold_any(_LOOPBACK) for _ in range(count))
 
     def release(self, ports: Iterable[int]) -> None:
-        """Frees ports so that the processes they were held for can listen; unknown ones are ignored."""
+        """Frees ports so that the processes they were held for can listen; unknown ports are ignored."""
         with self._lock:
             for port in ports:
                 if held := self._held.pop(port, None):
                     held.close()
 
     def _hold_any(self, host: str) -> int:
-        """Below the range from which outgoing connections draw theirs, if that leaves enough: those would race our
-        children for it."""
+        """Takes a free port, if possible below the ephemeral range, where outgoing connections can't take it first."""
         low, high = self._range()
         for _ in range(_ATTEMPTS):
             port = random.SystemRandom().randrange(low, high)
@@ -91,7 +98,7 @@ HOLDER = PortHolder()
 
 
 def taken(host: str, port: int) -> str | None:
-    """``port 8000 on 127.0.0.1 is in use by python3 (pid 7)``, found out by taking it; None where it is free."""
+    """For example ``port 8000 on 127.0.0.1 is in use by python3 (pid 7)``, found by binding it; None if it is free."""
     try:
         _bind(host, port).close()
     except OSError as error:
@@ -104,7 +111,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, kind, protocol)
     try:
-        # As the servers do: connections in TIME_WAIT do not count, a listener does.
+        # Like the servers: connections in TIME_WAIT do not block the port, a listener does.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen(1)
@@ -128,7 +135,7 @@ def _in_use(host: str, port: int) -> str:
 
 
 def _holder(port: int) -> str | None:
-    """Name and pid of the process that listens on ``port``, where this user may see it."""
+    """Name and pid of the process that listens on ``port``, if this user may see it."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr)[1:] == (port,) and connection.pid:

@@ -1,4 +1,4 @@
-"""From a :class:`TopologySpec` to a :class:`Plan`: looks at the machine, the model, the configs and the ports."""
+"""Turns a :class:`TopologySpec` into a :class:`Plan`, from the machine, the model, the configs and the free ports."""
 
 from __future__ import annotations
 
@@ -50,24 +50,25 @@ from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What is served, before it is known where."""
+    """What will be served, before its placement is known."""
 
-    model: str  # the name that it was found by
+    model: str  # the name by which it was found
     engine: str
-    engine_version: str | None  # of TensorRT-LLM, where that is what serves
+    engine_version: str | None  # TensorRT-LLM's version if it is the engine
     checkpoint: Checkpoint
     configs: dict[Role, ResolvedEngineConfig]
     findings: tuple[Finding, ...]
 
 
 def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str | None = None) -> Plan:
-    """Resolves everything and starts nothing. Writes nothing either, but a synthetic checkpoint into its cache.
+    """Resolves everything and starts nothing. Writes nothing except a synthetic checkpoint into its cache.
 
-    The ports of the plan stay held by this process until :func:`trtx.launch.serve` starts it. Raises UsageError for
-    whatever can't be served: an unknown model, field or engine, too few GPUs, a port in use.
+    This process holds the plan's ports until :func:`trtx.launch.serve` starts it. Raises UsageError for anything that
+    can't be served: an unknown model, field or engine, too few GPUs, a port in use.
 
-    ``frontends`` listen on ``spec.port`` and those after it, or each on any free one. ``fault``: what TRTX_FAULT holds,
-    from the one caller that serves wrong KV on purpose and says so; all others are refused where it is set.
+    ``frontends`` listen on ``spec.port`` and the ports after it, or each on any free port. ``fault`` is the value of
+    TRTX_FAULT, passed only by the one caller that serves wrong KV on purpose and reports it; all others are refused if
+    the variable is set.
     """
     _check_fault(fault)
     machine = probe()
@@ -99,18 +100,21 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
 
 
 def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:
-    """Engine, checkpoint and configs. ``has_gpu``: there is one where it is served. ``machine`` None: that is
-    elsewhere, and what is installed here says nothing; ``spec.engine`` is then not auto. Raises UsageError."""
+    """Resolves engine, checkpoint and configs. Raises UsageError. ``has_gpu``: the serving machine has one.
+
+    ``machine`` None: the topology will run on other machines, so this machine's packages are irrelevant;
+    ``spec.engine`` is not auto then.
+    """
     check_size(spec)
     check_router_args(spec.router_args)
     check_flags(spec.router_args, spec.router_mode)
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
     model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
-    # Elsewhere the weights are where it is served.
+    # For other machines, the weights need not be here.
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
-        # Refuses what the engine would refuse once it runs, in the same words.
+        # Refuses in advance, with the same messages, what the engine would refuse once it runs.
         read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
@@ -151,7 +155,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
 
 
 def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
-    """Raises UsageError, with none held, where one is in use."""
+    """Holds all ports. Raises UsageError, and holds none, if one is in use."""
     if spec.port + frontends > 1 << 16:
         raise UsageError(f"--port {spec.port} leaves no ports for --frontends {frontends}; give a lower one")
     http: list[int] = []
@@ -166,11 +170,14 @@ def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
     return Ports(tuple(http), brokers, internal[2 * frontends :])
 
 
-_TRUE_WITHOUT_MEDIA = (("max_videos", 0),)  # also what runs did before there were videos (trtx/experiment/directory.py)
+# also the behaviour of runs before videos were supported (trtx/experiment/directory.py)
+_TRUE_WITHOUT_MEDIA = (("max_videos", 0),)
 
 
 def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
-    """Raises UsageError for what is said of images or videos where none is taken, and for a directory that is none."""
+    """Raises UsageError for image or video options that have no effect with this engine or model, and for a media path
+    that is not a directory.
+    """
     stated = spec.media.model_dump(exclude_defaults=True)
     said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
     if said and engine not in ("torch", "tensorrt-llm"):
@@ -179,7 +186,8 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
             "use --engine torch"
         )
     options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
-    placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config  # TensorRT-LLM knows more models
+    # TensorRT-LLM supports more models
+    placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config
     if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(
             f"{options[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
@@ -207,14 +215,16 @@ def _option(field: str) -> str:
 
 
 def _overrides_of(role: Role, spec: TopologySpec) -> tuple[str, ...]:
-    """An encoder has no KV, no chunks and no batch of sequences: what is said to every role is not said to it."""
+    """The overrides for a role. Overrides for all roles do not apply to encoders, which have no KV, chunks or batches
+    of sequences.
+    """
     if role != "encode":
         return spec.overrides
     return tuple(text for text in spec.overrides if text.startswith("encode."))
 
 
 def _check_fault(fault: str | None) -> None:
-    """Raises UsageError where the environment asks for a fault that nobody would tell of, or for none that there is."""
+    """Raises UsageError for an invalid fault, or if the environment sets a fault that no caller would report."""
     if fault is not None:
         parse_kv_fault(fault)
     else:
@@ -239,7 +249,7 @@ def check_configs(
     checkpoint: Checkpoint,
     machine: Machine | None,
 ) -> tuple[Finding, ...]:
-    """What is worth telling of the configs as they will run, ``--tp`` included. Raises UsageError for any error."""
+    """Findings about the configs as they will run, including ``--tp``. Raises UsageError for any error among them."""
     tp = {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
     findings = check_engine_configs(
         {role: replace(config, values=config.values | tp) for role, config in configs.items()},
@@ -253,13 +263,15 @@ def check_configs(
 
 
 def _installed_version(engine: str) -> str | None:
-    """Of TensorRT-LLM where it is what will serve; None leaves it to the headers of the configs."""
+    """The installed TensorRT-LLM version if it is the engine; None: use the version in the configs' headers."""
     version = installed_version() if engine == "tensorrt-llm" else None
     return None if version == "unknown" else version
 
 
 def _default_model(engine: str) -> str:
-    """Dynamo's mocker (seen: 1.4.2) makes up ids, most of them above tiny-trained's vocabulary: they have no text."""
+    """The default model for simulation: Dynamo's mocker (seen in 1.4.2) makes up token ids, most of which have no text
+    in tiny-trained's vocabulary.
+    """
     return "synthetic:tiny" if engine == "simulated" else ""
 
 

@@ -1,8 +1,8 @@
-"""This host's share of a topology as etcd knows it: its plan, that it runs, and which others do not any more.
+"""This host's share of a topology in etcd: publishes the plan, renews the share's key, and removes lost hosts.
 
-Dynamo's own leases say how long a process may be without etcd, and are long for that (:data:`PROCESS_LEASE_S`). How
-soon a host that is lost whole leaves the routing is said by its share, whose key each share renews itself: the others
-revoke what is registered at the address of a host that has none.
+Dynamo's own leases determine how long a process may be without etcd, and are long for that reason
+(:data:`PROCESS_LEASE_S`). So that a lost host leaves the routing sooner, each share renews a key of its own, and the
+other shares revoke everything registered at the address of a host without a share.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ from trtx.topology import Plan
 logger = logging.getLogger(__name__)
 
 PROCESS_LEASE_S = 600
-"""Of a process of Dynamo's, over hosts. Dynamo 1.4.2 counts a lease from the last answer to its own renewal, which it
-sends when half of what is left has passed. When it reconnects, etcd gives the lease its whole time again, but that
-answer is taken by the client below it (etcd-client 0.17.0, LeaseClient::keep_alive), and what Dynamo counts goes on. So
-outages add up until a renewal falls between them, and the process ends though its lease is whole
-(lib/runtime/src/transports/etcd/lease.rs). Half of this is what they may add up to. Can be short again once a
-reconnection counts as a renewal."""
+"""Lease of a Dynamo process, in a topology over hosts.
+
+Dynamo 1.4.2 measures a lease from the last response to its own renewal, which it sends when half of the remaining time
+has passed. After a reconnection, etcd renews the lease for its whole time, but the client library consumes that
+response (etcd-client 0.17.0, LeaseClient::keep_alive), so Dynamo's countdown continues. Outages therefore add up until
+a renewal falls between them, and the process exits although its lease is valid
+(lib/runtime/src/transports/etcd/lease.rs). Outages may add up to half of this value. It can be short again once a
+reconnection counts as a renewal.
+"""
 LOST_AFTER_S = 10.0
-"""A host without a share is taken out when it was seen so for this long: one whose lease ended with etcd's data, or
-while it was cut off, is there again after one of its turns."""
+"""How long a host must be seen without a share before it is removed. A share whose lease ended because etcd lost its
+data or was unreachable returns within one of its turns.
+"""
 _TURN_S = 2.0
 _TRIES = 20
 _AGAIN_AFTER_S = 0.5
@@ -49,11 +53,13 @@ _CLOSES_WITHIN_S = 5.0
 
 
 class Presence:
-    """One share's. From :meth:`take` to :meth:`close` a thread renews it."""
+    """One share's entry in etcd. A thread renews it from :meth:`take` to :meth:`close`."""
 
     def __init__(self, plan: Plan, published: Published, host: str) -> None:
-        """``plan``: of all hosts, of which this is ``host``. Asks nobody yet. Raises UsageError where the files of
-        etcd's credentials can't be read."""
+        """``plan``: of all hosts, including this ``host``. Sends no request yet.
+
+        Raises UsageError if the files of etcd's credentials can't be read.
+        """
         assert plan.etcd is not None
         self._plan, self._published, self._host = plan, published, host
         self._name = name_of(plan)
@@ -61,18 +67,20 @@ class Presence:
         self._client = open_etcd(plan.etcd)
         self._registry = EtcdRegistry(self._client, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s)
         self._lease = 0
-        self._lost_since: dict[str, float] = {}  # by address
-        self._problem = ""  # why it could not be taken again, as it was told
+        self._lost_since: dict[str, float] = {}  # address -> time since when it has no share
+        self._problem = ""  # the last reported reason why it could not be registered again
         self._on_event: Callable[[Event], None] = lambda event: None
         self._on_lease: Callable[[int], None] = lambda lease: None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
     def take(self) -> None:
-        """Publishes the plan, or takes its place beside the shares of the same plan that run. No other share of this
-        host may run (:func:`trtx.launch.take_place`). Raises UsageError where another plan of that name is served,
-        LaunchError."""
-        if self._register():  # whoever is registered elsewhere was left behind: nobody's share runs
+        """Publishes the plan, or joins the running shares of the same plan.
+
+        No other share of this host may run (:func:`trtx.launch.take_place`). Raises UsageError if another plan with
+        that name is being served, LaunchError if etcd fails.
+        """
+        if self._register():  # no share runs, so registrations at other addresses are stale
             own = self._address(self._host)
             try:
                 for address, leases in self._registry.leases().items():
@@ -83,13 +91,17 @@ class Presence:
         self._thread.start()
 
     def tell(self, on_event: Callable[[Event], None], on_lease: Callable[[int], None]) -> None:
-        """News from here on, and the lease that has to end with the share: now, and whenever it is another. Both are
-        called from the thread later."""
+        """Sets the listeners for events and for the share's lease, which must end with the share.
+
+        ``on_lease`` is called now and for every later lease. Later calls of both come from the thread.
+        """
         self._on_event, self._on_lease = on_event, on_lease
         on_lease(self._lease)
 
     def close(self) -> None:
-        """After the end of the share: with the last one goes the plan. What etcd does not take now ends by itself."""
+        """Ends the share's entry; with the last share, the plan is removed. If etcd does not answer, the lease expires
+        by itself.
+        """
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSES_WITHIN_S)
@@ -99,9 +111,9 @@ class Presence:
         self._client.close()
 
     def _register(self) -> bool:
-        """True where no share ran. Raises UsageError, LaunchError."""
+        """Adds the share. Returns True if no share was running. Raises UsageError, LaunchError."""
         client, name, own = self._client, self._name, self._published.to_bytes()
-        remove_share(client, name, self._host)  # of one that was cut off here
+        remove_share(client, name, self._host)  # left by a share that was killed on this host
         lease = client.grant(self._ttl_s)
         try:
             for _ in range(_TRIES):
@@ -120,7 +132,7 @@ class Presence:
                         "in the hosts file"
                     )
                 else:
-                    self._end.wait(_AGAIN_AFTER_S)  # those who run put their plan there again
+                    self._end.wait(_AGAIN_AFTER_S)  # the running shares publish their plan again
             raise LaunchError(
                 f"what is published of topology {name!r} in etcd did not come to rest; start this share again"
             )
@@ -134,7 +146,10 @@ class Presence:
         self._on_lease(lease)
 
     def _is_own(self, found: bytes, *, is_served: bool) -> bool:
-        """Raises UsageError where it can't be read, and some share runs it."""
+        """Whether the published plan ``found`` is this one.
+
+        Raises UsageError if it is unreadable and a share serves it.
+        """
         plan = self._plan
         assert plan.etcd is not None and plan.nats is not None
         try:
@@ -151,7 +166,7 @@ class Presence:
         while not self._end.wait(min(_TURN_S, self._ttl_s / 4)):
             try:
                 self._turn()
-            except (LaunchError, OSError):  # not known is not gone: the next turn asks
+            except (LaunchError, OSError):  # unknown does not mean gone; the next turn asks again
                 self._lost_since.clear()
 
     def _turn(self) -> None:
@@ -160,13 +175,13 @@ class Presence:
         if not is_held or self._host not in hosts:
             self._lost_since.clear()
             self._register_again()
-            return  # others may be coming back as well, or what is there is another's
+            return  # others may be returning too, or the plan there is another one
         if not is_published:
             restore_plan(self._client, self._name, self._published.to_bytes())
         self._take_out({self._address(host) for host in hosts | {self._host}})
 
     def _register_again(self) -> None:
-        """etcd lost its data, or was out of reach for longer than the lease."""
+        """Registers the share again after etcd lost its data or was unreachable for longer than the lease."""
         try:
             self._register()
         except UsageError as error:
@@ -181,7 +196,7 @@ class Presence:
             )
 
     def _take_out(self, present: set[str]) -> None:
-        """What is registered elsewhere than at these addresses, and has been for a while."""
+        """Revokes what has been registered for LOST_AFTER_S at addresses not in ``present``."""
         registered, now = self._registry.leases(), time.monotonic()
         self._lost_since = {
             address: self._lost_since.get(address, now) for address in registered if address not in present
@@ -196,7 +211,7 @@ class Presence:
     def _emit(self, message: str) -> None:
         try:
             self._on_event(Event("lost", message))
-        except Exception:  # whoever listens: what it does with the news must not end the share
+        except Exception:  # a failing listener must not end the share
             logger.exception("an event could not be told: %s", message)
 
     def _revoke(self, leases: set[int]) -> int:
@@ -208,8 +223,10 @@ class Presence:
 
 @contextlib.contextmanager
 def publishing(plan: Plan, published: Published, host: str) -> Iterator[Presence]:
-    """Keeps what ``plan`` was made of in etcd for those who join it, and that this share of it runs, until the end of
-    the block; the plan until that of the last share. See :meth:`Presence.take`."""
+    """Publishes the inputs of ``plan`` and this share until the end of the block. See :meth:`Presence.take`.
+
+    The inputs stay published until the last share ends.
+    """
     assert plan.etcd is not None
     presence = Presence(plan, published, host)
     try:

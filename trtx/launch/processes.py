@@ -1,7 +1,7 @@
-"""Finds and ends every process of a topology through ``/proc``, whoever started it. Only the standard library.
+"""Finds and ends every process of a topology through ``/proc``. Uses only the standard library.
 
-A process belongs to a topology when its environment carries the topology's marker, as every descendant's does, or when
-it is in the session of a child: an engine that overwrites its title may overwrite its environment with it.
+A process belongs to a topology if its environment contains the topology's marker, which all descendants inherit, or if
+it is in the session of a child: an engine that overwrites its title may overwrite its environment too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _PROC = Path("/proc")
 
 
 def members(marker: str, sessions: Collection[int]) -> set[int]:
-    """Living processes with ``marker`` (``NAME=value``) in their environment, or in one of ``sessions``. No zombies."""
+    """Living processes with ``marker`` (``NAME=value``) in their environment or in one of ``sessions``; no zombies."""
     return {pid for pid in _pids() if _is_member(pid, marker.encode(), sessions)}
 
 
 def end_members(marker: str, sessions: Collection[int], *, grace_s: float, kill_s: float) -> set[int]:
-    """SIGTERM to all members, SIGKILL after ``grace_s`` to what is left, until none is or ``kill_s`` more have passed.
+    """Sends SIGTERM to all members, and after ``grace_s`` SIGKILL to the rest, until none is left or ``kill_s`` have
+    passed.
 
-    Returns the ones that still live then: a process that waits in the kernel dies when the kernel lets it.
+    Returns the members that are still alive: a process in an uninterruptible system call dies only when that returns.
     """
     for signal_number, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, kill_s)):
         deadline = time.monotonic() + seconds
@@ -41,7 +42,7 @@ def end_members(marker: str, sessions: Collection[int], *, grace_s: float, kill_
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it was stopped, by SIGSTOP or a debugger, and runs no more until something continues it."""
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
     try:
         state = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
@@ -50,7 +51,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def send(pid: int, signal_number: int) -> bool:
-    """Sends one signal to one process; False where it is gone already."""
+    """Sends a signal to a process; False if it is gone."""
     try:
         os.kill(pid, signal_number)
     except (ProcessLookupError, PermissionError):
@@ -59,7 +60,7 @@ def send(pid: int, signal_number: int) -> bool:
 
 
 def send_to_group(pid: int, signal_number: int) -> bool:
-    """Sends one signal to the process group that ``pid`` leads; False where it is gone already."""
+    """Sends a signal to the process group that ``pid`` leads; False if it is gone."""
     try:
         os.killpg(pid, signal_number)
     except (ProcessLookupError, PermissionError):
@@ -76,7 +77,7 @@ def _pids() -> Iterator[int]:
 
 def _is_member(pid: int, marker: bytes, sessions: Collection[int]) -> bool:
     try:
-        # pid (comm) state ppid pgrp session …; comm may hold spaces and brackets.
+        # pid (comm) state ppid pgrp session …; comm may contain spaces and parentheses.
         state, _, _, session = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[:4]
         if state in (b"Z", b"X"):
             return False

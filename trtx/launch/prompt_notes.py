@@ -1,4 +1,4 @@
-"""Says in a plan who makes the prompts, where Dynamo's may differ from transformers'."""
+"""Adds a note to a plan on what renders the prompts, if Dynamo's prompts may differ from transformers'."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtx.topology import Plan
 
 
 def with_prompt_note(plan: Plan, model: Path) -> Plan:
-    """``plan`` with a sentence about its prompts: a decision on one machine, a warning where Dynamo makes them."""
+    """``plan`` with a sentence about its prompts: a reason on one machine, a warning where Dynamo renders them."""
     if (because := difference(model)) is None:
         return plan
     if not plan.hosts and plan.engine != "simulated":
@@ -19,7 +19,7 @@ def with_prompt_note(plan: Plan, model: Path) -> Plan:
 
 
 def prompts_differ(because: str) -> str:
-    """The sentence for a topology whose prompts Dynamo makes."""
+    """The warning for a topology whose prompts Dynamo renders."""
     return (
         f"prompts may differ from those that transformers makes, because {because} and Dynamo makes the prompts over "
         "hosts and in pods; send prompts as token ids to /v1/completions where that matters (docs/request-fields.md)"

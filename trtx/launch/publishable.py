@@ -1,7 +1,7 @@
-"""What of a plan may pass through etcd: nothing that names code, the environment, or a file to read or write.
+"""Decides which parts of a plan may pass through etcd: none that names code, environment variables or files.
 
-Whoever writes to etcd would have it loaded on every host that joins. So it is refused where it is published, and again
-where it is read, as nobody says who wrote it.
+Anyone with write access to etcd could otherwise make every joining host load code. So such parts are refused when a
+plan is published, and again when it is read, because the writer is unknown.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from trtx.config import Role, TopologySpec
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-# Of dynamo.frontend 1.4.2, those that tune how it routes. Others load code (--frontend-route-extension), trust a
-# model's (--trust-remote-code), or name files (--dump-config-to, --router-policy-config, --router-tracking-key-file).
+# Flags of dynamo.frontend 1.4.2 that tune routing. Others load code (--frontend-route-extension), trust a model's code
+# (--trust-remote-code), or name files (--dump-config-to, --router-policy-config, --router-tracking-key-file).
 _ROUTER_FLAGS = frozenset(
     {
         "--active-decode-blocks-threshold", "--active-prefill-tokens-threshold",
@@ -31,7 +31,7 @@ _ROUTER_FLAGS = frozenset(
         "--router-tracking-key-id", "--router-ttl-secs", "--shared-cache-multiplier", "--shared-cache-type",
     }
 )  # fmt: skip
-# Of TensorRT-LLM's arguments, at any depth.
+# TensorRT-LLM arguments that are refused, at any depth.
 _ENGINE_FIELDS = frozenset(
     {
         "batched_logits_processor", "calibration_file_path", "checkpoint_loader", "connector_module",
@@ -43,7 +43,7 @@ _ENGINE_FIELDS = frozenset(
         "transforms", "trust_remote_code", "yaml_extra",
     }
 )  # fmt: skip
-_WORD = re.compile(r"[\w.:*+-]{0,100}(/[\w.-]{1,100})?")  # a choice, a number in words, a name of the hub; no path
+_WORD = re.compile(r"[\w.:*+-]{0,100}(/[\w.-]{1,100})?")  # a choice, a number as text, a model name of the hub; no path
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?")
 _WAY_OUT = (
     "what lies in etcd may name no code and no file, as others may write there; leave it out, or start the hosts "
@@ -52,10 +52,11 @@ _WAY_OUT = (
 
 
 def check_publishable(spec: TopologySpec, engine_configs: Mapping[Role, Mapping[str, Any]]) -> None:
-    """Raises UsageError for router arguments and engine config fields that hosts may not take from one another."""
+    """Raises UsageError for router arguments and engine config fields that hosts must not accept from one another."""
     for word in spec.router_args:
         flag = word.partition("=")[0]
-        known = {flag, f"--{flag.removeprefix('--no-')}"} & _ROUTER_FLAGS  # none is cut short: that may mean another
+        # exact names only: an abbreviation may mean another flag
+        known = {flag, f"--{flag.removeprefix('--no-')}"} & _ROUTER_FLAGS
         if flag.startswith("-") and not known and not _NUMBER.fullmatch(flag):
             raise UsageError(f"--router-args holds {shown(flag)}, and {_WAY_OUT}")
     for role, values in engine_configs.items():
@@ -66,7 +67,7 @@ def _check(value: Any, where: str) -> None:
     if isinstance(value, Mapping):
         for name, entry in value.items():
             _check_text(str(name), where)
-            # What is false or null of these says that there is none.
+            # False or null means that the feature is not used.
             if name in _ENGINE_FIELDS and entry not in (None, False):
                 raise UsageError(f"the engine config has {shown(where)}.{name}, and {_WAY_OUT}")
             _check(entry, f"{where}.{name}")

@@ -1,7 +1,7 @@
-"""What a plan over hosts is made of, as it lies in etcd for those who join it, and what has to be the same on each.
+"""The inputs of a plan over hosts as published in etcd for joining hosts, and what must be equal on every host.
 
-It holds no command, no environment, no path of a secret: a host that joins makes the plan itself, by the same pure
-function, and takes from etcd what a person could have typed, under the same checks.
+They contain no commands, no environment and no paths of secrets. A joining host makes the plan itself with the same
+pure function, and checks the values from etcd like typed input.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trtx.planes.published_plan import published_names, read_plan
 from trtx.topology import Credentials, EtcdService, Plan
 
 _SCHEMA_VERSION = 2
-"""2: what a plan is made of. 1 was a plan, commands and all."""
-_PREFIX = "trtx-"  # of every namespace
+"""Version 2 contains a plan's inputs. Version 1 contained a plan with its commands."""
+_PREFIX = "trtx-"  # prefix of every namespace
 OF_ONE_HOST = {"model", "engine", "engine_configs", "overrides", "gpus", "host"}
-"""Fields of a spec that are resolved before it is published, or mean one machine."""
+"""Fields of a spec that are resolved before it is published, or are only meaningful on one machine."""
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _Engine = Literal["torch", "tensorrt-llm", "simulated", "paced"]
 
@@ -52,23 +52,23 @@ class _Document(BaseModel):
     engine_configs: dict[Role, dict[str, Any]]
     spec: dict[str, Any]
     hosts: dict[str, Any]
-    nats_auth: bool  # NATS asks for a user or a token; whose files that are each host says for itself
+    nats_auth: bool  # NATS requires a user or a token; each host names its own files
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What :func:`trtx.topology.plan_hosts` makes a plan of, resolved: the same plan wherever it is made."""
+    """The resolved inputs of :func:`trtx.topology.plan_hosts`, which makes the same plan from them on every host."""
 
-    model: str  # the name that was asked for, to be found on each host
+    model: str  # the requested name, which each host resolves
     engine: str  # resolved
-    engine_configs: dict[Role, dict[str, Any]]  # before --tp, which the spec has
-    spec: TopologySpec  # its own model, engine, engine configs, overrides and GPUs say nothing here
+    engine_configs: dict[Role, dict[str, Any]]  # before --tp, which is in the spec
+    spec: TopologySpec  # its own model, engine, engine configs, overrides and GPUs are ignored
     hosts: HostsSpec  # with the topology's name
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """``asked``, and what is compared with it where it is joined."""
+    """``asked``, and the values that a joining host compares with its own."""
 
     asked: Asked
     model_sha256: str  # see trtx.checkpoint.identity
@@ -76,13 +76,16 @@ class Published:
 
     @classmethod
     def of(cls, asked: Asked, model_path: Path) -> Published:
-        """Reads the model's files. Raises UsageError where one can't be read, or what is asked for may not lie in
-        etcd (:func:`trtx.launch.publishable.check_publishable`)."""
+        """Computes the comparison values from the model's files.
+
+        Raises UsageError if a file can't be read, or if ``asked`` may not be published
+        (:func:`trtx.launch.publishable.check_publishable`).
+        """
         check_publishable(asked.spec, asked.engine_configs)
         return cls(asked, identify_model(model_path).sampled_sha256, versions_here(asked.engine))
 
     def to_bytes(self) -> bytes:
-        """Without the names of files that hold secrets."""
+        """The document as JSON, without the paths of secrets."""
         asked = self.asked
         document = {
             "schema_version": _SCHEMA_VERSION,
@@ -101,8 +104,10 @@ class Published:
     def from_bytes(
         cls, found: bytes, name: str, *, etcd_files: Credentials | None = None, nats_files: Credentials | None = None
     ) -> Published:
-        """``etcd_files``, ``nats_files``: this host's own. Raises UsageError for what this trtx would not have
-        published under ``name``, whoever wrote it."""
+        """Parses a document. ``etcd_files``, ``nats_files``: this host's own credentials files.
+
+        Raises UsageError for anything that this trtx would not have published under ``name``.
+        """
         try:
             return cls._read(found, name, etcd_files, nats_files)
         except _NoFiles:
@@ -140,7 +145,7 @@ class Published:
                 "--nats-auth"
             )
         files = {"etcd_auth": _named(etcd_files), "nats_auth": _named(nats_files)}
-        # By way of JSON, of which alone pydantic is strict and still makes tuples and paths.
+        # Through JSON, because pydantic's strict mode still converts to tuples and paths only when it reads JSON.
         hosts = HostsSpec.model_validate_json(json.dumps(document.hosts | files), strict=True)
         if hosts.name != name:
             raise ValueError(f"it is of topology {quoted(hosts.name)}")
@@ -156,12 +161,14 @@ class Published:
         return cls(asked, document.model_sha256, document.versions)
 
     def is_same_as(self, other: Published) -> bool:
-        """Whether hosts of the one and of the other make one topology: the model may lie anywhere."""
+        """Whether hosts with these two documents form one topology. The model's path may differ."""
         return _essence(self.to_bytes()) == _essence(other.to_bytes())
 
     def check_here(self, model: str | None) -> Path:
-        """Where the model lies on this machine, ``model`` or what was asked for. Raises UsageError where its files or
-        the versions here are others than where the plan was made."""
+        """Path of the model on this machine; ``model`` replaces the published name.
+
+        Raises UsageError if the model's files or the package versions differ from those of the planning host.
+        """
         here = versions_here(self.asked.engine)
         for package in sorted(here.keys() | self.versions.keys()):
             own, there = (versions.get(package) or "not installed" for versions in (here, self.versions))
@@ -180,7 +187,7 @@ class Published:
 
 
 class _NoFiles(UsageError):
-    """The plan is one, and this host lacks something for it."""
+    """The document is valid, but this host lacks credentials files for it."""
 
 
 def _named(files: Credentials | None) -> dict[str, str] | None:
@@ -191,7 +198,7 @@ def _named(files: Credentials | None) -> dict[str, str] | None:
 
 
 def _with_numbers(value: Any) -> Any:
-    """With whole numbers where JSON made text of a mapping's keys: no field is called so, and batch sizes are."""
+    """``value`` with the integer keys that JSON turned into strings: batch sizes. No field name is a number."""
     if isinstance(value, dict):
         return {int(key) if _WHOLE.fullmatch(key) else key: _with_numbers(entry) for key, entry in value.items()}
     return [_with_numbers(entry) for entry in value] if isinstance(value, list) else value
@@ -205,12 +212,12 @@ def _problem(error: ValidationError) -> str:
 
 
 def name_of(plan: Plan) -> str:
-    """Of a topology, as ``--name`` has it."""
+    """The topology's name, as in ``--name``."""
     return plan.namespace.removeprefix(_PREFIX)
 
 
 def versions_here(engine: str) -> dict[str, str]:
-    """Of the packages that have to be the same on every host."""
+    """Versions of the packages that must be equal on every host."""
     found: dict[str, str] = {}
     packages = ["trtx", "ai-dynamo"] + (["torch", "nixl"] if engine == "torch" else [])
     for package in packages:
@@ -222,8 +229,10 @@ def versions_here(engine: str) -> dict[str, str]:
 
 
 def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | None = None) -> Published:
-    """What is published under ``name``. ``nats_files``: what this host shows NATS, as ``etcd.credentials`` are what it
-    shows etcd. Raises UsageError where nothing is, EtcdError where that can't be known."""
+    """The document published under ``name``. ``nats_files``: this host's credentials for NATS.
+
+    Raises UsageError if there is none, EtcdError if etcd can't be read.
+    """
     with told_where(etcd), open_etcd(etcd) as client:
         found = read_plan(client, name)
         if found is None:
@@ -237,7 +246,7 @@ def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | No
 
 @contextlib.contextmanager
 def told_where(service: EtcdService) -> Iterator[None]:
-    """What is asked of an etcd that does not answer ends in what to do. Raises LaunchError, UsageError."""
+    """Adds a remedy to the error of an etcd that does not answer. Raises LaunchError, UsageError."""
     try:
         yield
     except EtcdUnreachable as error:
@@ -248,6 +257,6 @@ def told_where(service: EtcdService) -> Iterator[None]:
 
 
 def _essence(document: bytes) -> dict[str, Any]:
-    """What two of one topology have in common, wherever they were published: not where the model lies there."""
+    """The fields that must be equal on all hosts of a topology: all but the model's name."""
     fields: dict[str, Any] = json.loads(document)
     return {name: value for name, value in fields.items() if name != "model"}

@@ -1,4 +1,4 @@
-"""Which addresses take a connection now: asked before a process starts that could not do without."""
+"""Checks which addresses accept a connection, before a process starts that depends on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONNECTS_WITHIN_S = 0.5
 
 
 def reachable(urls: Sequence[str]) -> tuple[str, ...]:
-    """Of ``urls``, in their order. Takes half a second at most, for all together."""
+    """The ``urls`` that accept a connection, in their order. Takes at most half a second in total."""
     with ThreadPoolExecutor(max_workers=max(1, len(urls))) as pool:
         return tuple(url for url, answers in zip(urls, pool.map(_answers, urls), strict=True) if answers)
 

@@ -1,7 +1,7 @@
-"""Truly ready: the frontend counts every expected worker, and one real request went through the whole route. Whether
-KV moves between the workers of a split topology is asked in ``handoffs``.
+"""Readiness of a topology: the frontend counts every expected worker, and a real request succeeds.
 
-Dynamo 1.4.2's ``/health`` is 200 from the first moment and ``/v1/models`` proves nothing: neither is asked.
+``handoffs`` checks whether KV moves between prefill and decode workers. Dynamo 1.4.2's ``/health`` and ``/v1/models``
+are not used: the first returns 200 from the start, and the second proves nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from urllib.parse import quote, urlsplit
 
 from trtx.tls import trust_of
 
-# What Dynamo calls each role in /v1/models/<name>/ready.
+# Dynamo's name of each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """``summary`` reads ``1 of 2 prefill, 1 of 1 decode``, or why the frontend says no."""
+    """The frontend's answer.
+
+    ``summary`` is like ``1 of 2 prefill, 1 of 1 decode``, or the reason for not being ready.
+    """
 
     is_ready: bool
     summary: str
-    serves: bool = False  # there is a worker of every role, if not every worker
+    serves: bool = False  # there is at least one worker of every role
     has_answered: bool = True
 
 
 def parse_readiness(document: Mapping[str, Any], namespace: str, expected: Mapping[str, int]) -> Readiness:
-    """Reads the body of ``GET /v1/models/<name>/ready``. ``expected``: workers of each role."""
+    """Parses the body of ``GET /v1/models/<name>/ready``. ``expected``: number of workers per role."""
     found = document.get("namespaces", {}).get(namespace, {}).get("worker_types", {})
     counts = {role: int(found.get(_WORKER_TYPES[role], {}).get("workers", 0)) for role in expected}
     summary = ", ".join(f"{counts[role]} of {count} {role}" for role, count in expected.items())
@@ -46,8 +49,10 @@ def parse_readiness(document: Mapping[str, Any], namespace: str, expected: Mappi
 def ask_readiness(
     url: str, model: str, namespace: str, expected: Mapping[str, int], *, certificate: Path | None = None
 ) -> Readiness:
-    """One question to the frontend. Anything but its answer means not ready yet. ``certificate``: as :func:`request`,
-    here and below."""
+    """Sends one readiness request to the frontend. Any error means not ready yet.
+
+    ``certificate``: as for :func:`request`, here and below.
+    """
     try:
         path = f"/v1/models/{quote(model, safe='')}/ready"
         code, body = request(url, "GET", path, timeout_s=2.0, certificate=certificate)
@@ -60,7 +65,7 @@ def ask_readiness(
 
 
 def is_live(url: str, *, certificate: Path | None = None) -> bool:
-    """Whether the frontend answers at all. Seen with Dynamo 1.4.2: 200 whatever it serves, and no line in its log."""
+    """Whether the frontend answers at all. Seen with Dynamo 1.4.2: /live always returns 200 and logs nothing."""
     try:
         request(url, "GET", "/live", timeout_s=2.0, certificate=certificate)
     except (OSError, http.client.HTTPException):
@@ -71,7 +76,7 @@ def is_live(url: str, *, certificate: Path | None = None) -> bool:
 def complete(
     url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float, certificate: Path | None = None
 ) -> str | None:
-    """One real request through frontend and workers. None when it made tokens, else what went wrong."""
+    """Sends one real request through frontend and workers. Returns None if it produced tokens, else the error."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
     try:
         code, answer = request(url, "POST", "/v1/completions", body, timeout_s=timeout_s, certificate=certificate)
@@ -95,8 +100,10 @@ def request(
     timeout_s: float,
     certificate: Path | None = None,
 ) -> tuple[int, bytes]:
-    """One HTTP request, never through a proxy. ``certificate``: of a frontend that speaks TLS, which is asked under
-    whatever address it has here. Status code and body; raises OSError or HTTPException."""
+    """Sends one HTTP request, never through a proxy. Returns status code and body; raises OSError or HTTPException.
+
+    ``certificate``: the certificate of a TLS frontend, which is accepted under any address that it has here.
+    """
     address = urlsplit(url)
     host, port = address.hostname or "", address.port
     if address.scheme == "https":

@@ -1,4 +1,4 @@
-"""When a dead process is started again, and when it is given up."""
+"""Decides when a dead process is started again, and when to give up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ CRASH_LOOP_WINDOW_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class RestartPolicy:
-    """The deaths of one process, on one monotonic clock.
+    """The deaths of one process, on a monotonic clock.
 
-    A crash loop is ``CRASH_LOOP_DEATHS`` deaths within ``CRASH_LOOP_WINDOW_S``, or as many in a row without having
-    served in between: an engine that takes a minute to run out of memory would never reach the first.
+    A crash loop is ``CRASH_LOOP_DEATHS`` deaths within ``CRASH_LOOP_WINDOW_S``, or as many consecutive deaths without
+    serving in between: an engine that takes a minute to run out of memory would never meet the first condition.
     """
 
     _deaths: list[float] = field(default_factory=list)
     _unserved: int = 0
 
     def record_death(self, now: float, *, had_served: bool) -> float | None:
-        """Seconds to wait before the next start, or None: a crash loop."""
+        """Seconds to wait before the next start; None for a crash loop."""
         self._deaths = [at for at in self._deaths if now - at < CRASH_LOOP_WINDOW_S] + [now]
         self._unserved = 0 if had_served else self._unserved + 1
         worst = max(len(self._deaths), self._unserved)

@@ -1,6 +1,6 @@
-"""Whether a directory takes what is about to be written into it.
+"""Free-space and write-permission check of a directory.
 
-It is tried: no blocks, no inodes, a quota, a file system gone read-only, a directory gone all say no in one place.
+The check writes a file, which covers free blocks, inodes, quotas, read-only file systems and missing directories.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import os
 from pathlib import Path
 
 ROOM_BYTES = 65_536
-"""Less is no room: a process's discovery records and logging file take 20 kB, a cell with its report takes more."""
+"""Bytes that must fit: a process's discovery records and logging file take 20 kB, a sweep point with
+its report more.
+"""
 
 
 def write_problem(directory: Path) -> str | None:
-    """Why :data:`ROOM_BYTES` can't be written there now, in the system's words; None where they can."""
+    """The system's error message if :data:`ROOM_BYTES` can't be written to ``directory`` now, else None."""
     probe = directory / f".room.{os.getpid()}"
     try:
         probe.write_bytes(b"\0" * ROOM_BYTES)

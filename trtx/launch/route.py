@@ -1,6 +1,7 @@
-"""Whether requests reach the workers now: asked again and again, for as long as a topology serves.
+"""Checks continuously, while a topology serves, whether requests reach its workers.
 
-From threads of its own: the watch over the processes must not wait for an answer, and a request may take minutes.
+It uses its own threads, because the watch over the processes must not wait for responses, and a request may take
+minutes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from trtx.topology import Plan
 
 _EVERY_S = 1.0
 _PROOF_PROMPT = "Say when you are there. This is the launcher's request "
-_PROOF_TIMEOUT_S = 300.0  # as a warm-up request: a worker that was started again may compile kernels in it
+_PROOF_TIMEOUT_S = 300.0  # same as for warm-up: a restarted worker may compile kernels during the request
 
 
 class Route:
-    """What the frontend of a plan says of itself; times are ``time.monotonic()``, None for never.
+    """What the frontend of a plan reports; times are ``time.monotonic()``, None for never.
 
-    The attributes are written by its threads and read by whoever wants to know.
+    Its threads write the attributes; any thread may read them.
     """
 
     def __init__(
@@ -32,15 +33,17 @@ class Route:
         *,
         url: str = "",
     ) -> None:
-        """Asks nothing before :meth:`start`. ``handoffs``, ``pictures``: what is proved of them already; ``url``: of
-        the frontend to ask, the plan's own without one."""
+        """Sends no request before :meth:`start`. ``url``: the frontend to use; default: the plan's first.
+
+        ``handoffs``, ``pictures``: the proofs so far.
+        """
         self.answered_at: float | None = None  # the last answer of any kind
         self.routed_at: float | None = None  # the last time it counted every worker
-        self.proved_at: float | None = None  # when the last real request began that went through
-        self.serves = False  # by its last answer, it has a worker of every role
+        self.proved_at: float | None = None  # start time of the last real request that succeeded
+        self.serves = False  # whether it had a worker of every role at its last answer
         self.problem = ""  # what keeps it from counting every worker
-        self.request_problem = ""  # what the last real request failed with
-        self.handoff_problem = ""  # which pair of workers moved no KV in it, and why
+        self.request_problem = ""  # error of the last real request
+        self.handoff_problem = ""  # the pair of workers that moved no KV in it, and why
         self._plan = plan
         self._url = url or plan.url
         self._handoffs = handoffs or HandoffProofs(plan, self._url)
@@ -55,21 +58,23 @@ class Route:
 
     @property
     def proof(self) -> str:
-        """What was seen to go through, for a person."""
+        """What was seen to work, for the user."""
         return f"a request went through{self._handoffs.told}{self._pictures.told}"
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Asks no more. A request that is still open ends with the frontend."""
+        """Stops sending requests. An open request ends with the frontend."""
         self._is_closed = True
         self._news.set()
 
     def expect(self, whole_since: float | None, *, proof: bool) -> None:
-        """``whole_since``: since when every process is up. None where one is not: the frontend is then asked only
-        whether it lives, for it logs an error whenever it is asked for a model that it lacks. ``proof``: send a real
-        request as soon as it counts every worker, until one went through."""
+        """Sets what to check. ``proof``: once the frontend counts every worker, send real requests until one succeeds.
+
+        ``whole_since``: since when every process is up, or None. While it is None, the frontend is only asked whether
+        it is alive, because it logs an error for each request about a model that it does not have.
+        """
         if (whole_since, proof) != (self._whole_since, self._wants_proof):
             self._whole_since, self._wants_proof = whole_since, proof
             self._news.set()
@@ -100,12 +105,12 @@ class Route:
             self._proof.start()
 
     def _prove(self) -> None:
-        """One real request; and where KV is handed over, one for each pair with a worker that is new in it."""
+        """Sends one real request and, with KV handoffs, one for each pair of workers with a new instance."""
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
         problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
-        # Where that failed too: this names the pair and the cause.
+        # Even after a failure, because this check names the pair and the cause.
         self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
         self.request_problem = problem or self._pictures.prove_missing(_PROOF_TIMEOUT_S) or ""
         if not self.request_problem and not self.handoff_problem:

@@ -1,4 +1,6 @@
-"""Where a run keeps what it leaves: ``<parent>/<utc>-<name>-<hash8>``, always a new one, and there while it serves."""
+"""A run's output directory ``<parent>/<utc>-<name>-<hash8>``: always new, and restored if it is
+removed while serving.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from trtx.topology import Plan
 
 
 def new_run_directory(parent: Path, name: str) -> Path:
-    """A path that does not exist yet. Creates nothing: a dry run leaves nothing behind."""
+    """A path that does not exist yet. Creates nothing, so that a dry run leaves nothing behind."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return parent.absolute() / f"{stamp}-{name}-{secrets.token_hex(4)}"
 
 
 class RunDirectory:
-    """The files of one served plan: directories of logs and status files, the plan, each role's resolved config."""
+    """The files of one served plan: log and status directories, the plan, and each role's resolved config."""
 
     def __init__(self, plan: Plan) -> None:
-        """Makes nothing yet."""
+        """Creates nothing yet."""
         used = (path for one in plan.processes for path in (one.log_path, one.status_file))
         self._directories = sorted({path.parent for path in used if path is not None})
         self._files = {
@@ -36,11 +38,17 @@ class RunDirectory:
         self._told = ""
 
     def write(self) -> None:
-        """What a person may want to read beside the logs, and a worker that starts again needs. Raises OSError."""
+        """Writes the directories and files, which the user may want to read and restarted workers need.
+
+        Raises OSError.
+        """
         self._make(self._directories, self._files)
 
     def mend(self) -> str | None:
-        """Makes again what is missing; a sentence about it for a person, once for each time it goes missing."""
+        """Restores missing directories and files.
+
+        Returns a message for the user, once each time something goes missing.
+        """
         directories = [path for path in self._directories if _is_gone(path)]
         files = [path for path in self._files if _is_gone(path)]
         if not directories and not files:
@@ -59,7 +67,9 @@ class RunDirectory:
         return told if is_news else None
 
     def shortage(self) -> str | None:
-        """Why a process that starts now would end at once: a file that it starts with can't be read. None: all can."""
+        """The beginning of a sentence on why a new process would exit at once: a file that it needs can't be read. Else
+        None.
+        """
         for path in self._files:
             try:
                 path.open("rb").close()
@@ -75,7 +85,7 @@ class RunDirectory:
             beside = path.with_name(f".{path.name}.{os.getpid()}")
             try:
                 beside.write_text(self._files[path], encoding="utf-8")
-                beside.replace(path)  # whole or not at all: a worker would start with half of a config
+                beside.replace(path)  # atomic, because a worker could otherwise start with half of a config
             except OSError:
                 with contextlib.suppress(OSError):
                     beside.unlink()
@@ -83,7 +93,7 @@ class RunDirectory:
 
 
 def _is_gone(path: Path) -> bool:
-    """True where it is known to be; a path that can't be looked at now may be there."""
+    """Whether ``path`` is known to be missing; one that can't be examined now may exist."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""``serve``: a plan becomes a topology that answers, for as long as one ``with`` block."""
+"""``serve``: runs a plan as a ready topology for the duration of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. ``ready_s``: from start to every worker routable; large models load and compile for minutes."""
+    """Timeouts in seconds. ``ready_s``: from start until every worker is routable; large models load and compile for
+    minutes.
+    """
 
     ready_s: float = 1800.0
-    request_s: float = 300.0  # one warm-up request: kernels may compile in it
+    request_s: float = 300.0  # one warm-up request, which may compile kernels
     drain_s: float = 30.0  # all stages of stopping together
-    abandon_s: float = 3.0  # the same for a topology that was never ready: it holds no request
+    abandon_s: float = 3.0  # the same for a topology that was never ready, which has no requests
 
 
 class ServedTopology:
-    """A topology that is ready: made by :func:`serve` alone."""
+    """A topology that is ready. Only :func:`serve` creates it."""
 
     def __init__(self, plan: Plan, whole: Plan, supervisor: Supervisor, interruption: Interruption) -> None:
         self.plan = plan
-        self.whole = whole  # of which the plan is one host's share; the same on one machine
-        self.load_seconds = 0.0  # start of the first process to every worker routable
-        self.warm_up_seconds = 0.0  # the first real request, and a few for every worker
+        self.whole = whole  # the plan of all hosts if ``plan`` is a share, else the same plan
+        self.load_seconds = 0.0  # from the start of the first process until every worker is routable
+        self.warm_up_seconds = 0.0  # time of the first real requests, a few per worker
         self._supervisor = supervisor
         self._interruption = interruption
 
@@ -59,7 +61,7 @@ class ServedTopology:
 
     @property
     def model(self) -> str:
-        """The name that clients send."""
+        """The model name in clients' requests."""
         return self.plan.model
 
     @property
@@ -68,22 +70,22 @@ class ServedTopology:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """Every process as the supervisor sees it now. Read only."""
+        """The supervisor's current view of every process. Read only."""
         return tuple(self._supervisor.slots)
 
     @property
     def is_whole(self) -> bool:
-        """Every process lives and serves: false from a death until its successor is routable."""
+        """Whether every process is alive and serving; False from a death until the restarted process is routable."""
         return self._supervisor.is_whole
 
     def check(self) -> None:
-        """Raises LaunchError once the topology has been given up, Interrupted once SIGINT or SIGTERM came."""
+        """Raises LaunchError once the topology has been given up, Interrupted after SIGINT, SIGTERM or SIGHUP."""
         if self._supervisor.failure is not None:
             raise LaunchError(self._supervisor.failure)
         self._interruption.check()
 
     def wait(self, seconds: float) -> None:
-        """Sleeps, and checks while it does."""
+        """Sleeps for ``seconds`` and calls :meth:`check` meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check()
@@ -102,20 +104,19 @@ def serve(
     interruption: Interruption | None = None,
     timeouts: Timeouts = Timeouts(),
 ) -> Iterator[ServedTopology]:
-    """Starts ``plan``, yields when it is ready and warm, and stops it when the block is left, by whatever way.
+    """Starts ``plan``, yields when it is ready and warm, and stops it when the block is left for any reason.
 
-    ``whole``: where ``plan`` is one host's share, the plan that it is a share of: the block is entered once all of that
-    is ready, and left with the end of this share alone. ``presence``: that share's in etcd, which the guardian
-    ends too.
+    ``whole``: the plan of all hosts if ``plan`` is one host's share. The block is entered once all hosts are ready;
+    leaving it ends only this share. ``presence``: the share's entry in etcd, which the guardian removes too.
 
-    SIGINT and SIGTERM set a flag inside the block instead of raising KeyboardInterrupt: call ``check()`` or ``wait()``
-    while you work. A second one, while stopping, kills at once. ``interruption``: the flag to use, where the caller
-    outlives several topologies. ``on_event`` comes from this thread and from the supervisor's; ``on_slots`` once,
-    before anything starts, with the live view that a table shows.
+    Inside the block, SIGINT and SIGTERM set a flag instead of raising KeyboardInterrupt: call ``check()`` or ``wait()``
+    regularly. A second signal while stopping kills everything at once. ``interruption``: the flag to use if the caller
+    outlives several topologies. ``on_event`` is called from this thread and from the supervisor's; ``on_slots`` is
+    called once, before anything starts, with the live view of the processes.
 
-    If this process is killed, a guardian ends all of them and deletes their files. Raises UsageError when a port of the
-    plan was taken in the meantime or its run directory can't be written, LaunchError when a process dies before the
-    topology is ready or it does not become ready in time, Interrupted.
+    If this process is killed, a guardian ends all processes and deletes their files. Raises UsageError if a port of the
+    plan was taken in the meantime or its run directory can't be written, LaunchError if a process dies before the
+    topology is ready or the topology is not ready in time, Interrupted.
     """
     interruption = interruption or Interruption()
     whole = whole or plan
@@ -130,7 +131,8 @@ def serve(
             presence.tell(on_event, lambda lease: guardian.watch_worker("the share", lease))
         handoffs = HandoffProofs(whole, plan.url, here=plan)
         pictures = PictureProofs(whole, plan.url, plan.model_path)
-        asked = plan.frontends or whole.frontends  # a host without one proves what is whole again by the others'
+        # a host without a frontend proves recovery through the other hosts' frontends
+        asked = plan.frontends or whole.frontends
         routes = {one.name: Route(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
         for route in routes.values():
             cleanup.callback(route.close)
@@ -165,7 +167,7 @@ def serve(
             before = interruption.count
             try:
                 on_event(Event("stopping", "stopping: workers drain, then the frontend; Ctrl-C again kills at once"))
-            finally:  # whatever a listener does
+            finally:  # even if a listener raises
                 has_served = topology.load_seconds > 0
                 endings = stop(
                     plan,
@@ -179,18 +181,23 @@ def serve(
 
 
 def take_place(share: Plan) -> None:
-    """What :func:`serve` would refuse of this machine, before other hosts hear of the plan: holds the share's ports.
-    Raises UsageError where one is taken, or a share of that name runs here."""
+    """Makes the checks of :func:`serve` on this machine before the plan is published, and holds the share's ports.
+
+    Raises UsageError if a port is taken, or if a share of that name runs here.
+    """
     _hold_ports(share)
     clear_leftovers(share)
 
 
 def _hold_ports(plan: Plan) -> tuple[int, ...]:
-    """All that the plan's processes listen on; those of the HOLDER already, or free until now. Raises UsageError."""
+    """Holds all ports of the plan's processes, unless the HOLDER has them already.
+
+    Raises UsageError if one is taken.
+    """
     try:
         return _held_ports(plan)
     except UsageError:
-        refuse_second(plan)  # whose ports these are then
+        refuse_second(plan)  # the ports may belong to a running share
         raise
 
 
@@ -206,7 +213,7 @@ def _held_ports(plan: Plan) -> tuple[int, ...]:
 
 
 def _make_directories(plan: Plan) -> Scratch:
-    """The run directory's files, and the topology's own directory. Raises UsageError."""
+    """Creates the run directory's files and the topology's temporary directory. Raises UsageError."""
     try:
         RunDirectory(plan).write()
     except OSError as error:
@@ -231,7 +238,11 @@ def _make_directories(plan: Plan) -> Scratch:
 def _wait_ready(
     topology: ServedTopology, supervisor: Supervisor, deadline: float, on_event: Callable[[Event], None]
 ) -> None:
-    """Asks a frontend only once every process is up: it logs an error for each model that it lacks."""
+    """Waits until the topology is ready.
+
+    Asks a frontend only once every process is up, because it logs an error for each request about a model that it
+    lacks.
+    """
     plan, whole_since, told = topology.plan, 0.0, ""
     seen = Readiness(False, "not every process is up")
     logs = plan.run_dir / "serve" / "logs"
@@ -262,7 +273,7 @@ def _wait_ready(
 
 
 def _ask(plan: Plan) -> Readiness:
-    """Every frontend, until one says no: which then says so by its address, where there are several."""
+    """The readiness of all frontends: the first negative answer, with the frontend's address if there are several."""
     seen = Readiness(False, "it has no frontend")
     for url in plan.urls:
         seen = ask_readiness(url, plan.model, plan.namespace, plan.expected_workers(), certificate=plan.certificate)
@@ -272,16 +283,22 @@ def _ask(plan: Plan) -> Readiness:
 
 
 def _hint(plan: Plan) -> str:
-    """What else keeps an engine of several GPUs from starting: seen on machines without NVLink (TensorRT-LLM #9680)."""
+    """Another reason why an engine on several GPUs may not start, seen on machines without NVLink
+    (TensorRT-LLM #9680).
+    """
     if plan.gpu_count <= plan.worker_count:
         return ""
     return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
 def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: PictureProofs, request_s: float) -> None:
-    """One request proves the route of each frontend; then, where the first of them runs, two a worker, at once, so that
-    each has run both of its phases; one for each pair of workers between which KV has to move, and a picture for each
-    that encodes them. Raises LaunchError with the pair, or the encoder, and the cause."""
+    """Sends the first real requests. Raises LaunchError with the pair of workers or the encoder at fault, and the
+    cause.
+
+    One request proves the route of each frontend. Then, on the host of the first frontend, two concurrent requests per
+    worker follow, so that each worker has run both of its phases. Finally one request for each pair of workers with a
+    KV handoff, and images until each encoder has encoded one.
+    """
     plan, urls = topology.plan, topology.whole.urls
     count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0
     pool = ThreadPoolExecutor(max_workers=count + len(urls) + 1)
@@ -304,13 +321,14 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
     logs, first = plan.run_dir / "serve" / "logs", len(urls)
     try:
         problem = finish([ask(number) for number in range(first)])
-        proving = [pool.submit(prove)]  # where a request has failed too: this names the pair and the cause
+        proving = [pool.submit(prove)]  # even if a request has failed, because this check names the pair and the cause
         if problem is None:
             proving.append(pool.submit(pictures.prove_missing, request_s))
             problem = finish([ask(number) for number in range(first, first + count)])
         unproved = finish(proving)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # interrupted: the frontend's end breaks what is still open
+        # after an interruption, the frontend's end aborts the open requests
+        pool.shutdown(wait=False, cancel_futures=True)
     if unproved is not None:
         raise LaunchError(f"{plan.mode} topology at {plan.url} is not ready: {unproved}; see the logs in {logs}")
     if problem is not None:
@@ -318,7 +336,9 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
 
 
 def _loaded(topology: ServedTopology, start: float) -> str:
-    """Over hosts without what it waited for the others, which may be a person who joins them."""
+    """The load time, for the ready message. Over hosts it excludes the wait for other hosts, which people may start by
+    hand.
+    """
     if not topology.plan.this_host:
         return f"loaded in {topology.load_seconds:.1f} s"
     here = max(slot.up_since for slot in topology.slots) - start

@@ -1,4 +1,4 @@
-"""Why a process that starts now would end at once, or find nobody: looked at before each restart."""
+"""Preconditions for a restart: are etcd and NATS reachable, and are run directory and scratch directory usable?"""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from trtx.topology import Plan
 
 
 class Shortage:
-    """Of one plan. Over hosts, etcd and NATS have to answer: Dynamo 1.4.2 waits for the one for 120 s, and ends at once
-    without the other, so that an outage of a minute would be a crash loop."""
+    """Checks the preconditions of one plan.
+
+    Over hosts, etcd and NATS must be reachable: Dynamo 1.4.2 waits 120 s for etcd and exits at once without NATS, so an
+    outage of a minute would otherwise become a crash loop.
+    """
 
     def __init__(self, plan: Plan, run_directory: RunDirectory, scratch: Scratch | None) -> None:
-        """``scratch`` None: nobody looks at it."""
+        """``scratch`` None: not checked."""
         self._run_directory = run_directory
         self._scratch = scratch
         self._needed = (
@@ -23,7 +26,7 @@ class Shortage:
         )
 
     def __call__(self) -> str | None:
-        """One sentence's beginning; None where it can start. Takes a second at most."""
+        """The beginning of a sentence on why a process can't start now, or None. Takes at most a second."""
         found = self._run_directory.shortage()
         if found is None and self._scratch is not None:
             found = self._scratch.shortage()

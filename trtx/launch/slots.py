@@ -1,4 +1,4 @@
-"""One process of a plan over all its lives, and what a restart leaves for the record."""
+"""One process of a plan across its restarts, and the record of a restart."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One death that was answered with another start."""
+    """A death that was followed by a restart."""
 
     name: str
     at: float  # seconds since the epoch
-    exit: str  # as describe_exit says it
+    exit: str  # from describe_exit
     log_tail: str
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One process of the plan over all its lives."""
+    """One process of the plan across its restarts."""
 
     spec: ProcessSpec
     child: Child | None = None
@@ -39,19 +39,19 @@ class Slot:
     was_registered: bool = False
     renewed_at: float | None = None  # when it last renewed its discovery records, in seconds since the epoch
     vanished_since: float | None = None
-    unrenewed_s: float | None = None  # how long it had not renewed them then
+    unrenewed_s: float | None = None  # age of the last renewal at ``vanished_since``
     draining_since: float | None = None
-    stopped_since: float | None = None  # by SIGSTOP or a debugger
-    held_back_by: str | None = None  # what keeps its restart from beginning, as it was told
+    stopped_since: float | None = None  # stopped by SIGSTOP or a debugger
+    held_back_by: str | None = None  # the reported reason why its restart is delayed
     had_served: bool = False
-    ended_because: str | None = None  # why the launcher itself killed it; None: it did not
-    status: WorkerStatus | None = None  # the last one read: its file may be gone by the time it is needed
-    status_problem: str | None = None  # why it can't be read any more, as it was told
-    recomputed_told: int = 0  # prompts that it computed in place of a handoff, as they were told
+    ended_because: str | None = None  # why the launcher killed it; None: it did not
+    status: WorkerStatus | None = None  # the last status read, because the file may be gone when it is needed
+    status_problem: str | None = None  # the reported reason why the status file can't be read
+    recomputed_told: int = 0  # number of recomputed prompts at the last report
     deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     def begin(self, child: Child, now: float) -> None:
-        """A new life: nothing of the last one counts."""
+        """Resets the state for a new process."""
         self.child, self.state, self.started_at = child, "starting", now
         self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
@@ -60,7 +60,7 @@ class Slot:
         self.was_registered = self.had_served = False
 
     def look_at_status(self, child: Child) -> str | None:
-        """Takes in what ``child`` says of itself. The sentence on a file that can't be read, once; else None."""
+        """Reads the status file of ``child``. Returns a message about an unreadable file, once; else None."""
         try:
             self.status, problem = read(self.spec.status_file, child.pid) or self.status, None
         except LaunchError as error:
@@ -69,8 +69,10 @@ class Slot:
         return problem if is_news else None
 
     def look_at_handoffs(self) -> str | None:
-        """The sentence on prompts whose KV did not come, by the status last read: on the first one, and each time that
-        there are twice as many; else None."""
+        """A message about prompts whose KV did not arrive, from the status last read; else None.
+
+        Reported for the first prompt, and each time that their number has doubled.
+        """
         found = None if self.status is None else self.status.handoffs
         if found is None or found.recomputed < max(1, 2 * self.recomputed_told):
             return None
@@ -82,8 +84,11 @@ class Slot:
         )
 
     def look_at_stopped(self, pid: int, now: float, etcd: EtcdService | None) -> str | None:
-        """Why process ``pid`` has to be ended, or None: one that is stopped is routed to for as long as its records
-        live, and over hosts they outlast outages of etcd."""
+        """Why process ``pid`` must be ended because it is stopped, or None.
+
+        A stopped worker receives requests while its discovery records live, which over hosts is longer than an outage
+        of etcd.
+        """
         self.stopped_since = (self.stopped_since or now) if is_stopped(pid) else None
         if etcd is None or self.stopped_since is None or self.ended_because is not None:
             return None
@@ -92,7 +97,10 @@ class Slot:
         return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
 
     def why_vanished(self, pid: int, records_live_s: float) -> str:
-        """Why the records of a worker that lives, process ``pid``, are gone, where they live so long unrenewed."""
+        """Why the records of the live worker process ``pid`` are gone.
+
+        Unrenewed records live for ``records_live_s``.
+        """
         if is_stopped(pid):
             return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
         if self.unrenewed_s is None:

@@ -1,4 +1,4 @@
-"""Stops a topology: those that hold requests first, everything within one deadline, and nothing left behind."""
+"""Stops a topology stage by stage within one deadline, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from trtx.launch.processes import end_members
 from trtx.launch.slots import Slot
 from trtx.topology import Plan
 
-Ending = Literal["clean", "forced", "stuck"]  # ended by itself, was killed, could not be killed
+Ending = Literal["clean", "forced", "stuck"]  # ended by itself; was killed; could not be killed
 
-# A request goes prefill, decode, frontend: stopped in this order, each can finish what it has begun. All of them ask
-# encode workers, decode where it has to compute a prompt itself.
+# A request passes prefill, decode, frontend. Stopped in this order, each can finish its requests. All of them use
+# encode workers; decode does when it has to compute a prompt itself.
 _STAGES = (("prefill",), ("agg", "decode"), ("encode",), ("frontend",))
 _LEFT = 1 / 8
-"""Of the deadline, what each stage leaves to each one after it that has processes: those have little left to wait for,
-while the workers before them end answers that may take as long as anybody asked for."""
+"""Share of the deadline that each stage leaves to each later stage with processes. Later stages have little to wait
+for, while the workers before them finish answers, which may take as long as clients requested.
+"""
 _POLL_S = 0.05
 _KILL_S = 5.0
 
@@ -31,11 +32,11 @@ def stop(
     deadline_s: float,
     hurry: Callable[[], bool],
 ) -> dict[str, Ending]:
-    """Ends all children of ``slots`` and whatever they started; returns how each ended.
+    """Ends all children of ``slots`` and everything that they started. Returns how each ended.
 
-    Each stage gets SIGTERM and may drain until ``deadline_s`` from now, one deadline for all, as :func:`deadlines` has
-    it. ``hurry`` is asked while waiting: once true, the rest is killed at once. ``sessions``: pids of all children ever
-    started. Afterwards no process of the topology lives, but for one that waits in the kernel.
+    Each stage gets SIGTERM and may drain until its part of ``deadline_s`` has passed; see :func:`deadlines`. ``hurry``
+    is polled while waiting; once it returns True, the rest is killed at once. ``sessions``: pids of all children ever
+    started. Afterwards no process of the topology is alive, except one in an uninterruptible system call.
     """
     start = time.monotonic()
     endings: dict[str, Ending] = {}
@@ -53,7 +54,7 @@ def stop(
             endings[slot.spec.name] = "clean" if slot.child.poll() is not None else "forced"
             slot.child.kill_group()
     stuck = end_members(plan.marker, sessions, grace_s=0.0, kill_s=_KILL_S)
-    for slot in slots:  # what neither carries the marker nor stayed in a session
+    for slot in slots:  # processes that have neither the marker nor the session
         if slot.child is None:
             continue
         slot.look_at_status(slot.child)
@@ -75,7 +76,7 @@ def stop(
 
 
 def deadlines(processes: Sequence[int], deadline_s: float) -> list[float]:
-    """Seconds from the start until each stage is killed, of so many ``processes`` each."""
+    """Seconds from the start until each stage is killed. ``processes``: number of processes per stage."""
     later = [sum(count > 0 for count in processes[number:]) for number in range(1, len(processes) + 1)]
     return [deadline_s * (1 - _LEFT * count) for count in later]
 

@@ -1,12 +1,13 @@
-"""Keeps the processes of a plan alive: one loop that sees deaths, deletes records, restarts, and gives up in the end.
+"""Keeps the processes of a plan alive: one loop that detects deaths, deletes records, restarts, and finally gives up.
 
-What a death leads to: its discovery records go at once, what it left behind is killed (its process group, and the
-processes of its engine by recorded pid), it is
-reported with its exit and the end of its log, and it is started again after a back-off. Before the topology has been
-ready for the first time a death ends the launch instead: nothing is being served yet, and a retry would hide the cause.
-A process that lives but serves nobody is killed, which makes it a death like any other: a worker whose records have
-vanished (it never registers again), a frontend that answers nobody or does not see the workers that are registered.
-What is told as a cause was looked at; "whole again" is told after a real request went through.
+On a death, its discovery records are deleted first. Then everything that it left behind is killed (its process group,
+and its engine's processes by recorded pid), the exit and the end of the log are reported, and it is restarted after a
+back-off. Before the topology has been ready for the first time, a death ends the launch instead: nothing is being
+served yet, and a retry would hide the cause.
+
+A process that is alive but serves no requests is killed and then handled like any other death: a worker whose records
+have vanished (it never registers again), a frontend that does not answer or does not see the registered workers. Every
+reported cause was checked, and "whole again" is reported only after a real request succeeded.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from trtx.topology import Plan, ProcessSpec
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
-_LOOK_EVERY_S = 0.25  # status files, registry, frontend port: a few file reads each
+_LOOK_EVERY_S = 0.25  # interval of reading status files, registry and frontend port, which takes a few file reads each
 _VANISHED_AFTER_S = 2.0
-_ROOM_EVERY_S = 1.0  # a restart that was held back is tried again
-_DRAINS_AT_MOST_S = 120.0  # a worker that something else told to stop: its own budgets are below
+_ROOM_EVERY_S = 1.0  # interval of retries of a delayed restart
+_DRAINS_AT_MOST_S = 120.0  # limit for a worker that was told to stop by something else; its own limits are lower
 
 
 class Supervisor:
-    """Owns all children of one plan. :meth:`step` is the loop's body; :meth:`start` runs it in a thread."""
+    """Owns all children of one plan. :meth:`step` is the loop's body; :meth:`start` runs the loop in a thread."""
 
     def __init__(
         self,
@@ -60,16 +61,18 @@ class Supervisor:
         spawn: Callable[[ProcessSpec], Child] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event`` is called from the loop's thread. ``guardian`` is told of every process, ``routes`` ask the
-        frontends, by their names, and other hosts' for a share that has none, ``scratch`` holds the directory of the
-        discovery records: what is not there is told, asked or held not. ``whole``: of all hosts, where ``plan`` is
-        one's share.
-        ``spawn`` None: as the plan has it, with its secrets. Raises UsageError where these can't be read."""
+        """``on_event`` is called from the loop's thread.
+
+        ``guardian`` gets every process, ``routes`` query the frontends (by name; for a share without a frontend, other
+        hosts'), ``scratch`` holds the directory of the discovery records; without them, the corresponding checks are
+        skipped. ``whole``: the plan of all hosts if ``plan`` is one host's share. ``spawn`` None: as in the plan, with
+        its credentials. Raises UsageError if those can't be read.
+        """
         self.slots = [Slot(spec) for spec in plan.processes]
         self.registry = registry_of(plan, lambda problem: self._emit("lost", problem))
         self.failure: str | None = None
         self.restarts: list[Restart] = []
-        self.sessions: list[int] = []  # pids of all children ever started, each the leader of a session
+        self.sessions: list[int] = []  # pids of all children ever started; each leads a session
         self._plan = plan
         self._on_event = on_event
         self._guardian = guardian
@@ -84,51 +87,53 @@ class Supervisor:
         self._has_been_ready = False
         self._is_degraded = False
         self._told_of_route = ""
-        self._told_unknown: str | None = None  # why it is not known what is registered, as it was told
+        self._told_unknown: str | None = None  # the reported reason why the registry can't be read
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
-        """Starts every process at once, then watches them from a thread of its own."""
+        """Starts every process, then the watching thread."""
         for slot in self.slots:
             self._start(slot)
         self._thread.start()
 
     def end_watch(self) -> None:
-        """From here on deaths are expected: nothing is restarted or reported. The children are not touched."""
+        """Stops the watch: from now on, deaths are expected and neither reported nor followed by a restart. Children
+        keep running.
+        """
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def leave(self) -> None:
-        """After the end of every child: nothing of theirs stays registered, and the registry is let go of."""
+        """Removes the workers' registrations and closes the registry. Call it after all children have ended."""
         for slot in self.slots:
             if slot.worker_id is not None:
-                with contextlib.suppress(OSError):  # what it holds ends with its time
+                with contextlib.suppress(OSError):  # the records expire by themselves
                     self.registry.remove(slot.worker_id)
         self.registry.close()
 
     def mark_ready(self) -> None:
-        """The topology is ready for the first time: deaths are answered with restarts from now on."""
+        """Marks the first readiness of the topology: from now on, a death is followed by a restart."""
         self._has_been_ready = True
 
     @property
     def is_whole(self) -> bool:
-        """Every process is up, and the records to delete at its death are known; and so are those of other hosts."""
+        """Whether every process is up and registered, including other hosts' workers."""
         return all(slot.state == "up" for slot in self.slots) and not self.elsewhere
 
     @property
     def elsewhere(self) -> str:
-        """What other hosts lack, such as ``1 of 3 workers are registered``; empty where they lack nothing."""
+        """What other hosts lack, such as ``1 of 3 workers are registered``; "" if nothing."""
         return self._elsewhere.lack
 
     @property
     def frontend_error(self) -> str:
-        """The last error in a running frontend's log that is about more than one request; empty without one."""
+        """The last error in a running frontend's log that concerns more than one request, or ""."""
         return self._frontends.last_error
 
     def step(self) -> None:
-        """One look at every process: deaths first, then due restarts, then registry and status."""
+        """Checks every process once: deaths first, then due restarts, then registry and status files."""
         now = self._clock()
         for slot in self.slots:
             if self.failure is not None:
@@ -158,7 +163,7 @@ class Supervisor:
             raise
 
     def _wait(self) -> None:
-        """Sleeps a tick, or until a child ends: a request that is routed to it before its records are gone fails."""
+        """Sleeps for a tick or until a child ends: a request routed to it before its records are deleted fails."""
         poll = select.poll()
         for slot in self.slots:
             if slot.child is not None and (exit_fd := slot.child.exit_fd) is not None:
@@ -182,7 +187,9 @@ class Supervisor:
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
     def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
-        """It could not begin, or not register, and its crash loop would end what serves on."""
+        """Delays the restart of a process that could not start or register: a crash loop would end the processes that
+        still serve.
+        """
         slot.restart_at = now + _ROOM_EVERY_S
         if slot.held_back_by != shortage:
             slot.held_back_by = shortage
@@ -190,7 +197,7 @@ class Supervisor:
             self._emit("held-back", told, slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
-        # First of all: until its records are gone, requests are still sent to it.
+        # First, because requests are routed to it until its records are gone.
         slot.look_at_status(child)
         status = slot.status
         worker_id = status.worker_id if status is not None and status.worker_id is not None else slot.worker_id
@@ -206,7 +213,7 @@ class Supervisor:
         self._restart_or_give_up(slot, what, exit_text, tail)
 
     def _thief_of(self, spec: ProcessSpec) -> str | None:
-        """Who has the HTTP port of a frontend that could not listen on it."""
+        """The process that uses the HTTP port on which a frontend could not listen."""
         return taken(*self._plan.http_of(spec)) if spec.role == "frontend" else None
 
     def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
@@ -242,12 +249,14 @@ class Supervisor:
                     self._look_at_worker(slot, slot.child, registered, now)
             if registered is not None:
                 self._look_elsewhere(registered)
-        except OSError:  # no descriptor to be had, an odd file system: not known is not gone, and the next look asks
+        # no file descriptor available, or a file system error: unknown does not mean gone, and the next look tries
+        # again
+        except OSError:
             return
         self._look_at_routes(now, is_known=registered is not None)
 
     def _registered(self) -> set[int] | None:
-        """Workers that are registered now; None where that can't be known, which is no reason to look at nothing."""
+        """Ids of the workers that are registered now. None if unknown; the other checks go on."""
         try:
             registered = self.registry.worker_ids()
         except RegistryUnknown as error:
@@ -262,7 +271,10 @@ class Supervisor:
         return registered
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
-        """Without its directory no process of a topology finds another, ever again: see :mod:`trtx.launch.scratch`."""
+        """Recreates the scratch directory and restarts every process, because they can't find each other without it.
+
+        See :mod:`trtx.launch.scratch`.
+        """
         if not self._has_been_ready:
             self._give_up(f"{problem} while the topology started, which needs it; start it again")
             return
@@ -284,7 +296,7 @@ class Supervisor:
         child.kill_group()
 
     def _look_elsewhere(self, registered: set[int]) -> None:
-        """Workers of other hosts that are gone are started again there, and proved here."""
+        """Reports lost workers of other hosts. Their own host restarts them; this one proves the recovery."""
         self._elsewhere.see(registered, self.registry)
         if self._has_been_ready and (told := self._elsewhere.loss()) is not None:
             self._is_degraded = True
@@ -295,7 +307,7 @@ class Supervisor:
         watch.look()
         if watch.refusal and not self._has_been_ready:
             self._give_up(watch.refusal)
-        # Its own listener: something else may have taken the port since it was chosen.
+        # Checks its own listening sockets, because another process may have taken the port since it was chosen.
         port = self._plan.http_of(slot.spec)[1]
         if slot.state != "up" and port in listening_ports(child.pid):
             self._is_up(slot, f"listens on port {port}")
@@ -319,13 +331,14 @@ class Supervisor:
             if slot.state != "up" and slot.status is not None:
                 slot.state = "loading"
             return
-        if slot.worker_id is None and registered:  # no status file, or one that could not be written to its end
+        if slot.worker_id is None and registered:  # no status file, or an incomplete one
             claimed = {other.worker_id for other in self.slots if other.worker_id is not None}
             slot.worker_id = owner(self.registry, child.pid, claimed)
         if slot.worker_id is not None and slot.worker_id in registered:
             slot.was_registered, slot.vanished_since = True, None
             slot.renewed_at = self.registry.renewed_at(slot.worker_id) or slot.renewed_at
-            if slot.state != "up":  # a worker says that it serves before it registers: what still says no is old
+            # a worker reports "serving" before it registers, so a status that says otherwise is out of date
+            if slot.state != "up":
                 self._is_up(slot, "is registered")
             if (why := slot.look_at_stopped(child.pid, now, self._plan.etcd)) is not None:
                 self._serves_nobody(slot, child, why)
@@ -335,7 +348,9 @@ class Supervisor:
             slot.state = "loading"
 
     def _look_at_draining(self, slot: Slot, child: Child, now: float) -> None:
-        """Something else told it to stop, or its engine died: it ends by itself, after what it has begun."""
+        """Watches a worker that something else told to stop, or whose engine died: it ends by itself after its
+        requests.
+        """
         if slot.draining_since is None:
             slot.state, slot.draining_since = "draining", now
         elif now - slot.draining_since > _DRAINS_AT_MOST_S:
@@ -390,5 +405,5 @@ class Supervisor:
     def _emit(self, kind: EventKind, message: str, slot: Slot | None = None) -> None:
         try:
             self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
-        except Exception:  # whoever listens: what it does with the news must not end the watch
+        except Exception:  # a failing listener must not end the watch
             logger.exception("an event could not be told: %s", message)

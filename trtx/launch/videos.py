@@ -1,4 +1,4 @@
-"""Whether this machine's workers can decode the videos that their model takes."""
+"""Checks whether this machine's workers can decode the videos that their model takes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trtx.errors import UsageError
 
 
 def video_warnings(engine: str, model_path: Path, media: MediaLimits | None = None) -> tuple[str, ...]:
-    """A sentence that videos are refused, where the model takes them and PyAV is not installed.
+    """A warning that videos are refused, if the model takes them and PyAV is not installed.
 
-    ``media`` None: the limits of a plan of several hosts, which were checked where the plan was made. Raises UsageError
-    for a limit of videos that was set although nothing decodes them here.
+    ``media`` None: the limits of a plan over hosts, which were checked where the plan was made. Raises UsageError if a
+    video limit was set although no decoder is installed here.
     """
     if engine != "torch" or decodes_videos() or (media is not None and media.max_videos == 0):
         return ()

@@ -1,4 +1,4 @@
-"""The launcher's own first requests, and whether the torch engine as it is configured can take them."""
+"""The launcher's warm-up requests, and whether the configured torch engine can serve them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from trtx.errors import UsageError
 from trtx.text import load_decoder
 
 WARM_UP_TOKENS = 8
-"""That each asks for; where the sequence ends before, the engine makes fewer."""
+"""Number of tokens per warm-up request; the engine makes fewer if the sequence length is exhausted."""
 _PROMPT = "Count from one to ten, then say which of the numbers are even. This is warm-up request "
 
 
 def warm_up_prompt(number: int) -> str:
-    """Each another, so that no cache answers for a worker."""
+    """A different prompt for each number, so that no worker answers from its cache."""
     return f"{_PROMPT}{number}."
 
 
 def check_warm_up(configs: Mapping[Role, ResolvedEngineConfig], checkpoint: Checkpoint) -> None:
-    """Raises UsageError for a config of the torch engine that takes no prompt as long as theirs.
+    """Raises UsageError if a config of the torch engine is too small for the warm-up prompts.
 
-    The topology would start, load, and be given up over the first request. The tokenizer is read only where a bound is
+    Otherwise the topology would start, load, and give up at the first request. The tokenizer is read only if a limit is
     so low that the prompt's bytes might not fit.
     """
     prompt = warm_up_prompt(0)
     for role, config in configs.items():
-        if role == "encode":  # which takes no prompts
+        if role == "encode":  # encoders take no prompts
             continue
         longest, path = min(_bounds(role, config.values), default=(None, ""))
-        if longest is None or longest > len(prompt.encode()) + 2:  # at most a token a byte, with BOS and EOS
+        if longest is None or longest > len(prompt.encode()) + 2:  # at most one token per byte, plus BOS and EOS
             continue
         try:
             needed = len(load_decoder(checkpoint.path).encode(prompt).ids)
-        except UsageError:  # no tokenizer that can be read: the worker says so better
+        except UsageError:  # unreadable tokenizer: the worker's own error is clearer
             continue
         if longest < needed:
             raise UsageError(
@@ -46,7 +46,9 @@ def check_warm_up(configs: Mapping[Role, ResolvedEngineConfig], checkpoint: Chec
 
 
 def _bounds(role: Role, values: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """The longest prompt in tokens that each field leaves, and the field: one token of a sequence is the answer's."""
+    """The longest prompt that each field allows, in tokens, and the field. One token of the sequence is left for the
+    answer.
+    """
     cache = values.get("kv_cache_config") or {}
     if (longest := values.get("max_seq_len")) is not None:
         yield longest - 1, "max_seq_len"
@@ -55,4 +57,4 @@ def _bounds(role: Role, values: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield pool // block * block - 1, "kv_cache_config.max_tokens"
     step = values.get("max_num_tokens")
     if step is not None and role != "decode" and not values.get("enable_chunked_prefill"):
-        yield step, "max_num_tokens"  # a prompt is one step where nothing is chunked
+        yield step, "max_num_tokens"  # without chunked prefill, a prompt must fit in one step
