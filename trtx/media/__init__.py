@@ -1,9 +1,9 @@
-"""What clients send besides text: fetched with care, decoded in processes of its own.
+"""Fetches clients' media safely and decodes them in separate processes.
 
-It owns which addresses and files a client may name, the limits on bytes, pixels and time, the pool of decoding
-processes and the keys by content. It does not know requests, placeholders or encoders: ``trtx/worker`` does. Enter by
-``fetch``, ``PicturePool`` and ``content_key``; every fault of a medium is a ``MediaError`` with an HTTP status. Always
-holds: nothing of a file's content is parsed in the caller's process, or stands in a log or an error.
+Owns the rules for addresses and files that a client may name, the limits on bytes, pixels and time, the pool of
+decoding processes, and the keys by content. Does not know requests, placeholders or encoders: ``trtx/worker`` does.
+Entry points: ``fetch``, ``PicturePool`` and ``content_key``; every fault of a media item is a ``MediaError`` with an
+HTTP status. Always holds: the caller's process never parses a file's content, and no log or error contains any of it.
 """
 
 from trtx.config.media import MediaField, MediaLimits, media_fields

@@ -1,7 +1,7 @@
-"""Which addresses a client may make a worker connect to.
+"""Decides which addresses a client may make a worker connect to.
 
-``ipaddress`` alone does not say: to Python 3.11 the site-local ``fec0::/10``, both NAT64 prefixes, 6to4's relays and
-multicast are global.
+``ipaddress`` alone is not enough: Python 3.11 considers the site-local ``fec0::/10``, both NAT64 prefixes, 6to4 relays
+and multicast global.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trtx.media.errors import MediaError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to addresses, best first; raises OSError for a name that has none."""
+"""Resolves host and port to addresses, best first. Raises OSError for a name without addresses."""
 
-_LOOKUPS = 16  # at a time; a lookup that hangs keeps its thread for as long as the system's resolver waits
+_LOOKUPS = 16  # concurrent lookups; a hanging lookup occupies its thread until the system's resolver times out
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # its last 32 bits are the IPv4 address that is meant
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out
-# Inside what ``is_global`` calls global: protocols and tunnels with no host of a site's own behind them, some of which
-# hold an IPv4 address, and what Azure's machines call their host by.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # the last 32 bits are the target's IPv4 address
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # all unicast addresses allocated by IANA
+# Networks that ``is_global`` considers global but that contain no public hosts: protocols and tunnels, some with an
+# embedded IPv4 address, and the address under which Azure's machines reach their host.
 _SPECIAL = tuple(
     ipaddress.ip_network(one)
     for one in (
@@ -37,7 +37,7 @@ _SPECIAL = tuple(
         "3fff::/20",  # documentation
     )
 )
-# What an operator may open: networks of one's own. Never metadata services on link-local addresses.
+# Private networks that an operator may allow. They never include link-local addresses, where metadata services are.
 _PRIVATE = tuple(
     ipaddress.ip_network(one)
     for one in (
@@ -50,12 +50,12 @@ _PRIVATE = tuple(
         "fc00::/7",
     )
 )
-# Metadata services inside of these.
+# Metadata services inside these networks.
 _METADATA = (ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("fd00:ec2::254"))
 
 
 def is_allowed(text: str, *, allow_private: bool) -> bool:
-    """Whether an address, as a resolver writes it, may be connected to. False for what is no address."""
+    """Whether the worker may connect to an address, as written by a resolver. False for text that is not an address."""
     try:
         address = _meant(ipaddress.ip_address(text))
     except ValueError:
@@ -68,9 +68,9 @@ def is_allowed(text: str, *, allow_private: bool) -> bool:
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
-    """The system's resolver, which takes decimal, hexadecimal and short forms of addresses for addresses too.
+    """Resolves with the system's resolver, which also accepts decimal, hexadecimal and short forms of addresses.
 
-    In threads of its own: names whose servers never answer hold up no other work of the process.
+    Runs in a thread pool of its own, so that names whose servers never answer do not block the process's other work.
     """
     infos = await asyncio.get_running_loop().run_in_executor(
         _lookup_threads(), functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -79,9 +79,9 @@ async def look_up(host: str, port: int) -> Sequence[str]:
 
 
 async def checked_addresses(host: str, port: int, resolve: Resolver, *, allow_private: bool) -> Sequence[str]:
-    """The addresses of ``host``, each of which may be connected to. One that may not refuses them all.
+    """The addresses of ``host``, all of which are allowed; one disallowed address refuses the host.
 
-    Raises MediaError 403 for that, 400 for a name without an address.
+    Raises MediaError: 403 for a disallowed address, 400 for a name without addresses.
     """
     try:
         addresses = await resolve(host, port)
@@ -90,7 +90,7 @@ async def checked_addresses(host: str, port: int, resolve: Resolver, *, allow_pr
     if not addresses:
         raise MediaError(400, f"no address was found for the media host {_shown(host)}; check the URL")
     if not all(is_allowed(address, allow_private=allow_private) for address in addresses):
-        # Without the address: a client learns nothing of the networks that a worker is in.
+        # The message omits the address, so that a client learns nothing about the worker's networks.
         raise MediaError(
             403,
             f"the media host {_shown(host)} is at an address that is private or reserved; use one that is public"
@@ -100,7 +100,7 @@ async def checked_addresses(host: str, port: int, resolve: Resolver, *, allow_pr
 
 
 def _meant(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, where that is what is connected to."""
+    """The IPv4 address embedded in an IPv6 address, if the connection would go there; else the address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
             raise ValueError("an address of one interface")

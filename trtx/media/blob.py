@@ -1,4 +1,4 @@
-"""A medium's bytes, and what logs and errors call it."""
+"""The bytes of a media item, and its label in logs and errors."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from urllib.parse import urlsplit
 
 LABEL_CHARACTERS = 120
 Kind = Literal["image", "video", "embedding"]
-"""An embedding is an image's, that a client made itself."""
+"""Kind of a media item. An embedding is that of an image, computed by the client."""
 
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]{1,32}/[\w.+-]{1,32})?[;,]", re.ASCII)
-_LOOKED_AT = 2048  # of a URL's beginning
+_LOOKED_AT = 2048  # only this prefix of a URL is examined
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Blob:
-    """``label``: see :func:`label_of`. Two are never equal: their keys may be (``keys.py``)."""
+    """The bytes of a media item. ``label``: see :func:`label_of`.
+
+    Blobs compare by identity; equal content has equal keys (``keys.py``).
+    """
 
     data: bytes = field(repr=False)
     label: str
-    kind: Kind = "image"  # what it was sent as; its content may be another thing
+    kind: Kind = "image"  # the kind that the client declared; the content may differ
 
 
 def label_of(url: str) -> str:
-    """At most ``LABEL_CHARACTERS`` printable ASCII characters that tell a URL from others.
+    """At most ``LABEL_CHARACTERS`` printable ASCII characters that identify a URL.
 
-    Without the query, which may hold a signature, without user and password, and without the content of ``data:``.
+    Leaves out the query, which may contain a signature, user name and password, and the content of ``data:`` URLs.
     """
     beginning = url[:_LOOKED_AT]
     if beginning[:5].lower() == "data:":
@@ -38,7 +41,7 @@ def label_of(url: str) -> str:
         parts = urlsplit(beginning)
         text = f"{parts.scheme}://" if parts.scheme else ""
         text += parts.netloc.rpartition("@")[2] + parts.path
-    except ValueError:  # brackets that are no IPv6 address, or characters that turn into / or @
+    except ValueError:  # brackets without an IPv6 address, or characters that normalise to / or @
         text = beginning.partition("?")[0].rpartition("@")[2]
     shown = "".join(one if one.isascii() and one.isprintable() else "?" for one in text[: LABEL_CHARACTERS + 1])
     if not shown:

@@ -1,4 +1,4 @@
-"""A pool's end of one decoding process: starts it, hands it one file at a time, ends it."""
+"""The pool's side of one decoding process: starts it, sends it one file at a time, and ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtx.config.secrets import without_secrets
 from trtx.errors import LaunchError, UsageError
 from trtx.media.messages import LENGTH, Answer, Job, Ready, Rgb, Setup, Taken, Unusable, Up, frame
 
-_START_S = 120.0  # a second of CPU time, on a machine that is busy with loading a model
+_START_S = 120.0  # a start takes a second of CPU time, on a machine that is busy loading a model
 _REAP_S = 5.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _MESSAGE = msgspec.msgpack.Decoder(Up)
@@ -24,7 +24,7 @@ _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 class ProcessEnded(Exception):
-    """Nothing can be said to the process any more. ``had_taken``: it had the whole file."""
+    """The process can't be used any more. ``had_taken``: it had received the whole file."""
 
     def __init__(self, text: str, *, had_taken: bool) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class ProcessEnded(Exception):
 
 
 class DecodingProcess:
-    """Made by :meth:`start`. After any exception of ``ask`` it has to be killed."""
+    """A decoding process, made by :meth:`start`. After any exception of ``ask`` it must be killed."""
 
     def __init__(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
         self._process = process
@@ -43,20 +43,21 @@ class DecodingProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """What it has computed since it began, with what the kernel did for it; 0 once nothing is left of it."""
+        """CPU seconds that it has used since its start, in user and kernel mode; 0 once it is gone."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return 0.0
-        user, kernel = stat.rpartition(")")[2].split()[11:13]  # behind the name, which may hold anything: proc(5)
+        user, kernel = stat.rpartition(")")[2].split()[11:13]  # after the name, which may contain anything: proc(5)
         return (int(user) + int(kernel)) / _TICKS_A_SECOND
 
     @classmethod
     async def start(cls, setup: Setup) -> DecodingProcess:
-        """Returns when it can take a file. Raises UsageError for a setup that no process could work with, LaunchError
-        where this one did not come up.
+        """Starts a process and waits until it can take a file.
 
-        To be called in a thread that lives as long as the process may: the kernel ends it with that thread.
+        Raises UsageError for a setup with which no process could work, LaunchError if this process did not start.
+
+        Call it in a thread that lives as long as the process may: the kernel kills the process when that thread ends.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -93,7 +94,7 @@ class DecodingProcess:
         return started
 
     async def ask(self, job: Job, data: bytes) -> tuple[Answer, bytes | bytearray]:
-        """The answer and the bytes behind it. Raises ProcessEnded."""
+        """Sends one job. Returns the answer and the bytes that follow it. Raises ProcessEnded."""
         had_taken = False
         try:
             await self._send(frame(job))
@@ -109,10 +110,10 @@ class DecodingProcess:
             raise ProcessEnded(f"{type(error).__name__}: {error}", had_taken=had_taken) from error
 
     async def kill(self) -> None:
-        """Returns when it is gone."""
+        """Kills the process and waits until it is gone."""
         self._socket.close()
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # one that the kernel itself holds up
+        with suppress(subprocess.TimeoutExpired):  # the process hangs in the kernel
             await asyncio.to_thread(self._process.wait, _REAP_S)
 
     async def _send(self, data: bytes) -> None:
@@ -136,7 +137,7 @@ class DecodingProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The worker's, by which a launcher and its guardian know all processes of a topology."""
+    """The worker's environment, by which launcher and guardian recognise all processes of a topology."""
     environment = {**without_secrets(os.environ), **_QUIET}
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))

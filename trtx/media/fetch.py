@@ -1,4 +1,4 @@
-"""From a URL that a client sent to bytes."""
+"""Fetches the bytes behind a client's URL."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ async def fetch(
     held: HeldMedia | None = None,
     resolve: Resolver = look_up,
 ) -> Blob:
-    """The bytes behind http:, https:, data: or file:, as far as ``limits`` let it. Raises MediaError.
+    """The bytes behind an http:, https:, data: or file: URL, within ``limits``. Raises MediaError.
 
-    While it is fetched, a file takes up to twice ``limits.max_media_bytes``; how many are at a time is the caller's.
-    From then on ``held`` counts it. ``resolve``: asked once for each connection, which is then made to what it
-    answered.
+    While it is being fetched, a file takes up to twice ``limits.max_media_bytes`` of memory; the caller limits the
+    number of concurrent calls. ``held`` counts the file afterwards. ``resolve`` is called once per connection, which
+    then goes to one of the returned addresses.
     """
     label = label_of(url)
     if held is not None:

@@ -1,4 +1,4 @@
-"""``file:`` URLs, below one directory alone."""
+"""Reads ``file:`` URLs below one allowed directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from trtx.media.errors import MediaError, too_large
 
 _PIECE_BYTES = 1 << 20
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would hang
+# non-blocking, because opening a pipe without a writer would hang
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 async def read(url: str, label: str, limits: MediaLimits) -> bytes:
-    """The file's bytes. Raises MediaError: 403 for what is outside, whether it exists or not, 404, 413."""
+    """The file's bytes. Raises MediaError: 403 for a path outside the directory, whether it exists or not, 404, 413."""
     try:
         async with asyncio.timeout(limits.media_timeout_s):
             return await asyncio.to_thread(_read, url, label, limits)
@@ -43,7 +44,7 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
         inside = Path(path).resolve().relative_to(root)
     except ValueError:
         raise MediaError(403, f"{label} is outside the directory that files may be taken from") from None
-    except (OSError, RuntimeError):  # a name too long, or links that lead in a circle
+    except (OSError, RuntimeError):  # a name that is too long, or a cycle of links
         raise _not_there(label) from None
     descriptor = _open_inside(root, inside, label)
     try:
@@ -60,9 +61,9 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
 
 
 def _open_inside(root: Path, inside: Path, label: str) -> int:
-    """Opens it once, from ``root`` on, one name at a time and through no link.
+    """Opens the file by walking down from ``root`` one name at a time, without following any link.
 
-    ``inside`` was resolved, so it has none: one that is there now was put there since, and could lead anywhere.
+    ``inside`` is already resolved, so a link found now was created in the meantime and could lead anywhere.
     """
     try:
         folder = os.open(root, _FOLDER)
@@ -82,7 +83,7 @@ def _contents(descriptor: int, label: str, limits: MediaLimits) -> bytes:
     chunks, size = [], 0
     while chunk := os.read(descriptor, _PIECE_BYTES):
         size += len(chunk)
-        if size > limits.max_media_bytes:  # it grows while it is read
+        if size > limits.max_media_bytes:  # the file grows while it is read
             raise too_large(label, limits.max_media_bytes)
         chunks.append(chunk)
     return b"".join(chunks)

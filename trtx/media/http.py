@@ -1,8 +1,9 @@
-"""One file over http or https, from an address that was checked and then connected to: there is no second lookup.
+"""Fetches a file over http or https from a checked address, without a second lookup between the check and the
+connection.
 
-Below httpx, on the connections that httpx itself uses: they take the one place where a name becomes a connection as a
-parameter. Host header, SNI and the certificate's name stay the URL's. No proxy of the environment is looked at, no
-cookie kept, no content encoding accepted.
+Uses httpcore, the connection layer of httpx, whose network backend is a parameter: the one place where a name becomes a
+connection. Host header, SNI and certificate check still use the URL's host. Ignores proxies in the environment, keeps
+no cookies, and accepts no content encoding.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from trtx.tls import default_trust
 MAX_REDIRECTS = 3
 _MAX_URL_CHARACTERS = 8192
 _REDIRECTS = (301, 302, 303, 307, 308)
-_CONNECT_S = 5.0  # to one address, where the host has several
+_CONNECT_S = 5.0  # for each address but the last, if the host has several
 
 
 class _CheckedAddresses(httpcore.AsyncNetworkBackend):
-    """Connects to checked addresses alone."""
+    """A network backend that connects to checked addresses only."""
 
     def __init__(self, resolve: Resolver, allow_private: bool) -> None:
         self._resolve = resolve
@@ -52,7 +53,7 @@ class _CheckedAddresses(httpcore.AsyncNetworkBackend):
 
 
 async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> bytes:
-    """The body. Raises MediaError; however it ends, the connection is closed."""
+    """The response body. Raises MediaError. The connection is closed in any case."""
     try:
         async with asyncio.timeout(limits.media_timeout_s):
             backend = _CheckedAddresses(resolve, limits.allow_private_media)
@@ -109,7 +110,9 @@ async def _follow(connections: httpcore.AsyncConnectionPool, url: str, label: st
 
 
 def _parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
-    """Raises ValueError for what is no URL. Some of it shows only when the host is read, a name of punycode perhaps."""
+    """Parses a URL. Raises ValueError if it is invalid; some faults, such as bad punycode, only show when the host is
+    read.
+    """
     try:
         found = httpx.URL(url) if base is None else base.join(url)
         host, port = found.host, found.port
@@ -121,7 +124,7 @@ def _parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
 
 
 def _check_scheme(at: httpx.URL, label: str, limits: MediaLimits) -> None:
-    """Raises MediaError; the address itself is checked where it is connected to."""
+    """Raises MediaError for a disallowed scheme or userinfo. The address is checked when connecting."""
     if at.scheme not in ("http", "https"):
         raise MediaError(403, f"{label} leads to something other than http: or https:, which is not followed")
     if not at.host:
@@ -142,7 +145,7 @@ def _redirected(at: httpx.URL, response: httpcore.Response, label: str) -> httpx
         )
     try:
         return _parsed(place.decode("ascii"), at)
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # also UnicodeDecodeError, a subclass
         raise MediaError(424, f"the server of {label} redirects to what is no URL") from None
 
 

@@ -1,7 +1,7 @@
-"""``data:`` URLs (RFC 2397), decoded beside the event loop.
+"""Decodes ``data:`` URLs (RFC 2397) in a thread and in pieces.
 
-In pieces: Python's decoders hold the interpreter's lock for as long as a call takes, so that a thread alone would not
-help. 23 MB in one call stalled a loop for 173 ms.
+Python's decoders hold the GIL for the duration of a call, so a thread alone would not keep the event loop responsive:
+23 MB in one call stalled a loop for 173 ms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from trtx.config.media import MediaLimits
 from trtx.media.errors import MediaError, too_large
 
-_PIECE_CHARACTERS = 1 << 18  # below a millisecond
+_PIECE_CHARACTERS = 1 << 18  # decoded in less than a millisecond
 _HEADER_CHARACTERS = 256
 _WHITE = re.compile(rb"[ \t\r\n]+")
 _CUT_ESCAPE = re.compile(r"%[0-9A-Fa-f]?\Z")
@@ -22,7 +22,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 async def decode(url: str, label: str, limits: MediaLimits) -> bytes:
-    """What a ``data:`` URL holds. Raises MediaError 400 for a broken one, 413 for one that is too large."""
+    """The content of a ``data:`` URL. Raises MediaError: 400 for a malformed one, 413 for one that is too large."""
     return await asyncio.to_thread(_decode, url, label, limits)
 
 
@@ -31,7 +31,7 @@ def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
     if comma < 0:
         raise MediaError(400, f"{label} has no comma before its data; expected data:image/png;base64,...")
     is_base64 = url[5:comma].lower().replace(" ", "").endswith(";base64")
-    smallest = (len(url) - comma) // (12 if is_base64 else 3)  # where each character is escaped
+    smallest = (len(url) - comma) // (12 if is_base64 else 3)  # lower bound, reached if every character is escaped
     if smallest > limits.max_media_bytes:
         raise too_large(label, limits.max_media_bytes)
     found, size = [], 0
@@ -41,7 +41,7 @@ def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
             if size > limits.max_media_bytes:
                 raise too_large(label, limits.max_media_bytes)
             found.append(piece)
-    except ValueError:  # binascii.Error is one
+    except ValueError:  # also binascii.Error, a subclass
         wanted = "base64 with + and /, filled up with =" if is_base64 else "ASCII, two hexadecimal digits behind each %"
         raise MediaError(
             400, f"{label} has data that are broken or cut short; expected {wanted}: send all of it"
@@ -50,7 +50,10 @@ def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
 
 
 def _unescaped(url: str, start: int) -> Iterator[bytes]:
-    """Raises ValueError for what RFC 3986 does not have in a URL."""
+    """Yields the percent-decoded data in pieces.
+
+    Raises ValueError for characters that RFC 3986 does not allow in a URL.
+    """
     while start < len(url):
         text = url[start : start + _PIECE_CHARACTERS]
         if start + len(text) < len(url) and (cut := _CUT_ESCAPE.search(text)):
@@ -62,17 +65,23 @@ def _unescaped(url: str, start: int) -> Iterator[bytes]:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """As ``urllib.parse.unquote_to_bytes``, for escapes that are whole. That one takes 0.2 s a MB and the interpreter's
-    lock with it; quoted-printable is the same with another sign, and decoded in C."""
+    """Like ``urllib.parse.unquote_to_bytes``, for text in which every escape is complete.
+
+    That function takes 0.2 s per MB while it holds the GIL. Quoted-printable only differs in the escape character, and
+    its decoder is written in C.
+    """
     return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"=")) if b"%" in text else text
 
 
 def _from_base64(url: str, start: int) -> Iterator[bytes]:
-    """Raises ValueError. Line breaks are taken, as mail programs make them; padding is wanted, at the end alone."""
+    """Yields the decoded data in pieces. Raises ValueError.
+
+    Accepts line breaks, which mail programs insert. Requires padding, and only at the end.
+    """
     left = b""
     for piece in _unescaped(url, start):
         text = left + _WHITE.sub(b"", piece)
-        whole = (len(text) - 1) // 4 * 4  # the last four characters may be padded, and are kept for the end
+        whole = (len(text) - 1) // 4 * 4  # the last four characters may contain padding and are decoded at the end
         if whole > 0:
             decoded = binascii.a2b_base64(text[:whole], strict_mode=True)
             if len(decoded) != whole // 4 * 3:

@@ -1,4 +1,4 @@
-"""What a medium is known by: two that are equal here have the same embedding."""
+"""Keys of media items by content: items with equal keys have the same embedding."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _DECODED_BY = ("pillow", "transformers", "numpy")
 _VIDEOS_BY = (PACKAGE,)
 KEY_BYTES = 32
 DECODING = 1
-"""Of what ``decoder/pictures.py`` makes of a file: another number for each change of a pixel."""
+"""Version of the pixels that ``decoder/pictures.py`` produces. Raise it for every change of a pixel."""
 EMBEDDING_READING = 1
-"""The same of ``decoder/embeddings.py``."""
+"""The same for ``decoder/embeddings.py``."""
 VIDEO_DECODING = 2
-"""The same of ``decoder/videos.py`` and ``decoder/sampling.py``."""
+"""The same for ``decoder/videos.py`` and ``decoder/sampling.py``."""
 
 
 def content_key(data: bytes, *, model: str, options: str) -> bytes:
-    """BLAKE3-256 over a domain tag, the model, what makes pixels of a file (:func:`processor_options`) and the file.
+    """BLAKE3-256 over a domain tag, the model, the preprocessing settings (:func:`processor_options`) and the file.
 
-    Each with its length before it, so that no two differ in where one ends alone. Without the interpreter's lock,
-    about 7 GB/s: above some megabytes in a thread.
+    Each part is preceded by its length, so that different splits of the same bytes have different keys. Releases the
+    GIL and hashes about 7 GB/s; call it in a thread for more than a few megabytes.
     """
     hasher = blake3(_DOMAIN)
     for part in (model.encode(), options.encode(), data):
@@ -39,22 +39,23 @@ def content_key(data: bytes, *, model: str, options: str) -> bytes:
 
 
 def processor_options(model_dir: Path) -> str:
-    """All that decides which pixels a picture becomes: the checkpoint's processor, the packages, and what we make of a
-    file ourselves. Reads two small files and imports none of the packages.
+    """Everything that determines an image's pixels: the checkpoint's processor, package versions, and trtx's own
+    decoding.
 
-    Raises OSError, or ValueError for a document that is no JSON.
+    Reads two small files and imports none of the packages. Raises OSError, or ValueError for a document that is not
+    JSON.
     """
     return json.dumps({"decoding": DECODING, **_stated(model_dir, _DOCUMENTS, _DECODED_BY)}, sort_keys=True)
 
 
 def video_options(model_dir: Path, max_frames: int) -> str:
-    """The same of a video, of which at most ``max_frames`` are taken. No picture has the key of a video."""
+    """The same for a video, of which at most ``max_frames`` are used. Differs from every image's options."""
     stated = _stated(model_dir, _DOCUMENTS + _OF_VIDEOS, _DECODED_BY + _VIDEOS_BY)
     return json.dumps({"video_decoding": VIDEO_DECODING, "frames": max_frames, **stated}, sort_keys=True)
 
 
 def embedding_options() -> str:
-    """The same of an embedding that a client made itself."""
+    """The same for an embedding that the client computed."""
     return json.dumps({"embedding": EMBEDDING_READING})
 
 

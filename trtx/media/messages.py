@@ -1,7 +1,8 @@
-"""Between a pool and one of its processes: a length, msgpack, and behind some messages as many bytes as they say.
+"""Messages between a pool and a decoding process: a length, msgpack, and for some messages as many raw bytes as they
+say.
 
-Down: ``Setup`` once, then one ``Job`` after the answer to the one before. Up: ``Ready`` or ``Unusable`` once; ``Taken``
-for each job as soon as it is there, then its answer.
+To the process: ``Setup`` once, then ``Job``, each after the previous answer. From the process: ``Ready`` or
+``Unusable`` once; for each job ``Taken`` as soon as it has been received, then its answer.
 """
 
 from __future__ import annotations
@@ -20,48 +21,51 @@ Work = Literal["pixels", "patches", "frames", "rgb", "embedding"]
 
 
 VideoRule = Literal["each", "all"]
-"""Whether a model's processor counts the pixels of each frame of a video (Qwen2.5-VL) or of all together (Qwen3-VL)."""
+"""Whether a model's processor limits the pixels of each frame of a video (Qwen2.5-VL) or of all together (Qwen3-VL)."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """What a process is for."""
+    """Configures a process."""
 
     model_dir: str | None  # None: no "pixels", "patches" or "frames"
     videos: VideoRule | None  # None: no "frames"
-    directory: str  # of shared tensors
-    max_pixels: int  # of a picture, or of one frame
-    max_frames: int  # that are taken of a video
+    directory: str  # directory of shared tensors
+    max_pixels: int  # of an image, or of one frame
+    max_frames: int  # used of a video
     max_video_s: float
-    memory_bytes: int  # beyond what it has when it is ready
-    is_replacement: bool = False  # of a process that a file may have ended
+    memory_bytes: int  # in addition to its memory when it is ready
+    is_replacement: bool = False  # replaces a process that a file may have crashed
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):
-    """``size`` bytes of a file follow."""
+    """A file to process; ``size`` bytes follow."""
 
     work: Work
     label: str
     size: int
-    hidden: int = 0  # columns that an embedding must have
-    dtype: str = "float32"  # that it is made
+    hidden: int = 0  # required number of columns of an embedding
+    dtype: str = "float32"  # dtype of the result
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """It can take jobs."""
+    """The process can take jobs."""
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):
-    """It can't, and neither could another: one sentence."""
+    """Neither this process nor another one could take jobs; ``text`` is one sentence with the reason."""
 
     text: str
 
 
 class Taken(msgspec.Struct, frozen=True, tag=True):
-    """All bytes of a job have arrived: from here on what happens is this file's fault."""
+    """All bytes of the job have arrived. Whatever happens from now on is attributed to this file."""
 
 
 class Tensor(msgspec.Struct, frozen=True, tag=True):
-    """Of "pixels" and "frames": float32; of "embedding" what was asked for. ``clip``: of "frames" alone."""
+    """The answer to "pixels" and "frames" (float32) and "embedding" (the requested dtype).
+
+    ``clip``: for "frames" only.
+    """
 
     tensor: SharedTensor
     grid: Grid | None
@@ -69,27 +73,27 @@ class Tensor(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rgb(msgspec.Struct, frozen=True, tag=True):
-    """``height * width * 3`` bytes follow."""
+    """The answer to "rgb"; ``height * width * 3`` bytes follow."""
 
     height: int
     width: int
 
 
 class Patches(msgspec.Struct, frozen=True, tag=True):
-    """Of "patches": how many "pixels" would be cut into. None: known only once it is done."""
+    """The answer to "patches": the number of patches that "pixels" would produce; None: unknown in advance."""
 
     count: int | None
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A :class:`~trtx.media.errors.MediaError`."""
+    """The fields of a :class:`~trtx.media.errors.MediaError`."""
 
     status: Status
     text: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The fault is this machine's, not the file's: one sentence."""
+    """A failure of this machine, not of the file; ``text`` is one sentence."""
 
     text: str
 

@@ -1,7 +1,7 @@
-"""Pictures are decoded and prepared in processes beside the event loop, a bounded number of them.
+"""A bounded pool of processes that decode and preprocess media, so that the event loop does neither.
 
-One asyncio task for each process: it starts it, hands it one file after another from the queue they share, and
-replaces it when it has ended or taken too long. What a file does to a process costs that file alone.
+Each process has one asyncio task, which starts it, sends it files from a shared queue one at a time, and replaces it if
+it ends or takes too long. A file that crashes a process only fails itself.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DELIVERIES = 3  # of a file to processes that ended before they had it
-_LOOK_S = 0.05  # between two looks at what a process has computed, at least
+_DELIVERIES = 3  # attempts for a file whose processes ended before they had received it
+_LOOK_S = 0.05  # minimum interval between two readings of a process's CPU time
 
 PATIENCE = 6.0
-"""How many times ``decode_timeout_s`` a file may take by the clock. That limit itself is of what its process computed:
-how many others want the cores is no fault of a picture."""
+"""Wall-clock limit of a file, in multiples of ``decode_timeout_s``.
+
+``decode_timeout_s`` itself limits the CPU time of the file's process, because a file is not at fault if other processes
+use the cores.
+"""
 
 
 def decode_seconds(limits: MediaLimits) -> float:
-    """By the clock, from when a process begins with a file until it is answered or refused, at the latest."""
+    """The longest wall-clock time from when a process begins with a file until it is answered or refused."""
     return PATIENCE * limits.decode_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a vision encoder takes. Whoever got it removes the tensor, once the encoder has opened it or will not.
+    """The input of a vision encoder. The receiver owns the tensor and removes it after the encoder has opened it.
 
-    ``pixels``: float32, of one picture, as the checkpoint's image processor shapes them: ``[1, 3, height, width]`` of
-    CLIP's, ``[patches, values]`` of Qwen's. ``grid``: time, height and width in patches, before any are merged; None
-    for a processor that gives none. ``clip``: of a video.
+    ``pixels``: float32, in the shape of the checkpoint's image processor: ``[1, 3, height, width]`` for CLIP,
+    ``[patches, values]`` for Qwen. ``grid``: time, height and width in patches before merging; None if the processor
+    returns none. ``clip``: for videos.
     """
 
     pixels: SharedTensor
@@ -59,8 +62,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class GivenEmbedding:
-    """``rows``: ``[rows, hidden]`` as the client sent them, in the dtype that was asked for; whoever got it removes the
-    tensor. ``grid``: in patches, before any are merged."""
+    """An embedding that the client sent. The receiver owns the tensor and removes it.
+
+    ``rows``: ``[rows, hidden]`` in the requested dtype. ``grid``: in patches before merging.
+    """
 
     rows: SharedTensor
     grid: Grid | None
@@ -68,7 +73,7 @@ class GivenEmbedding:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A file on its way. ``answer`` may be cancelled by its caller at any time."""
+    """A queued file. The caller may cancel ``answer`` at any time."""
 
     job: Job
     data: bytes
@@ -76,10 +81,11 @@ class _Waiting:
 
 
 class PicturePool:
-    """``model_dir``: whose image processor prepares; None: no ``prepare``. One event loop, an async context manager.
+    """A pool for one event loop; an async context manager.
 
-    ``videos``: how the model takes them; None: not at all. ``directory``: where shared tensors go; None: the process's
-    own for temporary files, which a topology removes. ``patience``: see :data:`PATIENCE`.
+    ``model_dir``: the model whose image processor is used; None: no ``prepare``. ``videos``: how the model samples
+    videos; None: not at all. ``directory``: for shared tensors; None: the process's temporary directory, which a
+    topology removes. ``patience``: see :data:`PATIENCE`.
     """
 
     def __init__(
@@ -106,8 +112,8 @@ class PicturePool:
         self._again = msgspec.structs.replace(self._setup, is_replacement=True)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._keepers: list[asyncio.Task[None]] = []
-        self._processes: dict[int, DecodingProcess] = {}  # by place; absent while one is replaced
-        self._open = 0  # files that wait or are being decoded, also for callers that have gone
+        self._processes: dict[int, DecodingProcess] = {}  # by slot; missing while a process is being replaced
+        self._open = 0  # files that wait or are being decoded, including those whose callers have gone
 
     async def __aenter__(self) -> PicturePool:
         await self.start()
@@ -118,17 +124,20 @@ class PicturePool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the processes that run now."""
+        """Pids of the processes that run now."""
         return tuple(process.pid for process in self._processes.values())
 
     @property
     def waiting(self) -> int:
-        """Files that no process has begun."""
+        """Number of files that no process has begun."""
         return self._queue.qsize()
 
     async def start(self) -> None:
-        """Returns when every process can take a file. Raises UsageError for a checkpoint without a usable processor,
-        LaunchError where no process can be started; none is left then."""
+        """Starts all processes and waits until each can take a file.
+
+        Raises UsageError for a checkpoint without a usable processor, LaunchError if a process can't be started; no
+        process is left then.
+        """
         slots = range(self._limits.decode_processes)
         try:
             async with asyncio.TaskGroup() as starting:
@@ -143,7 +152,7 @@ class PicturePool:
         self._keepers = [asyncio.create_task(self._keep(slot), name=f"media-decoder-{slot}") for slot in slots]
 
     async def close(self) -> None:
-        """Ends the processes; files that wait or are being decoded get a MediaError."""
+        """Kills the processes; files that wait or are being decoded fail with a MediaError."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -155,8 +164,10 @@ class PicturePool:
             _fail(self._queue.get_nowait(), _stopping())
 
     async def prepare(self, blob: Blob) -> Prepared:
-        """A picture, or frames of a video, as the model's processor makes them. Raises MediaError; SharedTensorError
-        for a full disk."""
+        """An image, or a video's frames, as preprocessed by the model's processor.
+
+        Raises MediaError; SharedTensorError if the disk is full.
+        """
         assert self._has_model, "a pool that prepares has a model"
         work: Work = "frames" if blob.kind == "video" else "pixels"
         answer, _ = await self._ask(Job(work, blob.label, len(blob.data)), blob.data)
@@ -164,15 +175,17 @@ class PicturePool:
         return Prepared(answer.tensor, answer.grid, answer.clip)
 
     async def patches(self, blob: Blob) -> int | None:
-        """Into how many :meth:`prepare` would cut a picture, by its header alone; None: not known before. Raises
-        MediaError."""
+        """Number of patches that :meth:`prepare` would make of an image, from its header; None: unknown in advance.
+
+        Raises MediaError.
+        """
         assert self._has_model, "a pool that prepares has a model"
         answer, _ = await self._ask(Job("patches", blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Patches)
         return answer.count
 
     async def rgb(self, blob: Blob) -> np.ndarray:
-        """``[height, width, 3]`` uint8, turned as EXIF says, on white. Raises MediaError."""
+        """The image as uint8 ``[height, width, 3]``, rotated as EXIF says, on a white background. Raises MediaError."""
         import numpy as np
 
         answer, pixels = await self._ask(Job("rgb", blob.label, len(blob.data)), blob.data)
@@ -180,9 +193,10 @@ class PicturePool:
         return np.frombuffer(pixels, np.uint8).reshape(answer.height, answer.width, 3)
 
     async def embedding(self, blob: Blob, *, hidden: int, dtype: str = "float32") -> GivenEmbedding:
-        """A ``.safetensors`` file with one embedding of ``hidden`` columns, in ``dtype``. Raises MediaError.
+        """Reads a ``.safetensors`` file with one embedding of ``hidden`` columns, and converts it to ``dtype``. Raises
+        MediaError.
 
-        How many rows a model expects is the caller's to check.
+        The caller checks the number of rows.
         """
         answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
         assert isinstance(answer, Tensor)
@@ -210,7 +224,7 @@ class PicturePool:
         return answer, more
 
     async def _keep(self, slot: int) -> None:
-        """The life of one of the pool's places: whatever becomes of its process, the next file finds one."""
+        """Serves one slot of the pool: whatever happens to its process, the next file finds one."""
         while True:
             waiting = await self._queue.get()
             try:
@@ -230,11 +244,11 @@ class PicturePool:
             finally:
                 self._open -= 1
             if slot not in self._processes:
-                with suppress(LaunchError, UsageError):  # the next file tries again, and says so
+                with suppress(LaunchError, UsageError):  # the next file tries again and reports the failure
                     await self._start_process(slot, self._again)
 
     async def _hand_over(self, slot: int, waiting: _Waiting) -> None:
-        """Raises MediaError where the file, or the process that had it, came to nothing."""
+        """Processes one file. Raises MediaError if the file, or the process that had received it, fails."""
         label = waiting.job.label
         for _ in range(_DELIVERIES):
             process = self._processes.get(slot) or await self._start_process(slot, self._again)
@@ -245,21 +259,25 @@ class PicturePool:
                 if ended.had_taken:
                     raise MediaError(422, f"{label} ended the process that decoded it; send another file") from ended
             except BaseException:
-                await self._end_process(slot)  # in the middle of a message nothing more can be said to it
+                # the connection may be in the middle of a message, so the process can't be used again
+                await self._end_process(slot)
                 raise
             else:
                 return _give(waiting, answer, more)
         raise MediaError(429, f"no process that decodes pictures stayed long enough to take {label}; try again")
 
     async def _answer(self, process: DecodingProcess, waiting: _Waiting) -> tuple[Answer, bytes | bytearray]:
-        """Raises ProcessEnded; MediaError for a file that takes too much computing, or too long on busy cores."""
+        """The answer to one file. Raises ProcessEnded; MediaError if the file takes too much CPU time, or too long in
+        total.
+        """
         label, limit_s, clock = waiting.job.label, self._limits.decode_timeout_s, asyncio.get_running_loop().time
         begun_s, until = process.cpu_s(), clock() + self._patience_s
         asked = asyncio.create_task(process.ask(waiting.job, waiting.data))
         left_s = limit_s
         try:
             while True:
-                # A process of one thread computes no second in less than one: before that there is nothing to see.
+                # A single-threaded process can't use up its CPU time faster than the clock, so there is no need to look
+                # earlier.
                 done, _ = await asyncio.wait({asked}, timeout=max(left_s, _LOOK_S))
                 if done:
                     return asked.result()
@@ -275,7 +293,8 @@ class PicturePool:
                 left_s = min(limit_s - used_s, until - now)
         finally:
             asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)  # it lets go of the socket before that is closed
+            # the task must release the socket before the socket is closed
+            await asyncio.gather(asked, return_exceptions=True)
 
     async def _start_process(self, slot: int, setup: Setup) -> DecodingProcess:
         process = await DecodingProcess.start(setup)
@@ -296,7 +315,7 @@ def _give(waiting: _Waiting, answer: Answer, more: bytes | bytearray) -> None:
 
 
 def _discard(waiting: _Waiting) -> None:
-    """Of a caller that leaves: it may have been given an answer and not have run since."""
+    """Frees the answer of a cancelled caller, which may have received it without having run since."""
     answer = waiting.answer
     if answer.done() and not answer.cancelled() and answer.exception() is None:
         _remove_tensor(answer.result()[0])

@@ -1,5 +1,5 @@
-"""What runs in a pool's processes alone: pictures, a model's image processor and files of embeddings become arrays.
+"""The code of the pool's processes: turns images, videos and embedding files into arrays.
 
-It neither fetches nor judges who may send what (``trtx/media`` does, in the worker). Enter by ``process``. Whatever a
-file holds, the worst that happens is the end of this process, which takes one file with it.
+Does not fetch and does not decide what a client may send (``trtx/media`` does, in the worker). Entry point:
+``process``. Whatever a file contains, the worst outcome is the end of this process, which fails only that file.
 """

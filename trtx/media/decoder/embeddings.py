@@ -1,7 +1,7 @@
-"""Embeddings that a client made itself, as ``.safetensors``: no code is in such a file, and none is run.
+"""Reads embeddings that clients computed, from ``.safetensors`` files, which contain no code.
 
-The file holds one tensor of ``[rows, hidden]``, or ``[1, rows, hidden]``, in F32, F16 or BF16 under any name, and for a
-model with grids ``grid_thw``: three I64, in patches before any are merged.
+A file contains one tensor of ``[rows, hidden]`` or ``[1, rows, hidden]`` in F32, F16 or BF16, under any name, and for
+models with grids ``grid_thw``: three I64, in patches before merging.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_SIDE = 1 << 20
 
 
 def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, Grid | None]:
-    """``[rows, hidden]`` float32, which holds F16 and BF16 exactly. Raises MediaError 422, 415 for another format.
+    """The embedding as float32 ``[rows, hidden]``, which represents F16 and BF16 exactly, and the grid.
 
-    Every value is finite, and so is the sum of a row's squares: a decoder's first norm computes it in float32, and
-    makes zeros of a row where it overflows.
+    Raises MediaError 422, or 415 for another format. Every value is finite, and so is each row's sum of squares: a
+    decoder's first norm computes it in float32, and returns zeros for a row where it overflows.
     """
     if len(data) < 8 or not 2 <= int.from_bytes(data[:8], "little") <= min(_HEADER_BYTES, len(data) - 8):
         raise MediaError(415, f"{label} is no .safetensors file, or one with a header above {_HEADER_BYTES} bytes")
@@ -39,12 +39,15 @@ def read(data: bytes | bytearray, label: str, hidden: int) -> tuple[np.ndarray, 
 
 
 def made(rows: np.ndarray, dtype: str, label: str) -> np.ndarray:
-    """``rows``, float32, rounded to ``dtype``; "bfloat16" as its 16 bits. Raises MediaError 422 for values beyond."""
+    """float32 ``rows`` rounded to ``dtype``; bfloat16 is returned as uint16 bits.
+
+    Raises MediaError 422 for an overflow.
+    """
     if dtype == "float32":
         return rows
-    if dtype == "bfloat16":  # what :func:`read` gives is never beyond: float32's exponents are bfloat16's
+    if dtype == "bfloat16":  # no overflow: bfloat16 has float32's exponents
         bits = rows.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to the even one
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # round to nearest, ties to even
     assert dtype == "float16", f"no model computes in {dtype}"
     with np.errstate(over="ignore"):
         rounded = rows.astype(np.float16)

@@ -1,4 +1,4 @@
-"""What a picture's first bytes say, read before a decoder sees any."""
+"""Reads image headers before a decoder does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORMATS = "JPEG, PNG, WEBP or GIF"
 
 
 def format_of(data: bytes | bytearray, label: str) -> Format:
-    """By content: what a server or a name calls it is not looked at. Raises MediaError 415."""
+    """The image format, from its content; names and declared types are ignored. Raises MediaError 415."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -24,7 +24,10 @@ def format_of(data: bytes | bytearray, label: str) -> Format:
 
 
 def webp_size(data: bytes | bytearray) -> tuple[int, int] | None:
-    """Width and height, None for a broken header. Pillow 12 takes memory for two canvases when it opens a file."""
+    """Width and height, or None for a broken header.
+
+    Needed because Pillow 12 allocates two canvases when it opens a file.
+    """
     kind, body = data[12:16], data[20:30]
     if len(body) < 10:
         return None

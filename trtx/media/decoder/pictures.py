@@ -1,6 +1,6 @@
-"""A picture file becomes RGB as a person would see it on a white page.
+"""Decodes an image file to RGB as a viewer would show it on a white page.
 
-A change of one pixel is another ``DECODING`` in ``trtx/media/keys.py``: cached embeddings follow from them.
+Every change of a pixel needs another ``DECODING`` in ``trtx/media/keys.py``, because cached embeddings depend on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 from trtx.media.decoder.headers import FORMATS, format_of, webp_size
 from trtx.media.errors import MediaError
 
-# Turns that EXIF's orientation asks for, by its value; 1 and what the standard does not have: none.
+# Transpositions by EXIF orientation; none for 1 and for values outside the standard.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,21 +27,21 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
-_PNG_DEPTH = 24  # where IHDR has it
+_PNG_DEPTH = 24  # offset of the bit depth in IHDR
 _OPAQUE = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 _ALPHA = ("LA", "PA", "RGBA")
 _GRAY_16 = ("I;16", "I;16B", "I;16L", "I")
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False
-Image.MAX_IMAGE_PIXELS = None  # the limit is the caller's, and is an error, not a warning
+Image.MAX_IMAGE_PIXELS = None  # the caller checks the limit and raises an error instead of Pillow's warning
 
 
 def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
-    """Mode RGB, turned as EXIF says. Raises MediaError; MemoryError where the process may take no more.
+    """The image in mode RGB, rotated as EXIF says. Raises MediaError; MemoryError if the process's limit is reached.
 
-    Transparent parts show white. 16 bits a channel are scaled to 8: gray rounds, colour and what has alpha keep the
-    upper byte. Colour profiles are not applied. Of a JPEG with several pictures (MPO) the first is taken, which is the
-    photograph.
+    Transparent parts become white. 16-bit channels are scaled to 8 bits: gray is rounded, colour and images with alpha
+    keep the upper byte. Colour profiles are not applied. Of a JPEG with several images (MPO), the first is used, which
+    is the photograph.
     """
     with _opened(data, label, max_pixels) as picture:
         _check_frames(picture, label)
@@ -49,13 +49,15 @@ def decode(data: bytes | bytearray, label: str, max_pixels: int) -> Image.Image:
         _set_clear_color(picture, data)
         turn = _turn(picture)
         rgb = _on_white(picture, label)
-    del picture  # its pixels, before there is a third copy
+    del picture  # frees its pixels before the transposition makes a third copy
     return rgb if turn is None else rgb.transpose(turn)
 
 
 def size_of(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, int]:
-    """Width and height as the header has them, before any turn. Raises MediaError, as far as a header tells;
-    MemoryError where the process may take no more."""
+    """Width and height from the header, before any rotation.
+
+    Raises MediaError for faults that the header shows; MemoryError if the process's limit is reached.
+    """
     if format_of(data, label) == "WEBP":
         return _webp_size(data, label, max_pixels)
     with _opened(data, label, max_pixels) as picture:
@@ -64,7 +66,10 @@ def size_of(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, 
 
 @contextmanager
 def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Iterator[Image.Image]:
-    """Of no more than ``max_pixels``. Whatever it raises inside is told as :func:`decode` says."""
+    """Opens an image of at most ``max_pixels``.
+
+    Converts exceptions from inside the block to those of :func:`decode`.
+    """
     kind = format_of(data, label)
     if kind == "WEBP":
         _webp_size(data, label, max_pixels)
@@ -75,12 +80,12 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Iterator[Im
     except (MediaError, MemoryError):
         raise
     except Exception:
-        # Pillow's own text may show bytes of the file; what it raises for broken ones is of a dozen classes.
+        # Pillow's own message may contain bytes of the file, and it raises a dozen classes for broken files.
         raise _broken(label) from None
 
 
 def _webp_size(data: bytes | bytearray, label: str, max_pixels: int) -> tuple[int, int]:
-    """By its own header, before Pillow takes memory for it."""
+    """The size from WebP's own header, checked before Pillow allocates memory."""
     size = webp_size(data)
     if size is None:
         raise _broken(label)
@@ -102,9 +107,10 @@ def _check_frames(picture: Image.Image, label: str) -> None:
 
 
 def _set_clear_color(picture: Image.Image, data: bytes | bytearray) -> None:
-    """Scales the colour that a PNG's tRNS chunk calls transparent as Pillow scales the pixels.
+    """Scales the transparent colour of a PNG's tRNS chunk in the same way as Pillow scales the pixels.
 
-    Pillow 12.3 compares the chunk's 2, 4 or 16 bits with the 8 that it made of each pixel, and finds others or none.
+    Pillow 12.3 compares the chunk's 2-, 4- or 16-bit value with its own 8-bit pixels, so it matches the wrong pixels or
+    none.
     """
     clear = picture.info.get("transparency")
     if picture.format != "PNG" or isinstance(clear, bytes | None):
@@ -141,7 +147,7 @@ def _from_gray_16(picture: Image.Image, clear: object) -> Image.Image:
 def _turn(picture: Image.Image) -> Image.Transpose | None:
     try:
         return _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
-    except Exception:  # EXIF that is broken says nothing of the orientation, and browsers show such photographs
+    except Exception:  # broken EXIF data contains no orientation; browsers show such photographs too
         return None
 
 

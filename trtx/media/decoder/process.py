@@ -1,7 +1,8 @@
-"""``python -m trtx.media.decoder.process <fd>``: one process of a pool, at one file at a time.
+"""``python -m trtx.media.decoder.process <fd>``: one decoding process of a pool; it works on one file at a time.
 
-It ends with its parent: by the socket's end of file, and in the middle of a file by the kernel's signal. SIGINT and
-SIGTERM are ignored: a terminal sends them to the whole group, and the parent decides when this ends.
+It ends with its parent: at the socket's end of file, or in the middle of a file by the kernel's death signal. It
+ignores SIGINT and SIGTERM, because a terminal sends them to the whole process group and the parent decides when this
+process ends.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from trtx.media.messages import (
 )
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_OOM_SCORE = "500"  # where memory runs out, the kernel takes this before the worker or its engine
-# Where cores run out, the worker and its engine go first: others' text hardly waits for a picture. Beside one thread of
-# theirs a tenth of a core is left. Of the seventieth that niceness 19 leaves, a photograph took more than 20 s.
+_OOM_SCORE = "500"  # if memory runs out, the kernel kills this process before the worker or its engine
+# If cores are scarce, the worker and its engine take precedence, so that images hardly delay other requests' text.
+# Against one of their threads, niceness 10 leaves a tenth of a core. Niceness 19 leaves a seventieth, with which a
+# photograph took more than 20 s.
 _NICENESS = 10
-# <malloc.h>. Arrays up to 32 MiB, the most that glibc lets it be, come from the heap, and 256 MiB of that stay: to map
-# and clear them anew for each picture took 20 of the 53 ms of one megapixel.
+# <malloc.h>. Arrays up to 32 MiB, glibc's maximum, come from the heap, and 256 MiB of freed heap are kept. Mapping and
+# clearing them again for each image took 20 of the 53 ms of a one-megapixel image.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _HEAP_ARRAY_BYTES = 256 << 20, 32 << 20
 _MESSAGE = msgspec.msgpack.Decoder(Down)
@@ -57,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    keeps_memory = hasattr(libc, "mallopt")  # not on musl
+    keeps_memory = hasattr(libc, "mallopt")  # missing on musl
     if keeps_memory:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         libc.mallopt(_M_MMAP_THRESHOLD, _HEAP_ARRAY_BYTES)
@@ -66,8 +68,9 @@ def main() -> None:
     parent = socket.socket(fileno=int(sys.argv[1]))
     setup = _message(parent)
     assert isinstance(setup, Setup), f"the first message is {type(setup).__name__}"
-    # To import transformers is a second of computing, two minutes of a busy machine at this niceness, for which a
-    # pool's first pictures would wait. How often a process is replaced is up to clients.
+    # Importing transformers takes a second of CPU time, which at this niceness can be two minutes on a busy machine,
+    # and a pool's first images would wait for it. A replacement is niced before the import, because clients can cause
+    # any number of replacements.
     if setup.is_replacement:
         os.nice(_NICENESS)
     try:
@@ -89,19 +92,20 @@ def main() -> None:
             try:
                 answer, pixels = _answer(job, data, setup, processor)
             except MemoryError:
-                if not (keeps_memory and libc.malloc_trim(0)):  # what files before this one left is no fault of its
+                # memory left over from earlier files is not this file's fault
+                if not (keeps_memory and libc.malloc_trim(0)):
                     raise
                 answer, pixels = _answer(job, data, setup, processor)
         except MemoryError:
             parent.sendall(frame(Refused(413, _too_much_memory(job, setup))))
-            return  # another process takes the place of this one, with its memory in order
+            return  # another process replaces this one, with a clean heap
         parent.sendall(frame(answer))
         parent.sendall(pixels)
         del data, pixels
 
 
 def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor | None) -> tuple[Answer, bytes]:
-    """With the bytes that follow it."""
+    """The answer, and the bytes that follow it."""
     directory = Path(setup.directory)
     try:
         if job.work == "embedding":
@@ -136,7 +140,10 @@ def _too_much_memory(job: Job, setup: Setup) -> str:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """What comes on top of what is mapped now. No core dumps: they would hold clients' pictures."""
+    """Limits memory to what is mapped now plus ``more_bytes``.
+
+    Disables core dumps, which would contain clients' images.
+    """
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -150,7 +157,7 @@ def _message(parent: socket.socket) -> Down:
 
 
 def _receive(parent: socket.socket, size: int) -> bytearray:
-    """Ends this process where the parent is gone."""
+    """Receives ``size`` bytes. Ends this process if the parent is gone."""
     data = bytearray(size)
     view = memoryview(data)
     while view:

@@ -1,4 +1,4 @@
-"""A checkpoint's own image processor, as transformers has it, on Pillow and numpy."""
+"""Runs a checkpoint's own image processor from transformers, on Pillow and numpy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_SHAPE = "which this model can't take; send it cut to a shape that is less na
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits:
-    """Of one video. ``max_pixels``: of a frame; ``max_frames``: that are taken of it."""
+    """Limits of one video. ``max_pixels``: per frame; ``max_frames``: number of frames used."""
 
     max_pixels: int
     max_frames: int
@@ -33,14 +33,18 @@ class VideoLimits:
 
 
 class ImageProcessor:
-    """Raises UsageError for a checkpoint whose processor can't be had, or gives what no encoder here takes."""
+    """A checkpoint's image processor.
+
+    Raises UsageError if the processor can't be loaded, or returns outputs that no encoder of trtx takes.
+    """
 
     def __init__(self, model_dir: Path, videos: VideoRule | None = None) -> None:
-        # transformers takes its absence as it is, and these processors use none of it: 75 MB and 1 s for a process
-        # with transformers 5.23 instead of 380 MB and 4 s.
+        # transformers works without torch, and these processors do not use it: 75 MB and 1 s per process with
+        # transformers 5.23, instead of 380 MB and 4 s.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         try:
-            # By its module: without torch, transformers 5.17 has a stand-in at its top level, which refuses.
+            # Imported from its module: without torch, transformers 5.17 exports a stub at its top level that refuses to
+            # work.
             from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
             self._processor = AutoImageProcessor.from_pretrained(
@@ -60,10 +64,10 @@ class ImageProcessor:
             self._video = read_options(model_dir, self._processor, videos)
 
     def prepare(self, picture: Image.Image, label: str, max_pixels: int) -> tuple[np.ndarray, Grid | None]:
-        """float32 ``pixel_values`` of one RGB picture, shaped as the model's class wants them, and its grid.
+        """float32 ``pixel_values`` of one RGB image, in the shape that the model's class expects, and its grid.
 
-        Raises MediaError 422 for what the processor does not take, 413 for what it would make larger than
-        ``max_pixels`` on the way; UsageError for an output that is not known.
+        Raises MediaError: 422 for an image that the processor refuses, 413 for one that it would enlarge beyond
+        ``max_pixels`` in between; UsageError for an unknown output.
         """
         self._check_enlarged(picture, label, max_pixels)
         try:
@@ -87,21 +91,26 @@ class ImageProcessor:
         return pixels, (time, height, width)
 
     def patches(self, width: int, height: int) -> int | None:
-        """Into how many :meth:`prepare` would cut a picture of this size, turned or not; None: not known before."""
+        """Number of patches that :meth:`prepare` would make of an image of this size, in either orientation; None:
+        unknown.
+        """
         count = getattr(self._processor, "get_number_of_image_patches", None)
         if count is None or not getattr(self._processor, "do_resize", True):
             return None
         try:
             return int(count(height, width))
-        except ValueError:  # a shape that it refuses: prepare says so
+        except ValueError:  # a shape that the processor refuses: prepare raises the error
             return None
 
     def _check_enlarged(self, picture: Image.Image, label: str, max_pixels: int) -> None:
-        """CLIP's processor gives the shorter side the model's pixels before it cuts the middle out: of one by 10,000
-        pixels it makes 336 by 3,360,000 for a moment."""
+        """Raises MediaError 413 for an image that the processor would temporarily enlarge too much.
+
+        CLIP's processor scales the shorter side to the model's size before it crops the centre: an image of 1 by 10,000
+        pixels temporarily becomes 336 by 3,360,000.
+        """
         size = getattr(self._processor, "size", None) or {}
         shortest = size.get("shortest_edge")
-        is_bounded = size.get("longest_edge") is not None  # with both, they bound the area
+        is_bounded = size.get("longest_edge") is not None  # with both edges, the area is bounded
         if shortest is None or is_bounded or not getattr(self._processor, "do_resize", True):
             return
         width, height = picture.size
@@ -114,13 +123,13 @@ class ImageProcessor:
             )
 
     def prepare_video(self, data: bytearray, label: str, limits: VideoLimits) -> tuple[np.ndarray, Grid, Clip]:
-        """The same of frames of a video, ``[patches, values]``, and when they are. Raises as :meth:`prepare` does."""
+        """``[patches, values]`` of a video's frames, their grid and times. Raises the errors of :meth:`prepare`."""
         options = self._video
         if options is None:
             raise MediaError(415, f"{label} is a video, and this model takes pictures alone")
         if not decodes_videos():
             raise MediaError(415, f"{label} can't be decoded: {NO_DECODER}")
-        from trtx.media.decoder import videos  # FFmpeg: 40 MB that no picture needs
+        from trtx.media.decoder import videos  # imported late: FFmpeg takes 40 MB, which images do not need
 
         facts = videos.look_at(data, label, max_pixels=limits.max_pixels, max_seconds=limits.max_seconds)
         if facts.times is None:
@@ -142,20 +151,23 @@ class ImageProcessor:
         return *self._patches(frames, options), clip
 
     def _patches(self, frames: list[Image.Image], options: VideoOptions) -> tuple[np.ndarray, Grid]:
-        """The image processor makes ``temporal_patch`` copies of a picture into each patch: of these one is taken from
-        each frame of a step."""
+        """Patches of a video's frames.
+
+        For a single image, the image processor puts ``temporal_patch`` copies of it into each patch. This takes one
+        copy from each frame of a step instead.
+        """
         found = self._processor(images=frames, do_resize=False, return_tensors="np")
         (_, height, width), depth = found["image_grid_thw"][0], options.temporal_patch
         rows = int(height) * int(width)
-        # [steps, frames of a step, patches, channels, copies, values of a copy]
+        # [steps, frames per step, patches, channels, copies, values per copy]
         each = np.asarray(found["pixel_values"], np.float32).reshape(-1, depth, rows, 3, depth, options.patch**2)
-        one_copy = each[:, :, :, :, 0].transpose(0, 2, 3, 1, 4)  # [steps, patches, channels, frames of a step, values]
+        one_copy = each[:, :, :, :, 0].transpose(0, 2, 3, 1, 4)  # [steps, patches, channels, frames per step, values]
         pixels = np.ascontiguousarray(one_copy).reshape(len(each) * rows, -1)
         return pixels, (len(each), int(height), int(width))
 
 
 def _size(options: VideoOptions, count: int, frame: Image.Image, label: str) -> tuple[int, int]:
-    """Width and height, as Pillow takes them. Raises MediaError."""
+    """Width and height of the resized frames, in Pillow's order. Raises MediaError."""
     width, height = frame.size
     try:
         high, wide = frame_size(options, count, height, width)

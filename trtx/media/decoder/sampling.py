@@ -1,7 +1,7 @@
-"""Which frames of a video a model sees, at which size, and when they are: as transformers' video processors do it.
+"""Selects a video's frames, their size and their times, in the same way as transformers' video processors.
 
-Those need a torchvision that does not load beside the CPU build of torch; a decoding process has no torch either. What
-is here is arithmetic, held to theirs (5.23) by ``tests/unit/media/test_video_sampling.py``.
+Those need torchvision, which does not load beside the CPU build of torch, and a decoding process has no torch.
+``tests/unit/media/test_video_sampling.py`` compares this arithmetic with theirs (5.23).
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ from trtx.media.messages import VideoRule
 _LARGEST_ASPECT = 200
 _VIDEO_DOCUMENTS = ("video_preprocessor_config.json", "preprocessor_config.json")
 _IN_PROCESSOR = ("processor_config.json", "video_processor")
-# Of both, where they are stated: frames go through the image processor.
+# Options that must agree between video and image processor if both state them, because frames pass through the image
+# processor.
 _AS_OF_PICTURES = (
     "image_mean", "image_std", "rescale_factor", "patch_size", "merge_size", "temporal_patch_size", "resample",
 )  # fmt: skip
-_TICK_S = 1e-6  # a frame that begins at a moment is on show then, however that was rounded
+_TICK_S = 1e-6  # tolerance: a frame that begins at a moment counts as shown then, despite rounding
 FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
 
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions:
-    """Of one checkpoint. ``counts_all_frames``: its limits of pixels are of all frames together (Qwen3-VL), else of
-    each (Qwen2.5-VL), and frames are spread from the first to the last, else over equal parts."""
+    """The video options of one checkpoint.
+
+    ``counts_all_frames``: True for Qwen3-VL, whose pixel limits apply to all frames together and whose frames are
+    spread from the first to the last; False for Qwen2.5-VL, whose limits apply to each frame and whose frames are
+    spread over equal parts.
+    """
 
     counts_all_frames: bool
     patch: int
@@ -44,20 +49,23 @@ class VideoOptions:
     fps: float = FPS
     min_frames: int = MIN_FRAMES
     max_frames: int = MAX_FRAMES
-    max_tokens_to_cap: int | None = None  # cap_pixels_per_frame: bounds the pixels of each by max_video_tokens
+    max_tokens_to_cap: int | None = None  # with cap_pixels_per_frame: limits each frame's pixels by max_video_tokens
 
     @property
     def factor(self) -> int:
-        """Pixels of a side that one row stands for."""
+        """Side length in pixels of the square that one embedding row represents."""
         return self.patch * self.merge
 
 
 def read_options(model_dir: Path, processor: Any, rule: VideoRule) -> VideoOptions:
-    """As transformers finds them: nested in processor_config.json, else of a file of its own, else the image
-    processor's. ``processor``: the checkpoint's image processor, whose patches these are. Raises UsageError."""
+    """The options in transformers' order of precedence: nested in processor_config.json, else a file of their own, else
+    the image processor's file.
+
+    ``processor``: the checkpoint's image processor, which makes the patches. Raises UsageError.
+    """
     stated, is_third = _stated(model_dir), rule == "all"
     size = stated.get("size") or {}
-    classic = {} if is_third else stated  # of Qwen3-VL's class these two names say nothing
+    classic = {} if is_third else stated  # Qwen3-VL's class ignores min_pixels and max_pixels
     default = (128 * 32 * 32, 32 * 32 * 768) if is_third else (128 * 28 * 28, 28 * 28 * 768)
     try:
         least = int(classic.get("min_pixels") or size.get("shortest_edge") or default[0])
@@ -94,7 +102,7 @@ def _listed(value: Any) -> Any:
 
 
 def _stated(model_dir: Path) -> Mapping[str, Any]:
-    """Raises UsageError for a document that is no JSON object."""
+    """The video processor's own options. Raises UsageError for a document that is not a JSON object."""
     name, inner = _IN_PROCESSOR
     if (nested := _document(model_dir / name).get(inner)) is not None:
         return dict(nested)
@@ -117,7 +125,9 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def frame_indices(options: VideoOptions, count: int, fps: float, most: int) -> list[int]:
-    """Which of ``count`` frames are taken, rising: ``options.fps`` of each second of ``fps``, at most ``most``."""
+    """Ascending indices of the frames to use, out of ``count`` at rate ``fps``: ``options.fps`` per second, at most
+    ``most``.
+    """
     taken = _taken(options, count, count / fps, most)
     if options.counts_all_frames:
         found: list[int] = np.linspace(0, count - 1, taken).round().astype(int).tolist()
@@ -126,10 +136,10 @@ def frame_indices(options: VideoOptions, count: int, fps: float, most: int) -> l
 
 
 def frames_by_time(options: VideoOptions, times: Sequence[float], seconds: float, most: int) -> tuple[list[int], Clip]:
-    """The same of a video whose rate varies, and when the steps of the grid are: what is on show at moments as far
-    apart as :func:`frame_indices` has them, so that one that stays may be taken more than once.
+    """The same for a video with a variable frame rate, and the times of the grid's steps.
 
-    ``times``: of each frame, from 0 on, rising; ``seconds``: until the last one ends.
+    Takes the frames that are shown at moments spaced as in :func:`frame_indices`, so a frame that stays on screen may
+    be taken more than once. ``times``: of each frame, ascending from 0; ``seconds``: the end of the last frame.
     """
     taken = _taken(options, len(times), seconds, most)
     ends_s, is_last = (times[-1], True) if options.counts_all_frames else (seconds, False)
@@ -148,7 +158,7 @@ def _taken(options: VideoOptions, count: int, seconds: float, most: int) -> int:
 
 
 def clip_of(options: VideoOptions, indices: list[int], count: int, fps: float) -> Clip:
-    """When the steps of the grid are."""
+    """The times of the grid's steps."""
     return _clip(options, [index / fps for index in indices], options.temporal_patch / (len(indices) / count * fps))
 
 
@@ -159,8 +169,10 @@ def _clip(options: VideoOptions, moments: list[float], step_s: float) -> Clip:
 
 
 def frame_size(options: VideoOptions, frames: int, height: int, width: int) -> tuple[int, int]:
-    """Height and width that each frame is made, multiples of ``options.factor``. Raises ValueError for a shape that no
-    model takes."""
+    """Height and width to which each frame is resized, multiples of ``options.factor``.
+
+    Raises ValueError for a shape that no model takes.
+    """
     factor, least, most = options.factor, options.min_pixels, options.max_pixels
     if options.max_tokens_to_cap is not None:
         most = _capped(options, frames)

@@ -1,7 +1,7 @@
-"""A video file becomes the frames that a model sees of it, by PyAV, which brings its own FFmpeg and
-is an extra of its own (``trtx.config.video_decoder``): nothing else imports it.
+"""Decodes the frames of a video that a model uses, with PyAV, which contains its own FFmpeg.
 
-A change of one pixel is another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
+PyAV is an optional extra (``trtx.config.video_decoder``); no other module imports it. Every change of a pixel needs
+another ``VIDEO_DECODING`` in ``trtx/media/keys.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 Container = Literal["mov", "matroska"]
 CONTAINERS = "MP4 (MOV) or WebM (Matroska)"
 CODECS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"))
-# By the signs of a display matrix's upper left 2x2: where a stored picture's right and down are shown.
+# Transpositions by the signs of the display matrix's upper left 2x2, which says where the stored frame's right and down
+# are shown.
 _TURNS = {
     (1, 0, 0, 1): None,
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
@@ -38,18 +39,18 @@ _TURNS = {
     (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
 }
 _MATRIX = struct.Struct("=9i")
-_SKEW = 1 / 512  # of the larger entry: what a cosine of 90 degrees may be rounded to
-_ROUNDED_S = 0.002  # of Matroska's milliseconds: a frame's time and its duration are rounded apart
+_SKEW = 1 / 512  # relative to the largest entry: tolerance for the rounding of a cosine of 90 degrees
+_ROUNDED_S = 0.002  # Matroska rounds a frame's time and its duration to milliseconds separately
 
-av.logging.set_level(None)  # FFmpeg's texts hold parts of files
+av.logging.set_level(None)  # FFmpeg's messages contain parts of files
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What was counted, not what a header says: of the first video stream, as it is shown.
+    """The first video stream as it is shown, counted from its packets instead of read from the header.
 
-    ``times``: when each frame is shown, in seconds from the first one on, rising; None where all are within half a
-    frame of ``fps``. ``seconds``: until the last one ends.
+    ``times``: when each frame is shown, in seconds from the first one, ascending; None if all are within half a frame
+    of constant ``fps``. ``seconds``: the end of the last frame.
     """
 
     frames: int
@@ -61,7 +62,7 @@ class VideoFacts:
 
 
 def container_of(data: bytes | bytearray, label: str) -> Container:
-    """By content. Raises MediaError 415."""
+    """The container format, from the content. Raises MediaError 415."""
     if data[4:8] == b"ftyp":
         return "mov"
     if data.startswith(b"\x1a\x45\xdf\xa3"):
@@ -70,7 +71,7 @@ def container_of(data: bytes | bytearray, label: str) -> Container:
 
 
 def look_at(data: bytes | bytearray, label: str, *, max_pixels: int, max_seconds: float) -> VideoFacts:
-    """Counts frames without decoding any. Raises MediaError; MemoryError where the process may take no more."""
+    """Counts the frames without decoding. Raises MediaError; MemoryError if the process's limit is reached."""
     return _guarded(label, lambda: _look_at(data, label, max_pixels, max_seconds))
 
 
@@ -82,8 +83,11 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """``made`` of the frames ``indices``, which never fall: RGB, turned and mirrored as the file says. Raises as
-    :func:`look_at` does, and what ``made`` raises."""
+    """Decodes the frames ``indices`` (non-decreasing) to RGB, transposed as the file says, and applies ``made`` to
+    each.
+
+    Raises the errors of :func:`look_at` and of ``made``.
+    """
     return _guarded(label, lambda: _take(data, label, indices, made, max_pixels))
 
 
@@ -93,14 +97,14 @@ def _guarded(label: str, work: Callable[[], _T]) -> _T:
     except (MediaError, MemoryError):
         raise
     except Exception as error:
-        # FFmpeg's own ENOMEM, which a lying file brings about as well as a large one.
+        # FFmpeg's ENOMEM: caused by a large file, or by one with false sizes
         if isinstance(error, av.error.FFmpegError) and error.errno == 12:
             raise MemoryError from None
         raise _broken(label) from None
 
 
 def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
-    """A container with what it holds checked as far as its header says. No other file or address is opened for it."""
+    """Opens a container and checks what its header shows. FFmpeg may not open any other file or address."""
     container = av.open(
         io.BytesIO(data),
         format=container_of(data, label),
@@ -117,12 +121,12 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
         raise MediaError(
             415, f"{label} is encoded as {name}, which is not taken; expected one of {', '.join(sorted(CODECS))}"
         )
-    stream.thread_count = 1  # each process has one file, and the pool several processes
+    stream.thread_count = 1  # one file per process, and several processes per pool
     return container
 
 
 def _stream(container: Any) -> Any:
-    """The first one of video; a cover of music is none. None where there is none."""
+    """The first video stream, or None. Cover images of music files do not count."""
     return next((one for one in container.streams.video if not one.disposition & Disposition.attached_pic), None)
 
 
@@ -142,7 +146,7 @@ def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: 
             ends.add(packet, is_shown=packet.stream.index == stream.index)
             if packet.stream.index != stream.index or packet.is_discard:
                 continue
-            if packet.is_corrupt:  # of an MP4, its end is not there
+            if packet.is_corrupt:  # for an MP4: its end is missing
                 raise _broken(label)
             shown.append((_time_s(packet, label), float((packet.duration or 0) * packet.time_base)))
         if not shown:
@@ -160,7 +164,7 @@ def _time_s(packet: Any, label: str) -> float:
 def _played(
     shown: list[tuple[float, float]], rate: Fraction | None, label: str, max_seconds: float, height: int, width: int
 ) -> VideoFacts:
-    """``shown``: time and duration of each frame, 0 for one that is not stated. ``rate``: what the header says."""
+    """The facts of a video. ``shown``: time and duration of each frame, 0 if not stated. ``rate``: from the header."""
     shown.sort()
     count, first_s = len(shown), shown[0][0]
     times = tuple(at - first_s for at, _ in shown)
@@ -178,7 +182,9 @@ def _played(
 
 @dataclass(slots=True)
 class _Ends:
-    """Where the packets of a file end, in seconds on its own clock: of the video that is shown, and of all streams."""
+    """The ends of a file's packets, in seconds on the file's clock: of the selected video stream, and of
+    all streams.
+    """
 
     first_s: float = math.inf
     shown_s: float = 0.0
@@ -194,9 +200,11 @@ class _Ends:
             self.shown_s = max(self.shown_s, end_s)
 
     def check(self, container: Any, stream: Any, label: str, *, is_fragmented: bool) -> None:
-        """Raises MediaError where the file states a later end: of the video itself, else of all that it holds."""
+        """Raises MediaError if the file states a later end, for the video stream or, if that is not stated, for the
+        whole file.
+        """
         if stream.duration is not None and "mov" in container.format.name:
-            # From its first frame on; of fragments, FFmpeg has an end on the file's clock.
+            # Duration counts from the first frame; for fragmented files, FFmpeg reports the end on the file's clock.
             start_s = 0.0 if is_fragmented else min(self.first_s, self.shown_s)
             found_s, stated_s = self.shown_s - start_s, float(stream.duration * stream.time_base)
         elif (of_track := _clock_s(stream.metadata.get("DURATION"))) is not None:
@@ -213,7 +221,7 @@ class _Ends:
 
 
 def _clock_s(text: str | None) -> float | None:
-    """Of Matroska's tag DURATION, ``hh:mm:ss.fraction``; None for another text."""
+    """Parses Matroska's tag DURATION, ``hh:mm:ss.fraction``; None for other text."""
     found = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", text or "")
     return None if found is None else int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
 
@@ -229,7 +237,7 @@ def _take(
     found: list[Image.Image] = []
     with _opened(data, label, max_pixels) as container:
         for number, frame in enumerate(container.decode(_stream(container))):
-            if frame.is_corrupt:  # guessed at, and later frames are made of it
+            if frame.is_corrupt:  # FFmpeg concealed an error, and later frames depend on this one
                 raise _broken(label)
             if number != wanted[len(found)]:
                 continue
@@ -244,7 +252,9 @@ def _take(
 
 
 def _turn(frame: Any, label: str) -> Image.Transpose | None:
-    """Raises MediaError for what no exchange of rows and columns shows."""
+    """The transposition from the frame's display matrix. Raises MediaError for an angle that is not a multiple of 90
+    degrees.
+    """
     found = next((data for data in frame.side_data if data.type is DataType.DISPLAYMATRIX), None)
     if found is None:
         return None
