@@ -1,8 +1,8 @@
-"""Credentials of etcd and NATS: files, named here by their paths, read when a process starts and when one connects.
+"""Credentials of etcd and NATS: stored in files, which are read when a process starts and when a client connects.
 
-A plan, a log and a command line hold paths alone. Dynamo 1.4.2 takes the secrets themselves from its environment (the
-text of a PEM file, not its path: a path reads as "etcd not reachable yet" for 120 s), so they are put into the
-environment of each child as it is spawned, and nowhere else.
+Plans, logs and command lines contain only paths. Dynamo 1.4.2 takes the secrets themselves from its environment (the
+text of a PEM file; it would treat a path as "etcd not reachable yet" for 120 s), so trtx puts them into the environment
+of each child at its start, and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from trtx.errors import UsageError
 from trtx.tls import first_certificate, shown_by_client
 
 _MOST_BYTES = 64 * 1024
-"""Of one file: Linux gives no variable more than 128 KiB, and no chain of certificates is half as long."""
+"""Maximum size of one file: Linux limits an environment variable to 128 KiB, and no certificate chain
+is half as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAuth:
-    """Certificates of both sides, all three files, or a name with a password. Raises UsageError for anything else.
+    """Paths of etcd's credentials: three certificate files for mutual TLS, or a user name and a password file.
 
-    Dynamo 1.4.2 does one or the other: beside a password it ignores the certificates, and sends it in clear.
+    Raises UsageError for any other combination. Dynamo 1.4.2 supports one or the other: with a password it ignores the
+    certificates, and sends the password in clear text.
     """
 
-    ca: Path | None = None  # PEM: who signed etcd's certificate
-    certificate: Path | None = None  # PEM: ours
+    ca: Path | None = None  # PEM: the CA that signed etcd's certificate
+    certificate: Path | None = None  # PEM: the client's certificate
     key: Path | None = None  # PEM, not encrypted
     username: str | None = None
     password_file: Path | None = None
@@ -54,11 +57,11 @@ class EtcdAuth:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that hold a secret."""
+        """The files that contain a secret."""
         return tuple(path for path in (self.key, self.password_file) if path is not None)
 
     def read(self) -> EtcdSecrets:
-        """Raises UsageError where a file can't be read, or holds something else."""
+        """Reads the files. Raises UsageError if a file can't be read or has other content."""
         if self.password_file is not None:
             password = _line("etcd_auth.password_file", self.password_file)
             return EtcdSecrets(username=self.username, password=password)
@@ -82,7 +85,7 @@ class EtcdAuth:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EtcdSecrets:
-    """The secrets themselves: certificates of both sides as PEM text, or a name with a password. Never shown."""
+    """The secrets themselves: PEM texts for mutual TLS, or a user name and a password. Never shown."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -95,21 +98,23 @@ class EtcdSecrets:
         return self.ca is not None
 
     def context(self) -> ssl.SSLContext:
-        """Of the certificates. Raises ValueError with the reason where they do not make one."""
+        """The TLS context for the certificates. Raises ValueError with the reason if they are unusable."""
         try:
             context = ssl.create_default_context(cadata=self.ca)
         except (ssl.SSLError, ValueError) as error:
             raise ValueError(f"the CA can't be read: {_reason(error)}") from error
         with _as_file(self.certificate or "") as certificate, _as_file(self.key or "") as key:
             try:
-                # A passphrase would be waited for on the terminal; Dynamo can't be given one either.
+                # Without this, OpenSSL would ask for a passphrase on the terminal; Dynamo can't be given one either.
                 context.load_cert_chain(certificate, key, password=_no_passphrase)
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise ValueError(f"certificate and key do not go together: {_reason(error)}") from error
         return context
 
     def check_dates(self) -> None:
-        """Raises ValueError where no server takes the client's certificate now: etcd would hang up without a word."""
+        """Raises ValueError if no server would accept the client certificate now; etcd would hang up without
+        an error.
+        """
         with _as_file(self.certificate or "") as certificate, _as_file(self.key or "") as key:
             try:
                 told = shown_by_client(
@@ -125,13 +130,13 @@ class EtcdSecrets:
             raise ValueError(f"the certificate is not in force before {_date(since)}: set this machine's clock")
 
     def environment(self) -> dict[str, str]:
-        """As Dynamo 1.4.2 reads it."""
+        """The environment variables that Dynamo 1.4.2 reads."""
         named = {name: getattr(self, field) for name, field in _ETCD_VARIABLES.items()}
         return {name: value for name, value in named.items() if value is not None}
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> EtcdSecrets | None:
-        """What :meth:`environment` put there. A password goes before certificates, as Dynamo 1.4.2 has it."""
+        """Reads what :meth:`environment` wrote. A password takes precedence over certificates, as in Dynamo 1.4.2."""
         named = {field: environment.get(name) for name, field in _ETCD_VARIABLES.items()}
         if named["username"] is not None and named["password"] is not None:
             return cls(username=named["username"], password=named["password"])
@@ -151,7 +156,10 @@ _ETCD_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class NatsAuth:
-    """A name with a password, or a token. Raises UsageError for anything else."""
+    """Credentials of NATS: a user name and a password file, or a token file.
+
+    Raises UsageError for any other combination.
+    """
 
     username: str | None = None
     password_file: Path | None = None
@@ -166,11 +174,11 @@ class NatsAuth:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that hold a secret."""
+        """The files that contain a secret."""
         return tuple(path for path in (self.password_file, self.token_file) if path is not None)
 
     def environment(self) -> dict[str, str]:
-        """As Dynamo 1.4.2 reads it. Raises UsageError where a file can't be read or is empty."""
+        """The environment variables that Dynamo 1.4.2 reads. Raises UsageError if a file can't be read or is empty."""
         if self.token_file is not None:
             return {"NATS_AUTH_TOKEN": _line("nats_auth.token_file", self.token_file)}
         assert self.password_file is not None
@@ -179,7 +187,10 @@ class NatsAuth:
 
 
 def secret_environment(etcd: EtcdAuth | None, nats: NatsAuth | None) -> dict[str, str]:
-    """What a child gets beside what its plan says. Read anew for each: files are renewed. Raises UsageError."""
+    """The secret environment variables of a child, in addition to those in its plan. Raises UsageError.
+
+    The files are read again for each child, because they may be renewed.
+    """
     of_etcd = etcd.read().environment() if etcd is not None else {}
     return of_etcd | (nats.environment() if nats is not None else {})
 
@@ -192,7 +203,7 @@ def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
         try:
             address = urlsplit(endpoint)
             is_whole = address.scheme in ("http", "https") and bool(address.hostname) and address.port is not None
-            # A password in an address would stand in plans and in Dynamo's log.
+            # A password in an address would appear in plans and in Dynamo's log.
             is_whole = is_whole and address.path in ("", "/") and not (address.query or address.fragment)
             is_whole = is_whole and "@" not in address.netloc
         except ValueError:
@@ -212,7 +223,7 @@ def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path that OpenSSL reads ``text`` from, in memory alone."""
+    """A path from which OpenSSL reads ``text``; the file exists only in memory."""
     descriptor = os.memfd_create("trtx", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -243,7 +254,7 @@ def _pem(name: str, path: Path) -> str:
 
 
 def _line(name: str, path: Path) -> str:
-    """The one line of a file with a secret, without its end. What is wrong with it is told without showing it."""
+    """The single line of a secret file, without its line end. Errors do not show its content."""
     expected = "a file with the secret alone, in one line"
     text = read_text(path, name, expected, limit=_MOST_BYTES)
     secret = text.removesuffix("\n").removesuffix("\r")

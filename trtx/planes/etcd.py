@@ -1,7 +1,8 @@
-"""A small client of etcd's HTTP gateway (``/v3/…``): keys, leases, status. The standard library alone.
+"""A small client of etcd's HTTP gateway (``/v3/…``) for keys, leases and status. Uses only the standard library.
 
-Dynamo's own client speaks gRPC; this one is for what its processes can't do themselves: take a dead one out, look from
-outside, keep a plan. Questions go to the endpoint that answered last, then to the others, within one time for all.
+Dynamo's own client uses gRPC. This one does what Dynamo's processes can't do themselves: remove a dead one, inspect
+etcd from outside, store a plan. A request goes to the endpoint that answered last, then to the others, within one
+timeout in total.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from trtx.config.wording import shown
 from trtx.errors import LaunchError
 from trtx.planes.credentials import EtcdSecrets, check_endpoints
 
-_MOST_BYTES = 64 << 20  # of an answer: etcd takes requests of 1.5 MiB, and a topology has tens of records
+# maximum size of a response; etcd limits requests to 1.5 MiB, and a topology has tens of records
+_MOST_BYTES = 64 << 20
 _INVALID, _NOT_FOUND, _FORBIDDEN, _UNAVAILABLE, _UNAUTHENTICATED = 3, 5, 7, 14, 16  # gRPC's status codes
 
 
 class EtcdError(LaunchError):
-    """etcd said no: ``message`` is its own word."""
+    """etcd refused the request; the text contains etcd's own message."""
 
 
 class EtcdUnreachable(EtcdError):
@@ -37,7 +39,7 @@ class EtcdUnreachable(EtcdError):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as it is now. ``lease`` is 0 for one that stays until it is deleted."""
+    """A key and its current value. ``lease`` 0: the key stays until it is deleted."""
 
     key: str
     value: bytes
@@ -46,7 +48,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Seconds, as etcd counts them: whole ones."""
+    """A lease's granted and remaining time in whole seconds, as reported by etcd."""
 
     granted_s: int
     left_s: int
@@ -54,7 +56,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Holds where there is no such key, or with ``is_prefix`` none that begins so."""
+    """Condition: the key does not exist or, with ``is_prefix``, no key has this prefix."""
 
     key: str
     is_prefix: bool = False
@@ -62,7 +64,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """Holds where the key has that value."""
+    """Condition: the key has this value."""
 
     key: str
     value: bytes
@@ -70,7 +72,7 @@ class Unchanged:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """``lease`` 0: it stays until it is deleted."""
+    """Writes a key. ``lease`` 0: it stays until it is deleted."""
 
     key: str
     value: bytes
@@ -84,29 +86,32 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Of the member that answered."""
+    """Status of the etcd member that answered."""
 
     version: str
     database_bytes: int
     has_leader: bool
-    alarms: tuple[str, ...]  # such as "memberID:1 alarm:NOSPACE"; from etcd 3.4 on
+    alarms: tuple[str, ...]  # such as "memberID:1 alarm:NOSPACE"; reported since etcd 3.4
 
 
 class Etcd:
-    """One cluster. May be used from several threads; what one asks, the others wait for."""
+    """A client of one etcd cluster. Thread-safe; requests are serialised."""
 
     def __init__(self, endpoints: Sequence[str], secrets: EtcdSecrets | None = None, *, timeout_s: float = 2.0) -> None:
-        """Connects to nobody yet. ``timeout_s`` bounds each question, over all endpoints. Raises UsageError where the
-        addresses are none, ValueError where the certificates make no connection."""
+        """Opens no connection yet. ``timeout_s``: per request, over all endpoints.
+
+        Raises UsageError for invalid addresses, ValueError for unusable certificates.
+        """
         uses_tls = secrets is not None and secrets.uses_tls
         check_endpoints(endpoints, uses_tls=uses_tls)
         self.endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
         self._secrets = secrets
         self._context = secrets.context() if secrets is not None and uses_tls else None
         self._timeout_s = timeout_s
-        self.ahead_s: float | None = None  # the clock of who answered last, beside ours, to a second; positive: ahead
+        # clock offset of the host that answered last, to a second; positive: ahead of this host
+        self.ahead_s: float | None = None
         self._first = 0  # the endpoint that answered last
-        self._connection: http.client.HTTPConnection | None = None  # to that one
+        self._connection: http.client.HTTPConnection | None = None  # connection to that endpoint
         self._token: str | None = None
         self._lock = threading.Lock()
 
@@ -121,7 +126,7 @@ class Etcd:
             self._hang_up()
 
     def range(self, key: str, *, is_prefix: bool = False, keys_only: bool = False) -> tuple[KeyValue, ...]:
-        """The key, or all that begin with it, in their order. Raises EtcdError."""
+        """The key, or all keys with this prefix, in key order. Raises EtcdError."""
         body = _keys(key, is_prefix) | ({"keys_only": True} if keys_only else {})
         entries = self._ask("/v3/kv/range", body).get("kvs", ())
         return tuple(
@@ -134,35 +139,37 @@ class Etcd:
         )
 
     def get(self, key: str) -> bytes | None:
-        """Raises EtcdError."""
+        """The key's value, or None. Raises EtcdError."""
         found = self.range(key)
         return found[0].value if found else None
 
     def put(self, key: str, value: bytes, *, lease: int = 0) -> None:
-        """``lease`` 0: it stays until it is deleted. Raises EtcdError."""
+        """Writes a key. ``lease`` 0: it stays until it is deleted. Raises EtcdError."""
         self._ask("/v3/kv/put", {"key": _text(key.encode()), "value": _text(value), "lease": str(lease)})
 
     def delete(self, key: str, *, is_prefix: bool = False) -> int:
-        """How many keys that were. Raises EtcdError."""
+        """Deletes the key, or all keys with this prefix. Returns the number of deleted keys. Raises EtcdError."""
         return int(self._ask("/v3/kv/deleterange", _keys(key, is_prefix)).get("deleted", 0))
 
     def commit(self, conditions: Sequence[Absent | Unchanged], changes: Sequence[Put | Delete]) -> bool:
-        """All of ``changes`` at once where all of ``conditions`` hold then; else nothing, and False. Raises
-        EtcdError."""
+        """Applies all ``changes`` atomically if all ``conditions`` hold; else changes nothing and returns False.
+
+        Raises EtcdError.
+        """
         body = {"compare": [_condition(one) for one in conditions], "success": [_change(one) for one in changes]}
         return bool(self._ask("/v3/kv/txn", body).get("succeeded", False))
 
     def grant(self, ttl_s: int) -> int:
-        """A new lease that nobody renews. Raises EtcdError."""
+        """Creates a lease, which the caller has to renew. Returns its id. Raises EtcdError."""
         return int(self._ask("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
 
     def keep_alive(self, lease: int) -> bool:
-        """Gives a lease its whole time again; False where it has ended. Raises EtcdError."""
+        """Renews a lease for its whole time; False if it has ended. Raises EtcdError."""
         answer = self._ask("/v3/lease/keepalive", {"ID": str(lease)}).get("result", {})
         return int(answer.get("TTL", 0)) > 0
 
     def revoke(self, lease: int) -> bool:
-        """Ends a lease, and with it every key that hangs on it; False where there is none. Raises EtcdError."""
+        """Ends a lease, which deletes all keys attached to it; False if it does not exist. Raises EtcdError."""
         try:
             self._ask("/v3/lease/revoke", {"ID": str(lease)})
         except _Refused as error:
@@ -172,13 +179,13 @@ class Etcd:
         return True
 
     def lease(self, lease: int) -> Lease | None:
-        """None where it has ended. Raises EtcdError."""
+        """The lease's times, or None if it has ended. Raises EtcdError."""
         answer = self._ask("/v3/lease/timetolive", {"ID": str(lease)})
         left = int(answer.get("TTL", 0))
         return None if left < 0 else Lease(int(answer.get("grantedTTL", 0)), left)
 
     def status(self) -> Status:
-        """Raises EtcdError."""
+        """Status of the member that answers. Raises EtcdError."""
         answer = self._ask("/v3/maintenance/status", {})
         return Status(
             version=str(answer.get("version", "")),
@@ -188,7 +195,7 @@ class Etcd:
         )
 
     def metrics(self) -> str:
-        """Of the member that answers, in Prometheus' form. Raises EtcdError."""
+        """Metrics of the member that answers, in Prometheus's text format. Raises EtcdError."""
         with self._lock:
             return self._send("GET", "/metrics", None, time.monotonic() + self._timeout_s).decode(errors="replace")
 
@@ -198,8 +205,8 @@ class Etcd:
             try:
                 answer = self._send("POST", path, content, deadline)
             except (_Refused, EtcdUnreachable) as error:
-                # A token lives for 5 minutes. With a wrong one some releases close the connection in place of an
-                # answer (etcd-io/etcd #20332).
+                # A token is valid for 5 minutes. For an invalid one, some releases close the connection instead of
+                # answering (etcd-io/etcd #20332).
                 is_old = isinstance(error, EtcdUnreachable) or error.code == _UNAUTHENTICATED
                 if self._token is None or not is_old:
                     raise
@@ -214,10 +221,10 @@ class Etcd:
         return document
 
     def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> bytes:
-        """To each endpoint in turn, until one answers."""
+        """Sends a request to each endpoint in turn until one answers."""
         problems = []
         for number in range(len(self.endpoints)):
-            # Those that are left share the time that is left: one that drops packets must not use up all of it.
+            # The remaining endpoints share the remaining time, so that one that drops packets can't use up all of it.
             limit = time.monotonic() + max(0.0, deadline - time.monotonic()) / (len(self.endpoints) - number)
             try:
                 return self._send_to_first(method, path, content, limit)
@@ -248,7 +255,7 @@ class Etcd:
             return self._exchange_once(method, path, content, headers, limit)
         except ConnectionError:
             self._hang_up()
-            if not was_open:  # else etcd may have been restarted since the last question
+            if not was_open:  # on an open connection, etcd may have restarted since the last request
                 raise
             return self._exchange_once(method, path, content, headers, limit)
 
@@ -272,9 +279,9 @@ class Etcd:
         except BaseException:
             self._hang_up()
             raise
-        response.close()  # read1 leaves one with a length open, and no other could be sent
+        response.close()  # after read1, a response with a length stays open and would block the next request
         self.ahead_s = _ahead_s(response.getheader("Date"))
-        if connection.sock is None:  # it said that this was the last answer
+        if connection.sock is None:  # the server closes the connection after this response
             self._connection = None
         if response.status != 200:
             raise _refusal(self._where, path, response.status, b"".join(parts))
@@ -293,8 +300,11 @@ class Etcd:
         return connection
 
     def _hint(self, error: _Refused) -> str:
-        """The gateway is a client of its own etcd, with the server's certificate (etcd-io/etcd #16590). Seen with 3.4:
-        it says "connection error: …" or "connection closed"."""
+        """A remedy for an etcd whose HTTP gateway can't connect to etcd itself, or "".
+
+        The gateway is a client of its own etcd and uses the server's certificate (etcd-io/etcd #16590). Seen with 3.4:
+        it reports "connection error: …" or "connection closed".
+        """
         if self._context is None or not error.message.startswith(("connection error", "connection closed")):
             return ""
         return (
@@ -313,7 +323,7 @@ class Etcd:
 
 
 class _Refused(EtcdError):
-    """An answer that is an error, with gRPC's code; 0 where it has none."""
+    """An error response with gRPC's status code; 0 if it has none."""
 
     def __init__(self, told: str, code: int, message: str) -> None:
         super().__init__(told)
@@ -365,16 +375,18 @@ def _text(value: bytes) -> str:
 
 
 def _ahead_s(date: str | None) -> float | None:
-    """Of an HTTP header: whole seconds, so less than one in either direction says nothing."""
+    """Clock offset from an HTTP Date header, which has whole seconds: less than one second in either
+    direction is noise.
+    """
     try:
-        # The header's second has begun: on average half of it has passed.
+        # The header truncates to whole seconds: on average, half a second has passed.
         return None if date is None else email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
     except ValueError:
         return None
 
 
 def _left(limit: float) -> float:
-    """Seconds until ``limit``; TimeoutError once it has passed."""
+    """Seconds until ``limit``. Raises TimeoutError once it has passed."""
     if (left := limit - time.monotonic()) <= 0:
         raise TimeoutError("no answer in time")
     return left

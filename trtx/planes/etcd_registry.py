@@ -1,9 +1,9 @@
-"""Dynamo's discovery in etcd, as seen from outside.
+"""Dynamo's discovery in etcd, read from outside.
 
 Keys in Dynamo 1.4.2: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and
-``v1/mdc/<namespace>/<component>/generate/<id hex>``, with the same JSON as its files. All keys of one process hang on
-one lease whose id is the worker's: to revoke it takes the worker out whole, which was seen within 0.1 s by frontends,
-and else happens when the lease ends, after ``ETCD_LEASE_TTL``.
+``v1/mdc/<namespace>/<component>/generate/<id hex>``, with the same JSON as in its files. All keys of a process are
+attached to one lease, whose id is the worker's id. Revoking it removes the worker completely, which frontends were seen
+to notice within 0.1 s; otherwise the keys go when the lease expires, after ``ETCD_LEASE_TTL``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from trtx.planes.registry import Card, Instance, RegistryUnknown, read_address, 
 
 
 class EtcdRegistry:
-    """One topology's records. Each question asks etcd, within its client's time. See
-    :class:`~trtx.planes.registry.Registry`."""
+    """One topology's records in etcd. Each call sends requests within the client's timeout.
+
+    See :class:`~trtx.planes.registry.Registry`.
+    """
 
     def __init__(self, etcd: Etcd, namespace: str, *, lease_ttl_s: float) -> None:
-        """``namespace``: Dynamo's. ``lease_ttl_s``: as its workers have it. ``etcd`` is closed with this."""
+        """``namespace``: Dynamo's. ``lease_ttl_s``: the lease time of its workers. :meth:`close` closes ``etcd``."""
         self._etcd = etcd
         self._namespace = namespace
         self.records_live_s = lease_ttl_s
@@ -34,7 +36,7 @@ class EtcdRegistry:
 
     def worker_ids(self) -> set[int]:
         with _not_known():
-            # The ids alone: a card holds a model's whole config.
+            # Keys only: a card contains a model's whole config.
             cards = {entry.key.rpartition("/")[2] for entry in self._records("mdc", keys_only=True)}
         return {instance.worker_id for instance in self.instances() if f"{instance.worker_id:x}" in cards}
 
@@ -48,7 +50,7 @@ class EtcdRegistry:
         return found
 
     def leases(self) -> dict[str, set[int]]:
-        """By address of a host, what all that is registered there hangs on: of frontends too. Raises OSError."""
+        """Host address -> leases of everything registered there, including frontends. Raises OSError."""
         found: dict[str, set[int]] = {}
         with _not_known():
             records = self._records("instances")
@@ -59,7 +61,7 @@ class EtcdRegistry:
         return found
 
     def renewed_at(self, worker_id: int) -> float | None:
-        """As its lease tells it, to the second."""
+        """Computed from the worker's lease, to a second."""
         with _not_known():
             lease = self._etcd.lease(worker_id)
         return None if lease is None else time.time() - max(0, lease.granted_s - lease.left_s)
@@ -76,7 +78,7 @@ class EtcdRegistry:
 
 
 def namespaces(etcd: Etcd) -> set[str]:
-    """Dynamo's namespaces that have a model in them. Raises EtcdError."""
+    """Dynamo's namespaces that contain a model. Raises EtcdError."""
     keys = (entry.key.split("/") for entry in etcd.range("v1/mdc/", is_prefix=True, keys_only=True))
     return {parts[2] for parts in keys if len(parts) > 3}
 

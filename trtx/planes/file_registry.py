@@ -1,8 +1,9 @@
-"""Dynamo's file discovery, as seen from outside.
+"""Dynamo's file discovery, read from outside.
 
-Layout in Dynamo 1.4.2: ``<dir>/v1/{instances,mdc,event_sources}/<percent-encoded key>``, where the key of a worker's
-own records ends in its instance id in hex, and an event source's record only names it inside. A dead worker's records
-expire after 10 s, and until then requests are sent to it: the launcher, which knows first, deletes them.
+Layout in Dynamo 1.4.2: ``<dir>/v1/{instances,mdc,event_sources}/<percent-encoded key>``. The key of a worker's own
+records ends in its instance id in hex; an event source's record contains the id only in its JSON. A dead worker's
+records expire after 10 s, and until then requests are routed to it. The launcher learns of the death first and deletes
+them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 from trtx.planes.registry import Card, Instance, read_card, read_instance
 
-RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: a record that was not touched for so long is deleted by whoever sees it
+RECORDS_LIVE_S = 10.0  # Dynamo 1.4.2: any process that sees a record untouched for this long deletes it
 
 
 class FileRegistry:
-    """One topology's discovery directory. It may not exist yet. See :class:`~trtx.planes.registry.Registry`."""
+    """One topology's discovery directory, which may not exist yet. See :class:`~trtx.planes.registry.Registry`."""
 
     records_live_s = RECORDS_LIVE_S
 
@@ -27,9 +28,9 @@ class FileRegistry:
         self._root = directory / "v1"
 
     def instances(self) -> list[Instance]:
-        """All workers that are registered now; a record that is being written or removed is left out.
+        """All workers that are registered now, without records that are being written or removed.
 
-        Raises OSError where that can't be known.
+        Raises OSError if they can't be read.
         """
         found = []
         for path in self._files("instances"):
@@ -40,12 +41,12 @@ class FileRegistry:
         return found
 
     def worker_ids(self) -> set[int]:
-        """Workers that a frontend can route to: it needs their endpoint and their model card."""
+        """Workers to which a frontend can route: those with an endpoint and a model card."""
         cards = {path.name.rpartition("%2F")[2] for path in self._files("mdc")}
         return {instance.worker_id for instance in self.instances() if f"{instance.worker_id:x}" in cards}
 
     def cards(self) -> list[Card]:
-        """As they are written; one that is being written or removed is left out."""
+        """The model cards, without those that are being written or removed."""
         found = []
         for path in sorted(self._files("mdc")):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -53,8 +54,10 @@ class FileRegistry:
         return found
 
     def renewed_at(self, worker_id: int) -> float | None:
-        """It touches its instance records every 3.3 s, and every Dynamo process deletes what was not touched for 10 s
-        (Dynamo 1.4.2)."""
+        """From the modification times of its instance records, which a worker touches every 3.3 s (Dynamo 1.4.2).
+
+        Every Dynamo process deletes records that were not touched for 10 s.
+        """
         times = []
         for path in self._files("instances"):
             if _is_named(path, worker_id):
@@ -63,14 +66,14 @@ class FileRegistry:
         return max(times, default=None)
 
     def remove(self, worker_id: int) -> None:
-        """Deletes every record of a worker, instances first, as far as the file system lets it."""
+        """Deletes every record of a worker, instances first, as far as the file system allows."""
         with contextlib.suppress(OSError):
             for bucket in ("instances", "mdc"):
                 _delete(path for path in self._files(bucket) if _is_named(path, worker_id))
             _delete(path for path in self._files("") if _is_mentioned(path, worker_id))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: there is nothing to release."""
 
     def _files(self, bucket: str) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,7 @@
-"""Whether an etcd and a NATS are fit for a topology over hosts: what was seen of them, and pure judgement of it.
+"""Checks whether an etcd and a NATS are fit for a topology over hosts: facts are gathered, then judged by pure
+functions.
 
-``trtx serve --hosts`` asks before it starts anything, ``trtx doctor --hosts`` shows the same as rows.
+``trtx serve --hosts`` checks before it starts anything; ``trtx doctor --hosts`` shows the same results as rows.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable
 from trtx.planes.nats import NatsAnswer
 
 _OLDEST_ETCD = "3.4"
-"""The gateway's paths are ``/v3/`` from there on; 3.4.23 was run."""
+"""The gateway's paths are ``/v3/`` since this release; 3.4.23 was tested."""
 _ANSWERS_WITHIN_MS = 100.0
-"""etcd's own heartbeat interval: a cluster that needs longer for a read elects leaders anew."""
+"""etcd's own heartbeat interval: a cluster whose reads take longer elects new leaders."""
 _WAL_P99_MS = 10.0
-"""What etcd's own documentation asks of a disk (99th percentile of ``wal_fsync_duration_seconds``)."""
+"""etcd's documented requirement for disks: the 99th percentile of ``wal_fsync_duration_seconds``."""
 _READS = 5
-_CLOCKS_WITHIN_S = 2.0  # HTTP tells whole seconds
+_CLOCKS_WITHIN_S = 2.0  # HTTP dates have whole seconds
 EVENT_BYTES_PER_BLOCK = 64
-"""Of the event in which a worker tells of a prompt's KV, for each block: 57 were seen with Dynamo 1.4.2."""
-_EVENT_BYTES = 1024  # of an event beside its blocks
+"""Size per KV block of the event that reports a prompt's KV; 57 were seen with Dynamo 1.4.2."""
+_EVENT_BYTES = 1024  # size of an event without its blocks
 _WAL_BUCKET = re.compile(r'^etcd_disk_wal_fsync_duration_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 Severity = Literal["failed", "warning"]
@@ -41,7 +42,7 @@ Severity = Literal["failed", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """One thing amiss. ``failed``: a topology does not serve with it, or not what was asked for."""
+    """One problem. ``failed``: a topology would not work with it, or not as requested."""
 
     severity: Severity
     seen: str
@@ -54,22 +55,25 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class EtcdEndpoint:
-    """One endpoint as it was seen. None: not known."""
+    """The facts about one endpoint. None: unknown."""
 
     url: str
-    problem: str | None = None  # why it did not answer, or refused
+    problem: str | None = None  # why it did not answer, or its refusal
     version: str | None = None
     has_leader: bool | None = None
     alarms: tuple[str, ...] = ()
-    answers_in_ms: float | None = None  # median of a few reads that the cluster agrees on
-    wal_p99_ms: float | None = None  # upper bound of the bucket; infinite where it is beyond the last one
-    is_open: bool | None = None  # whoever connects may read all keys, without any credentials
-    listens_on_all: bool | None = None  # on every interface; only where it runs on this host
-    ahead_s: float | None = None  # its host's clock beside this one's, to a second; positive: ahead
+    answers_in_ms: float | None = None  # median of a few linearizable reads
+    wal_p99_ms: float | None = None  # upper bound of the histogram bucket; infinite if beyond the last one
+    is_open: bool | None = None  # any client may read all keys without credentials
+    listens_on_all: bool | None = None  # listens on every interface; known only if it runs on this host
+    ahead_s: float | None = None  # clock offset of its host, to a second; positive: ahead of this host
 
 
 def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> EtcdEndpoint:
-    """Reads, writes nothing. Raises UsageError for an address that is none and files that can't be read."""
+    """Gathers the facts about one endpoint.
+
+    Only reads. Raises UsageError for an invalid address or unreadable files.
+    """
     secrets = auth.read() if auth is not None else None
     with Etcd([url], secrets, timeout_s=timeout_s) as etcd:
         try:
@@ -78,7 +82,7 @@ def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> 
         except EtcdError as error:
             return EtcdEndpoint(url, problem=str(error))
         fsync = None
-        with contextlib.suppress(EtcdError):  # may be served elsewhere (--listen-metrics-urls)
+        with contextlib.suppress(EtcdError):  # metrics may be served on another address (--listen-metrics-urls)
             fsync = wal_p99_ms(etcd.metrics())
         ahead_s = etcd.ahead_s
     return EtcdEndpoint(
@@ -95,7 +99,9 @@ def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> 
 
 
 def judge_cluster(endpoints: Sequence[EtcdEndpoint]) -> Iterator[tuple[EtcdEndpoint, tuple[Unfit, ...]]]:
-    """What is amiss with each. One that does not answer is a risk where another does: who asks goes on to that."""
+    """The problems of each endpoint. An endpoint that does not answer is only a warning if another one does, because
+    clients then use that one.
+    """
     answers = any(endpoint.problem is None for endpoint in endpoints)
     for endpoint in endpoints:
         found = tuple(judge_etcd(endpoint))
@@ -105,7 +111,7 @@ def judge_cluster(endpoints: Sequence[EtcdEndpoint]) -> Iterator[tuple[EtcdEndpo
 
 
 def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
-    """What is amiss with one endpoint by itself; nothing where it is fit, as far as that is known."""
+    """The problems of one endpoint by itself; none if it is fit as far as the facts are known."""
     where = urlsplit(endpoint.url).netloc
     if endpoint.problem is not None:
         fix = "start it, open its port, or correct the address and etcd_auth in the hosts file"
@@ -162,8 +168,11 @@ def _judge_open(endpoint: EtcdEndpoint, where: str) -> Unfit:
 def judge_nats(
     url: str, answer: NatsAnswer, *, context_length: int | None, block_tokens: int | None
 ) -> Iterator[Unfit]:
-    """What is amiss with a NATS that carries events. ``context_length`` in tokens and ``block_tokens``, tokens of a KV
-    block: of the model that is to be served; None where neither is known, and payloads are then not judged."""
+    """The problems of a NATS that carries events.
+
+    ``context_length`` in tokens and ``block_tokens``, tokens per KV block, belong to the model to be served. If either
+    is None, the payload limit is not checked.
+    """
     where = urlsplit(url).netloc
     if answer.problem is not None:
         fix = "start nats-server there, open its port, or correct the address in the hosts file"
@@ -199,7 +208,7 @@ def judge_nats(
 
 
 def fit_or_refuse(found: Sequence[Unfit]) -> tuple[Unfit, ...]:
-    """The warnings. Raises LaunchError with the first that fails: nothing has been started."""
+    """Returns the warnings. Raises LaunchError for the first failure; nothing has been started then."""
     for one in found:
         if one.severity == "failed":
             raise LaunchError(str(one))
@@ -207,7 +216,7 @@ def fit_or_refuse(found: Sequence[Unfit]) -> tuple[Unfit, ...]:
 
 
 def wal_p99_ms(metrics: str) -> float | None:
-    """Of etcd's own histogram, in ms: the bound of the bucket in which the 99th percentile lies; None without one."""
+    """Upper bound in ms of the bucket with the 99th percentile of etcd's fsync histogram; None without a histogram."""
     buckets = [(float(bound), float(count)) for bound, count in _WAL_BUCKET.findall(metrics)]
     if not buckets or buckets[-1][1] == 0:
         return None
@@ -222,7 +231,7 @@ def _read_ms(etcd: Etcd) -> float:
 
 
 def _is_open(url: str, timeout_s: float) -> bool | None:
-    """Asked without credentials. Over TLS one can't ask without a certificate, so it is not."""
+    """Whether a request without credentials succeeds. Not tested over TLS, which requires a certificate."""
     if url.startswith("https:"):
         return False
     with Etcd([url], timeout_s=timeout_s) as nobody:
@@ -236,7 +245,9 @@ def _is_open(url: str, timeout_s: float) -> bool | None:
 
 
 def _listens_on_all(url: str) -> bool | None:
-    """Whether the listener on this host's port is a wildcard's; None where it is another host's, or can't be seen."""
+    """Whether the listener on this host's port is bound to a wildcard address; None if it is on another
+    host or unknown.
+    """
     address = urlsplit(url)
     own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     if address.hostname not in own:

@@ -1,10 +1,10 @@
-"""Dynamo's discovery in Kubernetes, as seen from outside.
+"""Dynamo's discovery in Kubernetes, read from outside.
 
-In Dynamo 1.4.2 each process applies one ``DynamoWorkerMetadata`` (``nvidia.com/v1alpha1``) called as its pod, with its
-endpoints and model cards under the keys that it has in etcd; frontends route to those whose pod is a ready endpoint of
-a slice labelled ``nvidia.com/dynamo-discovery-enabled``. There is no lease: the object goes with its pod, by its
-ownerReference, and a pod that is not ready is out after half a second. So to delete the object takes a worker out, and
-needs a role that may; Dynamo's own processes need none that does.
+In Dynamo 1.4.2, each process applies one ``DynamoWorkerMetadata`` (``nvidia.com/v1alpha1``) with its pod's name, which
+contains its endpoints and model cards under the same keys as in etcd. Frontends route to those whose pod is a ready
+endpoint of a slice labelled ``nvidia.com/dynamo-discovery-enabled``. There is no lease: the object is deleted with its
+pod through its ownerReference, and a pod that is not ready leaves the routing within half a second. So deleting the
+object removes a worker, which requires a role with that permission; Dynamo's own processes need no such permission.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ _LABEL = "nvidia.com/dynamo-discovery-enabled=true"
 
 
 class KubernetesRegistry:
-    """One topology's records. Each question asks the API server, as ``KUBECONFIG`` or the pod's account has it. See
-    :class:`~trtx.planes.registry.Registry`."""
+    """One topology's records in Kubernetes. Each call asks the API server, as configured by ``KUBECONFIG`` or the pod's
+    account.
 
-    records_live_s = 0.0  # until their pod is deleted
+    See :class:`~trtx.planes.registry.Registry`.
+    """
+
+    records_live_s = 0.0  # until the pod is deleted
 
     def __init__(
         self, kubernetes_namespace: str, namespace: str, *, is_prefix: bool = False, timeout_s: float = 2.0
     ) -> None:
-        """Asks nothing yet. ``namespace``: Dynamo's; ``is_prefix``: and all that begin with it, as the operator gives
-        the workers of a rolling update. ``timeout_s`` bounds each question."""
+        """Sends no request yet. ``timeout_s``: per request.
+
+        ``namespace``: Dynamo's. ``is_prefix``: includes all namespaces that begin with it, which the operator creates
+        for the workers of a rolling update.
+        """
         self._pods = kubernetes_namespace
         self._namespace = namespace
         self._is_prefix = is_prefix
@@ -45,7 +51,7 @@ class KubernetesRegistry:
         return [instance for instance, _ in self._instances()]
 
     def worker_ids(self) -> set[int]:
-        """Those with a model card whose pod is ready."""
+        """Workers with a model card whose pod is ready."""
         ready, cards = self._ready_pods(), {card.worker_id for card in self.cards()}
         return {
             instance.worker_id for instance, pod in self._instances() if pod in ready and instance.worker_id in cards
@@ -59,11 +65,11 @@ class KubernetesRegistry:
         return found
 
     def renewed_at(self, worker_id: int) -> float | None:
-        """Nothing is renewed."""
+        """None: records are not renewed."""
         return None
 
     def remove(self, worker_id: int) -> None:
-        """Deletes the object of its pod, which holds nobody else's records."""
+        """Deletes the object of the worker's pod, which contains no other worker's records."""
         for pod in {pod for instance, pod in self._instances() if instance.worker_id == worker_id}:
             with self._asking() as api:
                 group, version, plural = _METADATA
@@ -72,7 +78,7 @@ class KubernetesRegistry:
                         group, version, self._pods, plural, pod, _request_timeout=self._timeout_s
                     )
                 except Exception as error:
-                    if getattr(error, "status", None) != 404:  # else it has gone since
+                    if getattr(error, "status", None) != 404:  # 404: it is gone already
                         raise
 
     def close(self) -> None:
@@ -82,7 +88,7 @@ class KubernetesRegistry:
                 self._api = None
 
     def _instances(self) -> Iterator[tuple[Instance, str]]:
-        """With the pod of each."""
+        """Each instance with its pod."""
         for pod, record in self._records("endpoints"):
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 if (instance := read_instance(record)) is not None:
@@ -103,7 +109,7 @@ class KubernetesRegistry:
         found = set()
         for one in self._listed(_SLICES, label_selector=_LABEL):
             for endpoint in one.get("endpoints") or ():
-                # Kubernetes: null is to be taken for ready.
+                # Kubernetes defines null as ready.
                 if (endpoint.get("conditions") or {}).get("ready") is not False:
                     found.add(str((endpoint.get("targetRef") or {}).get("name")))
         return found
@@ -119,7 +125,7 @@ class KubernetesRegistry:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Any]:
-        """Its client raises errors of several packages; each of them means that nothing is known."""
+        """The API client. Its exceptions come from several packages; each is converted to RegistryUnknown."""
         with self._lock:
             try:
                 if self._api is None:
@@ -132,8 +138,8 @@ class KubernetesRegistry:
 
 
 def _connect() -> Any:
-    """By ``KUBECONFIG``, the user's own file, or the account of the pod that this runs in: in Dynamo's order."""
-    from kubernetes import client, config  # half a second of CPU, and only here
+    """Connects with ``KUBECONFIG``, the user's own file, or the pod's service account, in the same order as Dynamo."""
+    from kubernetes import client, config  # imported here because it takes half a second of CPU time
 
     file = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     configuration = client.Configuration()
@@ -141,5 +147,5 @@ def _connect() -> Any:
         config.load_kube_config(config_file=str(file), client_configuration=configuration)
     else:
         config.load_incluster_config(client_configuration=configuration)
-    configuration.retries = 0  # whoever asks has to be answered in time, and asks again
+    configuration.retries = 0  # callers need an answer in time, and retry themselves
     return client.CustomObjectsApi(client.ApiClient(configuration))

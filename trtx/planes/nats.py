@@ -1,4 +1,4 @@
-"""What a NATS server says of itself to whoever connects: its INFO line, and whether it lets one in."""
+"""Reads a NATS server's INFO line, and checks whether it accepts a client's login."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from trtx.config.wording import shown, shown_address
 from trtx.errors import UsageError
 from trtx.planes.credentials import NatsAuth
 
-_MOST_BYTES = 1 << 20  # of a line
-_DYNAMOS_OWN = ("user", "user")  # what Dynamo 1.4.2 sends where it was given nothing
+_MOST_BYTES = 1 << 20  # per line
+_DYNAMOS_OWN = ("user", "user")  # Dynamo 1.4.2's default login
 
 
 @dataclass(frozen=True, slots=True)
 class NatsAnswer:
-    """``problem``: why nothing was learnt; ``refusal``: its own word where it does not let a client of Dynamo in."""
+    """``problem``: why nothing is known; ``refusal``: the server's message if it refuses the login of a
+    Dynamo client.
+    """
 
     version: str | None = None
     max_payload_bytes: int | None = None
@@ -30,7 +32,7 @@ class NatsAnswer:
 
 
 def check_nats_url(url: str) -> None:
-    """Raises UsageError unless it is ``nats://HOST:PORT`` alone: Dynamo 1.4.2 takes no other scheme, and ends."""
+    """Raises UsageError unless ``url`` is ``nats://HOST:PORT``: Dynamo 1.4.2 accepts no other scheme, and exits."""
     try:
         address = urlsplit(url)
         is_whole = address.scheme == "nats" and bool(address.hostname) and address.port is not None
@@ -45,8 +47,10 @@ def check_nats_url(url: str) -> None:
 
 
 def ask_nats(url: str, auth: NatsAuth | None = None, *, timeout_s: float = 2.0) -> NatsAnswer:
-    """Connects as Dynamo does, asks for nothing, and leaves. Raises UsageError for another address or an ``auth`` whose
-    files can't be read."""
+    """Connects and logs in as Dynamo does, subscribes to nothing, and disconnects.
+
+    Raises UsageError for an invalid address, or an ``auth`` whose files can't be read.
+    """
     check_nats_url(url)
     login = _login(auth)
     address, deadline = urlsplit(url), time.monotonic() + timeout_s
@@ -82,7 +86,7 @@ def _login(auth: NatsAuth | None) -> dict[str, Any]:
 
 
 def _knock(connection: socket.socket, login: dict[str, Any], deadline: float) -> str | None:
-    """None where it answers a ping after ``login``, else its own word."""
+    """Logs in and sends a ping. Returns None if the server answers it, else the server's error message."""
     hello = {"verbose": False, "pedantic": False, "tls_required": False, "lang": "python", "version": "0", **login}
     connection.sendall(f"CONNECT {json.dumps(hello)}\r\nPING\r\n".encode())
     while (line := _line(connection, deadline)) != b"PONG":
@@ -92,13 +96,13 @@ def _knock(connection: socket.socket, login: dict[str, Any], deadline: float) ->
 
 
 def _line(connection: socket.socket, deadline: float) -> bytes:
-    """Up to its end. Raises OSError, TimeoutError; ValueError where it has none."""
+    """One line without its end. Raises OSError, TimeoutError; ValueError if it has no end."""
     line = bytearray()
     while not line.endswith(b"\r\n"):
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(left)
-        # A byte at a time: what follows is not this line's, and there are a few hundred.
+        # Byte by byte, because the bytes after the line belong to the next one; a line has a few hundred.
         if not (byte := connection.recv(1)):
             raise ValueError("it closed the connection")
         line += byte

@@ -1,8 +1,8 @@
-"""A topology as it lies in etcd: its plan, in bytes whose meaning is their writer's, and which hosts run a share.
+"""A topology's record in etcd: an opaque plan and the hosts that run a share of it.
 
-``trtx/topologies/<name>/plan`` and ``…/shares/<host>``, the latter on a lease that its share renews: what is there
-without it is gone whole. Both change in one transaction, so of two plans that are started at once under one name one is
-there and the other refused.
+Keys: ``trtx/topologies/<name>/plan`` and ``…/shares/<host>``; a share's key is attached to a lease that the share
+renews. A plan without a live share counts as deleted. Plan and share are written in one transaction, so if two plans
+are started at once under one name, one is published and the other refused.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ from trtx.planes.etcd import Absent, Delete, Etcd, Put, Unchanged
 
 _PREFIX = "trtx/topologies/"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-MOST_BYTES = 1 << 20  # etcd's own limit of a request is 1.5 MiB, of which base64 in JSON takes nothing
+MOST_BYTES = 1 << 20  # etcd limits requests to 1.5 MiB, which is measured after the gateway has decoded the base64
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What lies there of a topology at one moment. ``plan`` None: it is not published."""
+    """A topology's record at one moment. ``plan`` None: not published."""
 
     plan: bytes | None
-    hosts: frozenset[str]  # those whose shares run
+    hosts: frozenset[str]  # hosts with a running share
 
 
 def read_plan(etcd: Etcd, name: str) -> bytes | None:
-    """None where no topology of that name is published. Raises UsageError, EtcdError."""
+    """The plan, or None if no topology with that name is published. Raises UsageError, EtcdError."""
     return etcd.get(_plan_key(name))
 
 
 def read_standing(etcd: Etcd, name: str) -> Standing:
-    """Raises UsageError, EtcdError."""
+    """The topology's record. Raises UsageError, EtcdError."""
     prefix, found = _shares(name), {one.key: one.value for one in etcd.range(_topology(name), is_prefix=True)}
     hosts = frozenset(key.removeprefix(prefix) for key in found if key.startswith(prefix))
     return Standing(found.get(_plan_key(name)), hosts)
 
 
 def read_hosts(etcd: Etcd, name: str) -> tuple[bool, frozenset[str]]:
-    """Whether its plan is there, and the hosts whose shares run: without reading the plan. Raises UsageError,
-    EtcdError."""
+    """Whether the plan is published, and the hosts with a running share; does not read the plan itself.
+
+    Raises UsageError, EtcdError.
+    """
     prefix = _shares(name)
     found = {one.key for one in etcd.range(_topology(name), is_prefix=True, keys_only=True)}
     hosts = frozenset(key.removeprefix(prefix) for key in found if key.startswith(prefix))
@@ -48,8 +50,11 @@ def read_hosts(etcd: Etcd, name: str) -> tuple[bool, frozenset[str]]:
 
 
 def publish_plan(etcd: Etcd, name: str, plan: bytes, host: str, lease: int, *, instead_of: bytes | None) -> bool:
-    """With the share of ``host``, whose key hangs on ``lease``, as the only one that runs. False where no longer
-    ``instead_of`` lies there (None: nothing), or another share runs meanwhile. Raises UsageError, EtcdError."""
+    """Publishes a plan together with the share of ``host``, attached to ``lease``, as the only running share.
+
+    Returns False if the published plan is no longer ``instead_of`` (None: none), or if another share is running. Raises
+    UsageError, EtcdError.
+    """
     key = _plan_key(name)
     if len(plan) > MOST_BYTES:
         raise UsageError(
@@ -62,27 +67,29 @@ def publish_plan(etcd: Etcd, name: str, plan: bytes, host: str, lease: int, *, i
 
 
 def add_share(etcd: Etcd, name: str, host: str, lease: int, *, plan: bytes) -> bool:
-    """Beside those that run already. False where ``plan`` lies there no longer. Raises UsageError, EtcdError."""
+    """Adds a share to those already running. False if ``plan`` is no longer published. Raises UsageError, EtcdError."""
     return etcd.commit([Unchanged(_plan_key(name), plan)], [Put(_shares(name) + host, b"", lease)])
 
 
 def restore_plan(etcd: Etcd, name: str, plan: bytes) -> bool:
-    """By a share that runs, where somebody deleted it. False where one is there. Raises UsageError, EtcdError."""
+    """Publishes the plan again for a running share if it was deleted. False if one is published. Raises UsageError,
+    EtcdError.
+    """
     return etcd.commit([Absent(_plan_key(name))], [Put(_plan_key(name), plan)])
 
 
 def remove_share(etcd: Etcd, name: str, host: str) -> None:
-    """Of a host on which none runs. Raises UsageError, EtcdError."""
+    """Removes the key of a host on which no share runs. Raises UsageError, EtcdError."""
     etcd.delete(_shares(name) + host)
 
 
 def withdraw_plan(etcd: Etcd, name: str) -> bool:
-    """False where a share of it runs, and it stays. Raises UsageError, EtcdError."""
+    """Deletes the plan. False, without deleting it, if a share is running. Raises UsageError, EtcdError."""
     return etcd.commit([Absent(_shares(name), is_prefix=True)], [Delete(_plan_key(name))])
 
 
 def published_names(etcd: Etcd) -> tuple[str, ...]:
-    """Of all topologies whose plans lie there, in order. Raises EtcdError."""
+    """Names of all published topologies, in order. Raises EtcdError."""
     found = (entry.key for entry in etcd.range(_PREFIX, is_prefix=True, keys_only=True))
     return tuple(key.removeprefix(_PREFIX).removesuffix("/plan") for key in found if key.endswith("/plan"))
 

@@ -1,7 +1,7 @@
-"""Which workers of a topology are registered, and how a dead one leaves the routing: one form for all discovery.
+"""The registered workers of a topology, and the removal of dead ones: one interface for all discovery backends.
 
-Layout in Dynamo 1.4.2, under files, etcd and Kubernetes alike: an instance record for each endpoint of a worker and a
-model card for the worker, all under its instance id.
+Layout in Dynamo 1.4.2 for files, etcd and Kubernetes: an instance record for each endpoint of a worker, and a model
+card for the worker, all under its instance id.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ _SERVING_ENDPOINT = "generate"
 
 
 class RegistryUnknown(OSError):
-    """What is registered can't be known now. Not known is not gone: whoever asks again may learn it."""
+    """The registry can't be read now. Unknown does not mean gone; a later call may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
     """A worker that takes requests: its id, and the address of its ``generate`` endpoint.
 
-    A worker has other endpoints too, registered under the same id, some of them long before this one.
+    A worker registers other endpoints under the same id too, some of them long before this one.
     """
 
     worker_id: int
     port: int
-    host: str  # an address, as the worker binds it
+    host: str  # the address that the worker binds
     component: str = ""  # such as prefill or backend
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A worker's model card: the name that requests carry, and the runtime data that it publishes."""
+    """A worker's model card: the model name in requests, and the runtime data that the worker publishes."""
 
     worker_id: int
     model: str
@@ -40,34 +40,39 @@ class Card:
 
 
 class Registry(Protocol):
-    """One topology's records. What is being written or removed is left out, never told half."""
+    """One topology's records.
+
+    Records that are being written or removed are left out, so none is returned incomplete.
+    """
 
     @property
     def records_live_s(self) -> float:
-        """How long the records of a worker outlive it where nobody removes them; 0 where they do so for ever."""
+        """How long a dead worker's records live if they are not removed; 0: for ever."""
 
     def instances(self) -> list[Instance]:
-        """All workers that are registered now. Raises OSError where that can't be known."""
+        """All workers that are registered now. Raises OSError if they can't be read."""
 
     def worker_ids(self) -> set[int]:
-        """Workers that a frontend can route to: it needs their endpoint and their model card. Raises OSError."""
+        """Workers to which a frontend can route: those with an endpoint and a model card. Raises OSError."""
 
     def cards(self) -> list[Card]:
         """The model cards that are registered now. Raises OSError."""
 
     def renewed_at(self, worker_id: int) -> float | None:
-        """When a worker last renewed its records, in s since the epoch; None where nobody says. Raises OSError."""
+        """When a worker last renewed its records, in seconds since the epoch; None if unknown. Raises OSError."""
 
     def remove(self, worker_id: int) -> None:
-        """Takes every record of a worker out, so that nothing is routed to it any more. Raises OSError where that
-        can't be done now; :class:`~trtx.planes.watched.WatchedRegistry` tries again instead."""
+        """Removes every record of a worker, so that nothing is routed to it any more.
+
+        Raises OSError if that fails now; :class:`~trtx.planes.watched.WatchedRegistry` retries instead.
+        """
 
     def close(self) -> None:
-        """Asks no more, and lets go of what it holds."""
+        """Stops all requests and releases resources."""
 
 
 def read_instance(record: Mapping[str, Any]) -> Instance | None:
-    """Of an instance record; None for one of another endpoint. Raises ValueError, LookupError or TypeError."""
+    """Parses an instance record; None for one of another endpoint. Raises ValueError, LookupError or TypeError."""
     if record["endpoint"] != _SERVING_ENDPOINT:
         return None
     host, port = read_address(record)
@@ -75,12 +80,12 @@ def read_instance(record: Mapping[str, Any]) -> Instance | None:
 
 
 def read_address(record: Mapping[str, Any]) -> tuple[str, int]:
-    """Where what an instance record tells of listens. Raises ValueError, LookupError, TypeError or AttributeError."""
+    """The address in an instance record. Raises ValueError, LookupError, TypeError or AttributeError."""
     host, _, port = str(record["transport"]["tcp"]).split("/")[0].rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def read_card(record: Mapping[str, Any]) -> Card:
-    """Of a model card's record. Raises ValueError, LookupError, TypeError or AttributeError."""
+    """Parses a model card's record. Raises ValueError, LookupError, TypeError or AttributeError."""
     card = record["card_json"]
     return Card(int(record["instance_id"]), str(card["display_name"]), card["runtime_config"].get("runtime_data"))

@@ -1,4 +1,4 @@
-"""Files of credentials as other users of the machine see them: looked at here, judged for ``serve`` and ``doctor``."""
+"""Permissions of credentials files, gathered here and judged for ``serve`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from trtx.planes.credentials import EtcdAuth, NatsAuth
 from trtx.planes.fitness import Unfit
 
-_OPEN = 0o066  # others, the group among them, read or write it
+_OPEN = 0o066  # read or write access for group or others
 
 
 @dataclass(frozen=True, slots=True)
 class SecretFile:
-    """A file of credentials on this host."""
+    """A credentials file on this host."""
 
     path: str
-    mode: int | None = None  # of its permissions
-    problem: str | None = None  # why it can't be looked at
+    mode: int | None = None  # permission bits
+    problem: str | None = None  # why it can't be examined
 
 
 def look_at_secrets(etcd: EtcdAuth | None, nats: NatsAuth | None) -> tuple[SecretFile, ...]:
-    """Those that hold a secret; none is opened."""
+    """The state of all files that contain a secret; none is opened."""
     found = []
     for path in dict.fromkeys((*(etcd.files if etcd else ()), *(nats.files if nats else ()))):
         try:
@@ -33,7 +33,7 @@ def look_at_secrets(etcd: EtcdAuth | None, nats: NatsAuth | None) -> tuple[Secre
 
 
 def judge_secrets(files: Sequence[SecretFile]) -> Iterator[Unfit]:
-    """What is amiss with them."""
+    """The problems of these files."""
     for one in files:
         if one.problem is not None:
             fix = f"put it there, readable by this user alone: chmod 600 {one.path}"

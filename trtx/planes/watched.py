@@ -1,8 +1,8 @@
-"""A registry over a network, for a caller that must not wait: a thread asks, the caller gets what it knows.
+"""A registry over a network for callers that must not wait: a thread queries it, and callers get the last result.
 
-The watch over a topology's processes looks four times a second, and a death that it sees late costs requests; etcd may
-take seconds to say that it can't be reached. A removal is tried until it succeeds, or its records have expired: etcd
-may come back with a dead worker's lease still alive.
+The watch over a topology's processes looks four times a second, and a death noticed late costs requests, while etcd may
+take seconds to fail. A removal is retried until it succeeds or the records have expired, because etcd may come back
+with a dead worker's lease still alive.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from trtx.planes.registry import Card, Instance, Registry, RegistryUnknown
 
 LOOKS_EVERY_S = 0.25
-_FAILS_EVERY_S = 0.5  # a removal is tried as often
+_FAILS_EVERY_S = 0.5  # interval of looks and removals after a failure
 _LEASES_EVERY_S = 2.0
 _CLOSES_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the last look told, or why it told nothing."""
+    """The result of the last look, or why it failed."""
 
     instances: list[Instance] = field(default_factory=list)
     worker_ids: set[int] = field(default_factory=set)
@@ -30,15 +30,18 @@ class _Seen:
 
 
 class WatchedRegistry:
-    """``registry`` behind a thread of its own. See :class:`~trtx.planes.registry.Registry`.
+    """Wraps ``registry`` with a thread. See :class:`~trtx.planes.registry.Registry`.
 
-    Reads tell what the last look told; where that failed they raise RegistryUnknown, so nothing old is taken for new.
-    ``cards`` asks at once.
+    Reads return the result of the last look, or raise RegistryUnknown if it failed, so that outdated results are never
+    returned as current. ``cards`` queries the registry directly.
     """
 
     def __init__(self, registry: Registry, on_problem: Callable[[str], None] = lambda problem: None) -> None:
-        """Asks nothing before it is asked. ``on_problem``: called from the thread with a sentence on a dead worker that
-        can't be taken out though the registry answers, once for each reason."""
+        """Sends no request before the first call.
+
+        ``on_problem``: called from the thread with a message if the registry answers but a dead worker can't be
+        removed, once per reason.
+        """
         self._registry = registry
         self._on_problem = on_problem
         self._told = ""
@@ -46,7 +49,7 @@ class WatchedRegistry:
         self._renewed: dict[int, float | None] = {}
         self._wants_renewed: set[int] = set()
         self._renewed_next = 0.0
-        self._to_remove: dict[int, float] = {}  # by worker, until when it is tried
+        self._to_remove: dict[int, float] = {}  # worker id -> time until which the removal is retried
         self._removed: set[int] = set()
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -59,7 +62,7 @@ class WatchedRegistry:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is known now, None where it is."""
+        """Why the registry's state is unknown now, or None."""
         return self._seen.problem
 
     def instances(self) -> list[Instance]:
@@ -78,7 +81,7 @@ class WatchedRegistry:
             return self._renewed.get(worker_id)
 
     def remove(self, worker_id: int) -> None:
-        """Returns at once, and never fails."""
+        """Schedules the removal. Returns at once, and never fails."""
         with self._lock:
             self._removed.add(worker_id)
             self._wants_renewed.discard(worker_id)
@@ -87,7 +90,7 @@ class WatchedRegistry:
         self._news.set()
 
     def close(self) -> None:
-        """What is to be removed is removed first, where that takes a second at most."""
+        """Completes pending removals if that takes at most a second, then stops the thread."""
         deadline = time.monotonic() + _CLOSES_WITHIN_S
         while self._to_remove and self._thread.is_alive() and time.monotonic() < deadline:
             self._news.set()
@@ -113,7 +116,7 @@ class WatchedRegistry:
 
     def _run(self) -> None:
         while not self._is_closed:
-            # Cleared before the work: a removal that is asked for meanwhile is the next turn's, at once.
+            # Cleared before the work, so that a removal requested in the meantime starts the next turn at once.
             self._news.clear()
             problem = self._remove()
             is_known = self._look()
@@ -123,7 +126,7 @@ class WatchedRegistry:
             self._news.wait(LOOKS_EVERY_S if is_known and problem is None else _FAILS_EVERY_S)
 
     def _remove(self) -> str | None:
-        """Why one of them is still there, or None."""
+        """Tries all pending removals. Returns the reason if one failed, else None."""
         with self._lock:
             due = dict(self._to_remove)
         problem = None
