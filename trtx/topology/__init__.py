@@ -1,9 +1,9 @@
-"""From what a person asks for to the exact processes that serve it: roles, GPUs, ports, commands, environment.
+"""Turns a topology spec into the exact processes that serve it: roles, GPUs, ports, commands, environment.
 
-Owns the shape of a :class:`Plan`, the placement of workers on GPUs and every command line of a topology.
-Does not look at the machine, write files or start anything: ``launch`` does, and hands in what it found.
-Enter through :func:`plan`, over several machines :func:`plan_hosts` and :func:`settle`.
-Always holds: the same arguments give the same plan, no GPU serves two workers, ports differ, a plan survives JSON.
+Owns :class:`Plan`, the placement of workers on GPUs, and every command line of a topology. Does not look at the
+machine, write files or start anything: ``launch`` does, and passes in what it found. Entry points: :func:`plan`; for
+several machines, :func:`plan_hosts` and :func:`settle`. Always holds: equal arguments give equal plans, a GPU serves
+one worker (except encode workers that share one), ports differ, and a plan survives a round trip through JSON.
 """
 
 from trtx.topology.commands import Broker, body_mib

@@ -1,7 +1,7 @@
-"""Command lines and environment of each process.
+"""Command line and environment of each process.
 
-On one machine Dynamo runs without etcd or NATS, on loopback alone, shared with nobody; over hosts it finds its parts in
-etcd, its events go through NATS, and each process listens on the address of its host alone.
+On one machine, Dynamo runs without etcd and NATS, on loopback only, isolated from other topologies. Over hosts, its
+processes find each other in etcd, send events through NATS, and listen on their host's address only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from trtx.config import Role, TopologySpec
 from trtx.config.media import MediaLimits
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
 
-# Streams that stay silent for this long are broken off by the frontend; a long prompt on a CPU stays far below it.
+# The frontend cuts off streams that are silent for this long; a long prompt on a CPU stays far below it.
 _STREAM_TIMEOUT_S = 300
 KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
-"""Dynamo 1.4.2's own scale of 1 counts a block that has to be computed as much as one that a running request holds, so
-that one running request outweighs a cached prefix of its length; and without prediction a prefix is unknown to the
-router while its first request is still computing it. docs/performance.md, "KV-aware routing", has both measured."""
+"""Router flags for the KV mode, with the effects measured in docs/performance.md, "KV-aware routing".
+
+With Dynamo 1.4.2's default scale of 1, a block that must be computed counts as much as a block that a running request
+holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
+prefix while its first request is still computing it.
+"""
 _OF_THE_TOPOLOGY = "which trtx sets for each topology, to keep it apart from others and on loopback"
 OWNED_FRONTEND_FLAGS = {
     "--http-host": "which is trtx's own --host",
@@ -46,60 +49,72 @@ OWNED_FRONTEND_FLAGS = {
     "--help": "with which the frontend ends at once",
     "-h": "with which the frontend ends at once",
 }
-"""Flags of dynamo.frontend 1.4.2 that no ``--router-args`` may hold, and why. The last of a kind would win."""
+"""Flags of dynamo.frontend 1.4.2 that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
 _MIGRATION_LIMIT = 3
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_DEVICE = "lo"
 _MIB = 1 << 20
 LEAST_BODY_MIB = 45
-"""Of one HTTP request: more is a 413. Dynamo 1.4.2's own default, said so that what follows from it holds. A body costs
-whoever streams beside it, by its size (docs/performance.md, "A text stream beside hostile media")."""
+"""Smallest limit of an HTTP request body; larger bodies get a 413.
+
+It equals Dynamo 1.4.2's default, and is set explicitly because other limits are derived from it. A large body delays
+concurrent streams in proportion to its size (docs/performance.md, "A text stream beside hostile media").
+"""
 MOST_BODY_MIB = 256
-"""However large a medium may be: the frontend holds each body whole, and its message's length is written in 32 bits."""
-_BODY_MARGIN_MIB = 2  # for the words beside an image
-_MESSAGE_FOR_BODY = 6  # an inline image is twice in a message, decode's has prefill's answer too, and room to spare
+"""Largest limit of a body, whatever ``max_media_bytes`` is: the frontend buffers each body, and the message's length
+has 32 bits.
+"""
+_BODY_MARGIN_MIB = 2  # for the text of a request with an image
+# an inline image appears twice in a message, and decode's message also contains prefill's answer; includes a margin
+_MESSAGE_FOR_BODY = 6
 LEAST_MESSAGE_BYTES = 256 * _MIB
 _ACKNOWLEDGED_S = _STREAM_TIMEOUT_S
-"""How long a frontend waits, on one machine, until a worker has all of a request and says so. Large bodies on busy
-cores take longer than Dynamo 1.4.2's own 5 s, and a worker that misses them is out of the routing for seconds: a 503
-for everybody where it is the only one. A worker that ends closes its connections; one that is stopped has no discovery
-records after 10 s and is ended by the launcher, so that its requests wait for that and no longer."""
-# A worker without traffic for this long is sent one token's work; what it answers to clients counts as well.
+"""How long a frontend waits, on one machine, for a worker to acknowledge that it has received a whole request.
+
+With large bodies on busy cores that takes longer than Dynamo 1.4.2's default of 5 s. A worker that exceeds the timeout
+is out of the routing for seconds, which means a 503 for every request if it is the only one. A worker that ends closes
+its connections; a stopped worker loses its discovery records after 10 s and is then killed by the launcher, so its
+requests do not wait longer than that.
+"""
+# A worker that sent nothing for this long gets a canary request of one token; answers to clients count as traffic.
 _CANARY_WAIT_S = 5
-# Generous: an engine in the middle of a long prompt is busy, not dead, and Dynamo's default is 3.
+# Dynamo's default is 3, but an engine in the middle of a long prompt is busy, not dead.
 _CANARY_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Of events, on one machine: the ports that publishers and subscribers connect to."""
+    """An event broker on one machine: the ports to which publishers and subscribers connect."""
 
     xsub: int
     xpub: int
 
 
 def body_mib(media: MediaLimits) -> int:
-    """Of one HTTP request, in MiB: a file of ``max_media_bytes`` fits as a ``data:`` URL in base64, within bounds."""
+    """Limit of an HTTP request body in MiB: within bounds, enough for ``max_media_bytes`` as a base64 ``data:`` URL."""
     base64_bytes = (media.max_media_bytes + 2) // 3 * 4
     return min(MOST_BODY_MIB, max(LEAST_BODY_MIB, -(-base64_bytes // _MIB) + _BODY_MARGIN_MIB))
 
 
 def largest_inline_bytes(media: MediaLimits) -> int:
-    """The largest file of one medium that gets through as a ``data:`` URL, alone in its request."""
+    """Size of the largest file that fits into a request as its only ``data:`` URL."""
     return min(media.max_media_bytes, (body_mib(media) - _BODY_MARGIN_MIB) * _MIB // 4 * 3)
 
 
 def message_bytes(media: MediaLimits) -> int:
-    """Of one message between frontend and worker. One that is too large costs the worker its place in the routing (seen
-    with Dynamo 1.4.2's own 32 MiB: every request is a 503 for 3.6 s), so the limit on bodies comes first, by far."""
+    """Limit of one message between frontend and worker.
+
+    A message above the limit takes the worker out of the routing (seen with Dynamo 1.4.2's default of 32 MiB: every
+    request is a 503 for 3.6 s), so the limit on bodies is much smaller and takes effect first.
+    """
     return max(LEAST_MESSAGE_BYTES, _MESSAGE_FOR_BODY * body_mib(media) * _MIB)
 
 
 def shared_environment(namespace: str, group: str, scratch_dir: Path, media: MediaLimits) -> dict[str, str]:
-    """What every process of a topology gets on one machine, frontends and workers alike. Seen with Dynamo 1.4.2.
+    """Environment of every process of a topology on one machine, frontends and workers. Seen with Dynamo 1.4.2.
 
-    ``group``: see :func:`trtx.topology.plan.group_of`. ``TMPDIR``: every Dynamo process leaves the file of its logging
-    configuration where temporary files are.
+    ``group``: see :func:`trtx.topology.plan.group_of`. ``TMPDIR`` is set because every Dynamo process writes a logging
+    configuration file into the temporary directory.
     """
     return {
         TOPOLOGY_VARIABLE: group,
@@ -115,12 +130,12 @@ def shared_environment(namespace: str, group: str, scratch_dir: Path, media: Med
 
 
 def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str, str]:
-    """How the processes of one machine find and hear each other.
+    """Environment through which the processes of one machine find each other and exchange events.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: an address there means that no model is ever added.
+    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: with an address, no model is ever added.
     ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface. Each
-    frontend has a broker, everybody talks to all of them, and an event that comes twice counts once: so none that ends
-    takes the events of the others with it.
+    frontend runs a broker, every process connects to all brokers, and duplicate events count once. So the end of one
+    frontend does not stop the events of the others.
     """
     xsub = ";".join(f"tcp://{_LOOPBACK}:{broker.xsub}" for broker in brokers)
     xpub = ";".join(f"tcp://{_LOOPBACK}:{broker.xpub}" for broker in brokers)
@@ -136,11 +151,11 @@ def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str,
 
 
 def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int | None) -> dict[str, str]:
-    """The same over hosts, of one process. Secrets are not in it: they come when it starts. ``request_port`` None: the
-    system's choice.
+    """The same for one process of a topology over hosts, without secrets, which are added at its start.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` is left out. Of the interface that it names Dynamo 1.4.2 takes the address listed
-    last, normally an IPv6 link-local one, which it can't bind; left out it takes the address of the default route.
+    ``request_port`` None: the system's choice. ``DYN_TCP_RESPONSE_STREAM_HOST`` is not set: of the interface that it
+    names, Dynamo 1.4.2 uses the last address, normally an IPv6 link-local one, which it can't bind. Without the
+    variable, it uses the address of the default route.
     """
     port = {} if request_port is None else {"DYN_TCP_RPC_PORT": str(request_port)}
     return port | {
@@ -154,7 +169,7 @@ def remote_environment(etcd: EtcdService, nats: NatsService, address: str, reque
 
 
 def frontend_environment(media: MediaLimits) -> dict[str, str]:
-    """No admin routes, and no stream that waits for ever on a worker that went away."""
+    """Environment of a frontend: no admin routes, and a timeout for streams of workers that went away."""
     return {
         "CUDA_VISIBLE_DEVICES": "",
         "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
@@ -164,7 +179,7 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
 
 
 def response_environment(port: int) -> dict[str, str]:
-    """Of a frontend over hosts: where workers stream their answers to."""
+    """Port on which a frontend over hosts receives the workers' answers."""
     return {"DYN_TCP_RESPONSE_STREAM_PORT": str(port)}
 
 
@@ -177,13 +192,15 @@ def worker_environment(
     device: str = LOOPBACK_DEVICE,
     kv_ports: tuple[int, int] | None = None,
 ) -> dict[str, str]:
-    """One worker's GPUs, metrics port and threads (None: the engine's own choice). Drains without a fixed grace.
+    """Environment of one worker: GPUs, metrics port, threads (None: the engine's default), and draining without a fixed
+    delay.
 
-    ``gpus``: UUIDs, or indices where the machine is another. ``address``: of the system port, from which frontends of
-    other hosts take the model's files too. ``device``: of UCX, for KV, with ``kv_ports`` where its TCP listens.
+    ``gpus``: UUIDs, or indices if the worker runs on another machine. ``address``: of the system port, from which
+    frontends of other hosts also fetch the model's files. ``device``: UCX's network device for KV; ``kv_ports``: the
+    ports on which its TCP transport listens.
 
-    The canary is what makes ``/health`` and ``/live`` of the system port tell the truth: without it Dynamo 1.4.2
-    answers 503 for ever. Nothing but that answer depends on it.
+    The canary makes ``/health`` and ``/live`` of the system port truthful: without it, Dynamo 1.4.2 always answers 503.
+    Nothing else depends on it.
     """
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
@@ -201,7 +218,7 @@ def worker_environment(
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Of a worker that computes on the CPU."""
+    """Environment of a worker that computes on the CPU."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -215,11 +232,12 @@ def frontend_command(
     is_one_of_many: bool,
     prompts_of: Path | None = None,
 ) -> tuple[str, ...]:
-    """Dynamo's frontend through ours. ``--namespace`` keeps it from listing models of another topology.
+    """Command line of a frontend, which is Dynamo's frontend started through trtx's.
 
-    ``broker``: the one that it runs, on one machine. ``is_one_of_many``: its router then hears from the
-    others which worker has how much to do; by itself it would know of its own requests alone. ``prompts_of``: the model
-    whose prompts transformers makes in the frontend where Dynamo's may differ.
+    ``--namespace`` keeps it from listing other topologies' models. ``broker``: the event broker that it runs, on one
+    machine. ``is_one_of_many``: its router then exchanges the workers' load with the other frontends; otherwise it
+    would only know its own requests. ``prompts_of``: the model for which the frontend renders prompts with
+    transformers, if Dynamo's may differ.
     """
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
     if broker is not None:
@@ -252,7 +270,7 @@ def worker_command(
     media: MediaLimits,
     prompts_by_frontend: bool,
 ) -> tuple[str, ...]:
-    """One worker of ours, as docs/architecture.md has it. ``has_encoders``: its topology has encode workers."""
+    """Command line of a trtx worker, as in docs/architecture.md. ``has_encoders``: the topology has encode workers."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
     command += ["--model", str(model_path), "--served-model-name", model]
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
@@ -270,7 +288,7 @@ def worker_command(
 def simulated_command(
     role: Role, namespace: str, *, model_path: Path, model: str, values: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Dynamo's mocker with TensorRT-LLM's scheduler; the engine config's limits become its flags."""
+    """Command line of Dynamo's mocker with TensorRT-LLM's scheduler; the engine config's limits become its flags."""
     component = "prefill" if role == "prefill" else "backend"
     command = [sys.executable, "-m", "dynamo.mocker", "--engine-type", "trtllm", "--disaggregation-mode", role]
     command += ["--model-path", str(model_path), "--model-name", model]

@@ -1,4 +1,4 @@
-"""Which worker runs on which host, and on which of its GPUs: a pure function over what the hosts have."""
+"""Assigns workers to hosts and their GPUs: a pure function of the hosts' resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtx.topology.workload import Worker
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A worker on a host, and its GPUs as that host counts them; none: it computes on the CPU."""
+    """A worker, its host, and its GPUs as that host numbers them; no GPUs: it computes on the CPU."""
 
     worker: Worker
     host: str
@@ -22,13 +22,13 @@ class Placed:
 
 
 def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list[Placed]:
-    """Each worker's host and GPUs, in the order of ``workers``.
+    """Host and GPUs of each worker, in the order of ``workers``.
 
-    Where the hosts say their roles, workers of a role are dealt out in the order of the hosts. Else those that stand
-    next to each other in ``workers`` with one number, a prefill and a decode worker, stay on one host where it has room
-    for both, so that their KV goes over NVLink; and each goes to the host with the most room left, so that hosts are
-    loaded alike. On a host GPUs are taken in the order in which it names them. Raises UsageError where a host has too
-    few, or where all of them together have room in no way.
+    If the hosts file states roles, the workers of a role are assigned in the order of the hosts. Otherwise workers with
+    the same number, such as a prefill and a decode worker, are placed on one host if it has room for both, so that
+    their KV goes over NVLink; and each such unit goes to the host with the most free GPUs, so that hosts are loaded
+    evenly. On a host, GPUs are taken in the order of the hosts file. Raises UsageError if a host has too few GPUs, or
+    if no placement on all of them exists.
     """
     sizes = {worker.role: worker.gpu_count for worker in workers}
     if any(host.roles for host in hosts):
@@ -41,7 +41,7 @@ def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list
 
 
 def _as_said(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
-    """By worker's name its host."""
+    """Worker name -> host, by the hosts' stated roles."""
     dealt: dict[str, str] = {}
     for role in {worker.role: None for worker in workers}:
         seats = [host.name for host in hosts for _ in range((host.roles or {}).get(role, 0))]
@@ -51,7 +51,7 @@ def _as_said(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, 
 
 
 def _by_count(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
-    """Without GPUs nothing says how much a host has room for: alike on all of them."""
+    """Worker name -> host without GPUs: evenly over the hosts, because nothing states their capacity."""
     loads = {host.name: 0 for host in hosts}
     dealt: dict[str, str] = {}
     for unit in _units(workers):
@@ -67,7 +67,7 @@ def _by_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mappin
 
     def take(unit: Sequence[Worker]) -> bool:
         needed = sum(worker.gpu_count for worker in unit)
-        name = max(rooms, key=lambda one: rooms[one])  # the first of equals
+        name = max(rooms, key=lambda one: rooms[one])  # ties go to the first host
         if rooms[name] < needed:
             return False
         rooms[name] -= needed
@@ -81,10 +81,13 @@ def _by_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mappin
 
 
 def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping[Role, int]) -> dict[str, str]:
-    """Any way in which all fit, found by trying every share of each host; the sparing way for when room is short."""
+    """A placement found by exhaustive search over every host's share; used if the even distribution does not fit.
+
+    Raises UsageError if there is none.
+    """
     roles = list(sizes)
     counts = tuple(sum(worker.role == role for worker in workers) for role in roles)
-    # How many of each role are placed -> how many of each the last host took.
+    # Number of placed workers per role -> number per role on the last host.
     reached: list[dict[tuple[int, ...], tuple[int, ...]]] = [{(0,) * len(roles): ()}]
     for host in hosts:
         now: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -108,7 +111,7 @@ def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping
 
 
 def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:
-    """Every number of each role that a host of ``room`` GPUs could take."""
+    """All combinations of workers per role that fit on a host with ``room`` GPUs."""
     if not left:
         return [()]
     most = min(left[0], room // sizes[0])
@@ -118,7 +121,9 @@ def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tupl
 
 
 def _units(workers: Sequence[Worker]) -> list[list[Worker]]:
-    """prefill-0 and decode-0, then prefill-1 and decode-1: what hands KV on to each other most cheaply on one host."""
+    """Groups of workers with the same number, such as prefill-0 and decode-0, whose KV handoff is cheapest
+    on one host.
+    """
     units: dict[str, list[Worker]] = {}
     for worker in workers:
         units.setdefault(worker.name.rpartition("-")[2], []).append(worker)

@@ -1,4 +1,4 @@
-"""``plan_hosts``: the same for several machines, each with an address, which find each other in etcd."""
+"""``plan_hosts``: plans a topology over several machines, which have addresses and find each other in etcd."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Worklo
 
 NOT_KNOWN = "–"
 _KV_PORTS_A_RANK = 4
-"""UCX takes one for each of its workers in a process, at random; the torch engine was seen to take one."""
+"""UCX uses a random port for each of its UCX workers in a process; the torch engine was seen to use one."""
 
 
 def with_roles(spec: TopologySpec, hosts: HostsSpec) -> TopologySpec:
-    """``spec`` with the workers that the hosts' roles add up to; as it is where they say none. Raises UsageError."""
+    """``spec`` with the worker counts that result from the hosts' roles; unchanged if they state none.
+
+    Raises UsageError.
+    """
     if not hosts.has_roles:
         return spec
     own: tuple[Role, ...] = ("agg",) if spec.mode == "agg" else ("prefill", "decode")
@@ -58,13 +61,13 @@ def plan_hosts(
     engine_version: str | None = None,
     process_lease_s: int | None = None,
 ) -> Plan:
-    """Decides hosts, GPUs, ports and commands. Looks at nothing but its arguments; ``spec`` is one of
-    :func:`with_roles`, the others are those of :meth:`Workload.of`.
+    """Decides hosts, GPUs, ports and commands from its arguments only.
 
-    GPUs are named by their index in what each host shows, and CPU threads are left open: a share is settled on its
-    host. ``scratch_dir`` is the parent of each host's own. ``process_lease_s``: of each process in etcd, where
-    launchers take out hosts that are lost; None: as long as a host's, where nobody does. Raises UsageError for what the
-    hosts have no room for.
+    ``spec`` is a result of :func:`with_roles`; the other arguments are those of :meth:`Workload.of`. GPUs are
+    identified by their index on each host, and CPU threads are not decided; :func:`settle` completes a share on its
+    host. ``scratch_dir`` is the parent of each host's scratch directory. ``process_lease_s``: lease of each process in
+    etcd, if launchers remove lost hosts; None: the same as a host's lease, because no launcher removes them. Raises
+    UsageError if the workers do not fit on the hosts.
     """
     if spec.encoders:
         raise UsageError(_no_encode(spec.encoders_typed))
@@ -155,8 +158,11 @@ def _planes(etcd: EtcdService, nats: NatsService, site: Site) -> dict[str, str]:
 
 
 def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site:
-    """Without a request port: a frontend has one only with the KV router, for the others, and Dynamo 1.4.2 can't be
-    told which. With ``DYN_TCP_RPC_PORT`` it never adds the model ("TCP RPC port not initialized")."""
+    """Ports of a frontend, without a request port.
+
+    A frontend listens for requests only with the KV router, for other frontends, and Dynamo 1.4.2 can't be given the
+    port: with ``DYN_TCP_RPC_PORT`` it never adds the model ("TCP RPC port not initialized").
+    """
     return Site(
         host=host.name,
         address=host.address,
@@ -192,7 +198,7 @@ def _frontend_count(hosts: HostsSpec) -> int:
 
 
 def _known(port: int | None) -> int:
-    assert port is not None  # of a site made here
+    assert port is not None  # sites created in this module have the port
     return port
 
 
@@ -209,7 +215,7 @@ def _check_http(host: HostSpec, first: int, count: int, end: int) -> None:
 
 
 def _check_services(host: HostSpec, addresses: tuple[str, ...], end: int) -> None:
-    """etcd and NATS are there before anything of the topology, and would have the port of one of its processes."""
+    """Raises UsageError if etcd or NATS, which run before the topology starts, use a port of one of its processes."""
     for address in map(urlsplit, addresses):
         if address.hostname == host.address and address.port is not None and host.first_port <= address.port < end:
             raise UsageError(
@@ -219,7 +225,7 @@ def _check_services(host: HostSpec, addresses: tuple[str, ...], end: int) -> Non
 
 
 def _check_gpus(work: Workload, hosts: HostsSpec) -> None:
-    """Raises UsageError where some workers would have GPUs and others none."""
+    """Raises UsageError if GPUs are missing on a host, or if only some workers would have GPUs."""
     if not hosts.has_roles:
         holders = hosts.hosts
     else:

@@ -1,4 +1,4 @@
-"""The machine as a value: what ``launch.probe`` found, and all that planning may know about it."""
+"""The machine as a value: everything that planning may know about it, as found by ``launch.probe``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 class Gpu:
     """One GPU that the caller may use."""
 
-    index: int  # position in the caller's own visible set, which is what --gpus counts
-    uuid: str  # as CUDA_VISIBLE_DEVICES takes it: GPU-... or MIG-...
+    index: int  # position among the caller's visible GPUs, as counted by --gpus
+    uuid: str  # in the form of CUDA_VISIBLE_DEVICES: GPU-... or MIG-...
     name: str
     memory_bytes: int
-    nvlink_peers: tuple[int, ...] = ()  # indices of the visible GPUs that NVLink reaches
-    memory_free_bytes: int | None = None  # now; None: not known
+    nvlink_peers: tuple[int, ...] = ()  # indices of the visible GPUs connected by NVLink
+    memory_free_bytes: int | None = None  # free now; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPUs in the caller's visible order, and the CPU cores that this process may run on."""
+    """The GPUs in the caller's visible order, and the number of CPU cores that this process may use."""
 
     gpus: tuple[Gpu, ...] = ()
     cpu_cores: int = 1

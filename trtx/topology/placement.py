@@ -1,4 +1,4 @@
-"""Which GPU serves which worker: a pure function over NVLink neighbourhoods."""
+"""Assigns GPUs to workers on one machine: a pure function of the NVLink topology."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from trtx.topology.machine import Gpu, Machine
 
 
 def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``--gpus`` names, in its order; all of them without it.
+    """The GPUs selected by ``--gpus``, in its order; without it, all.
 
-    Raises UsageError for an index that is not there, or one named twice.
+    Raises UsageError for an index that does not exist or is repeated.
     """
     if asked is None:
         return machine.gpus
@@ -29,11 +29,11 @@ def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, 
 
 
 def place(gpus: Sequence[Gpu], groups: Sequence[int]) -> list[tuple[Gpu, ...]]:
-    """Gives each group of ``groups`` (its size in GPUs) its own GPUs, NVLink neighbours first.
+    """Assigns GPUs to each group, whose size in GPUs is an entry of ``groups``. Prefers GPUs connected by NVLink.
 
-    Groups that stand next to each other in ``groups`` exchange KV, so the first GPU of a group is the free one
-    with the most links to the group before it; inside a group, the one with the most links to the group itself.
-    Ties go to the GPU that comes first in ``gpus``. Needs ``sum(groups) <= len(gpus)``.
+    Adjacent groups exchange KV, so the first GPU of a group is the free one with the most links to the previous group;
+    the next ones are those with the most links to the group itself. Ties go to the first GPU in ``gpus``. Requires
+    ``sum(groups) <= len(gpus)``.
     """
     free = list(gpus)
     placed: list[tuple[Gpu, ...]] = []

@@ -1,4 +1,4 @@
-"""The plan of a topology as a value, and its form in ``plan.json``."""
+"""The plan of a topology as a value, and its JSON form in ``plan.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from trtx.config.left_out import LeftOutField, left_out_warnings
 from trtx.memory import MemoryPlan
 
 SCHEMA_VERSION = 2
-"""2: hosts, their discovery and several frontends. 1, which is read too, knew one machine and one frontend."""
+"""Version 2 has hosts, their discovery, and several frontends. Version 1, which is still read, has one machine and one
+frontend.
+"""
 _OLDEST = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
 
@@ -27,14 +29,16 @@ class PlannedHost:
     """One machine of a topology."""
 
     name: str
-    address: str  # IPv4: where its processes listen, and are reached
-    device: str  # of UCX, several with commas
+    address: str  # IPv4 address on which its processes listen and are reached
+    device: str  # UCX's network device; several are separated by commas
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files that hold secrets, and whose they are: a certificate's three, a password's two, or a token's one. What is
-    in them reaches the environment of a child alone, when it starts."""
+    """Paths of secret files: three for certificates, a user name and a file for a password, or one for a token.
+
+    Their contents are only put into the environment of a child at its start.
+    """
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -46,17 +50,18 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class EtcdService:
-    """Where processes of several hosts find each other."""
+    """The etcd through which processes of several hosts find each other."""
 
     endpoints: tuple[str, ...]
-    lease_ttl_s: int  # so long a process that nobody removes stays registered
+    lease_ttl_s: int  # how long a dead process stays registered if it is not removed
     credentials: Credentials | None = None
-    host_lease_ttl_s: int | None = None  # so long a lost host, whose processes others remove; None: nobody does
+    # how long a lost host stays registered; then other hosts remove its processes; None: they do not
+    host_lease_ttl_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NatsService:
-    """What carries their events."""
+    """The NATS that carries the events of a topology over hosts."""
 
     url: str
     credentials: Credentials | None = None
@@ -64,91 +69,92 @@ class NatsService:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to start. ``env`` holds additions only: what it inherits is ``launch``'s business.
+    """One process to start. ``env`` contains additions only; ``launch`` decides what it inherits.
 
-    A port that is None is the system's choice, or none: of a frontend HTTP, requests and responses, of a worker
-    requests, the system port and KV.
+    A port of None is chosen by the system, or not used. Frontends use the HTTP, request and response ports; workers use
+    the request, system and KV ports.
     """
 
-    name: str  # unique in the topology: frontend, decode-0
+    name: str  # unique in the topology, such as frontend or decode-0
     role: ProcessRole
     argv: tuple[str, ...]
     env: dict[str, str]
     log_path: Path
-    gpu_indices: tuple[int, ...] = ()  # in the caller's visible set, on its host
-    status_file: Path | None = None  # written by the worker; None where the process writes none
-    system_port: int | None = None  # HTTP: metrics of one worker
-    host: str = ""  # by name; empty on one machine
-    address: str = _LOOPBACK  # what all of its ports listen on but HTTP
-    http_host: str = ""  # of a frontend
+    gpu_indices: tuple[int, ...] = ()  # indices among the caller's visible GPUs on its host
+    status_file: Path | None = None  # written by the worker; None if the process writes none
+    system_port: int | None = None  # HTTP port of a worker's metrics
+    host: str = ""  # name of the host; empty on one machine
+    address: str = _LOOPBACK  # address of all its ports except HTTP
+    http_host: str = ""  # HTTP address of a frontend
     http_port: int | None = None
     request_port: int | None = None
     response_port: int | None = None
-    kv_ports: tuple[int, int] | None = None  # first and last, of which UCX takes some where it goes over TCP
+    kv_ports: tuple[int, int] | None = None  # first and last port; UCX uses some of them with its TCP transport
 
     @property
     def ports(self) -> dict[str, int]:
-        """Of the planned ones but HTTP, by what they are for."""
+        """The planned ports by purpose, without HTTP."""
         named = {"requests": self.request_port, "responses": self.response_port, "system": self.system_port}
         return {what: port for what, port in named.items() if port is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What the HTTP port speaks TLS with. Both files are PEM."""
+    """Certificate and key of the HTTP port, both in PEM."""
 
-    certificate: Path  # the server's own, its authorities' behind it
+    certificate: Path  # the server's own certificate, followed by its authorities'
     key: Path
-    names: tuple[str, ...] = ()  # DNS names and addresses that the certificate is for
+    names: tuple[str, ...] = ()  # DNS names and addresses in the certificate
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that starting, watching, measuring and stopping a topology needs to know. Frontend first."""
+    """Everything needed to start, watch, measure and stop a topology. ``processes`` begin with the frontends."""
 
     mode: Mode
     engine: str  # resolved: torch, tensorrt-llm, simulated, paced
-    model: str  # the name that clients send
+    model: str  # the model name in requests
     model_path: Path
     namespace: str  # Dynamo's, unique to the topology; every process carries it as TRTX_TOPOLOGY
-    host: str  # HTTP of the first frontend
+    host: str  # HTTP address of the first frontend
     port: int
-    internal_ports: tuple[int, ...]  # of one machine, on loopback
+    internal_ports: tuple[int, ...]  # on one machine: ports on loopback
     run_dir: Path
-    scratch_dir: Path  # discovery records and other short-lived files; gone when the topology is
+    scratch_dir: Path  # discovery records and other temporary files; removed with the topology
     processes: tuple[ProcessSpec, ...]
-    engine_configs: dict[str, dict[str, Any]]  # role -> the LLM's keyword arguments, those that its engine acts on
-    gpu_names: tuple[str, ...]  # one entry a GPU in use, once also where workers share it
+    # role -> the LLM's keyword arguments, without fields that the engine ignores
+    engine_configs: dict[str, dict[str, Any]]
+    gpu_names: tuple[str, ...]  # one entry per GPU in use, also if several workers share it
     reasons: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()  # of the engine configs; none of them an error
-    memory: tuple[MemoryPlan, ...] = ()  # one a role; none where nothing is computed, or of an unknown shape
+    findings: tuple[Finding, ...] = ()  # findings about the engine configs; none is an error
+    memory: tuple[MemoryPlan, ...] = ()  # one per role; empty if nothing is computed or the model's shape is unknown
     discovery: Discovery = "file"
-    hosts: tuple[PlannedHost, ...] = ()  # none on one machine
-    this_host: str = ""  # in a share: whose it is
+    hosts: tuple[PlannedHost, ...] = ()  # empty on one machine
+    this_host: str = ""  # in a share: the name of its host
     etcd: EtcdService | None = None  # with discovery etcd
     nats: NatsService | None = None  # the same
     tls: ServerTls | None = None  # None: the HTTP ports speak plain HTTP
-    warnings: tuple[str, ...] = ()  # what whoever starts it should know before others reach it
-    left_out: tuple[LeftOutField, ...] = ()  # of its engine configs: what its engine does not act on
+    warnings: tuple[str, ...] = ()  # for the user, before others can reach the topology
+    left_out: tuple[LeftOutField, ...] = ()  # fields of its engine configs that the engine ignores
 
     @property
     def url(self) -> str:
-        """Where clients on its machine reach the first frontend. A wildcard host is reached through loopback."""
+        """URL of the first frontend for clients on its machine; a wildcard address becomes loopback."""
         return self._url("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of every frontend, in their order."""
+        """URLs of all frontends, in order."""
         return tuple(self.url_of(frontend) for frontend in self.frontends)
 
     def url_of(self, frontend: ProcessSpec) -> str:
-        """Of one of its frontends, as :attr:`url`."""
+        """URL of one of its frontends, as for :attr:`url`."""
         host, port = self.http_of(frontend)
         return self._url(frontend.address if host in ("0.0.0.0", "::") else host, port)
 
     def http_of(self, frontend: ProcessSpec) -> tuple[str, int]:
-        """What one of its frontends listens on for HTTP."""
-        if frontend.http_port is None:  # a plan of version 1
+        """HTTP address and port of one of its frontends."""
+        if frontend.http_port is None:  # plan.json of version 1
             return self.host, self.port
         return frontend.http_host, frontend.http_port
 
@@ -158,12 +164,12 @@ class Plan:
 
     @property
     def certificate(self) -> Path | None:
-        """By which its own clients know its frontends (:func:`trtx.tls.trust_of`)."""
+        """The certificate that trtx's own clients trust (:func:`trtx.tls.trust_of`), or None."""
         return None if self.tls is None else self.tls.certificate
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """``warnings``, and what was typed and has no effect."""
+        """``warnings``, plus one for each typed field that has no effect."""
         return (*self.warnings, *left_out_warnings(self.left_out, self.engine))
 
     @property
@@ -175,7 +181,7 @@ class Plan:
         return tuple(process for process in self.processes if process.role != "frontend")
 
     def sharers(self, worker: ProcessSpec) -> tuple[ProcessSpec, ...]:
-        """The encode workers on a GPU of another worker."""
+        """The encode workers that run on a GPU of ``worker``."""
         return tuple(
             one
             for one in self.workers
@@ -194,27 +200,29 @@ class Plan:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine reaches it."""
+        """Whether the topology can be reached from this machine only."""
         return is_loopback(self.host) and not self.hosts
 
     @property
     def routes_by_prefix(self) -> bool:
-        """Its frontend's router prefers workers that hold a prompt's beginning."""
+        """Whether its frontends' router prefers workers that have cached a prompt's prefix."""
         return any(("--router-mode", "kv") in itertools.pairwise(frontend.argv) for frontend in self.frontends)
 
     @property
     def marker(self) -> str:
-        """``NAME=value``, in the environment of every process of the topology, or of the share, and of nothing else."""
+        """``NAME=value``, contained in the environment of every process of the topology, or of the share, and of no
+        other process.
+        """
         return f"{TOPOLOGY_VARIABLE}={group_of(self.namespace, self.this_host)}"
 
     def share(self, host: str) -> Plan:
-        """What one of its hosts runs, and no other. Raises ValueError where it has no such host."""
+        """The part of the plan that ``host`` runs. Raises ValueError if the plan has no such host."""
         if host not in {one.name for one in self.hosts}:
             raise ValueError(f"no host {host!r} in the plan of {self.namespace}")
         processes = tuple(process for process in self.processes if process.host == host)
         names = dict(zip(_gpu_slots(self.workers), self.gpu_names, strict=True))
         first = next((process for process in processes if process.role == "frontend"), self.frontends[0])
-        assert first.http_port is not None  # of a plan over hosts
+        assert first.http_port is not None  # set in every plan over hosts
         return dataclasses.replace(
             self,
             this_host=host,
@@ -235,23 +243,23 @@ class Plan:
         return self.scratch_dir / "kv"
 
     def expected_workers(self) -> dict[str, int]:
-        """Workers of each role that must be routable before the topology is ready."""
+        """Number of workers per role that must be routable before the topology is ready."""
         counts: dict[str, int] = {}
         for worker in self.workers:
             counts[worker.role] = counts.get(worker.role, 0) + 1
         return counts
 
     def config_path(self, role: str) -> Path:
-        """Where the resolved engine config of a role is written before its workers start."""
+        """Path of a role's resolved engine config, which is written before its workers start."""
         return config_path(self.run_dir, role)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers; :meth:`from_json` is its inverse."""
+        """The plan as lists, dicts, strings and numbers; the inverse of :meth:`from_json`."""
         return {"schema_version": SCHEMA_VERSION, **_plain(self)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Plan:
-        """Reads what :meth:`to_json` wrote. Raises ValueError for another schema version."""
+        """Reads the result of :meth:`to_json`. Raises ValueError for an unsupported schema version."""
         fields = dict(document)
         version = fields.pop("schema_version", None)
         if version not in range(_OLDEST, SCHEMA_VERSION + 1):
@@ -285,12 +293,14 @@ def config_path(run_dir: Path, role: str) -> Path:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an HTTP host is reached from this machine alone."""
+    """Whether an HTTP address can be reached from this machine only."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def group_of(namespace: str, host: str) -> str:
-    """What processes of one topology on one machine carry as TRTX_TOPOLOGY: a share's end ends that share alone."""
+    """Value of TRTX_TOPOLOGY for the processes of one topology on one machine; ending a share thus ends
+    only that share.
+    """
     return f"{namespace}.{host}" if host else namespace
 
 

@@ -1,4 +1,4 @@
-"""``plan``: what was asked for and what is there, turned into the processes to start."""
+"""``plan``: turns a spec and a machine into the processes to start on that machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Worker
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports that the caller allocated, all different: HTTP and an event broker for each frontend, one a worker."""
+    """Ports that the caller has allocated, all different: HTTP and event broker per frontend, system port
+    per worker.
+    """
 
     http: tuple[int, ...]
     brokers: tuple[commands.Broker, ...]
@@ -25,7 +27,7 @@ class Ports:
 
     @property
     def internal(self) -> tuple[int, ...]:
-        """All that listen on loopback, whatever HTTP does."""
+        """All ports on loopback, whatever address HTTP uses."""
         return (*(port for broker in self.brokers for port in (broker.xsub, broker.xpub)), *self.system)
 
 
@@ -42,10 +44,11 @@ def plan(
     scratch_dir: Path,
     engine_version: str | None = None,
 ) -> Plan:
-    """Decides roles, GPUs and commands on one machine. Looks at nothing but its arguments.
+    """Decides roles, GPUs and commands on one machine, from its arguments only.
 
-    There are as many frontends as ``ports.http``; ``ports.system`` has a port a worker; the others are those of
-    :meth:`Workload.of`. Raises UsageError when the machine has too few GPUs or the engine can't run what is asked for.
+    There is one frontend per port in ``ports.http``, and one worker per port in ``ports.system``. The other arguments
+    are those of :meth:`Workload.of`. Raises UsageError if the machine has too few GPUs, or the engine can't run the
+    spec.
     """
     work = Workload.of(
         spec,
@@ -108,16 +111,16 @@ def plan(
 
 
 def threads_of(machine: Machine, workers: int) -> int:
-    """CPU threads of each of ``workers`` that compute there.
+    """CPU threads per worker for ``workers`` that compute on the CPU.
 
-    Half the cores for the engines: frontend, worker processes and load generator need the rest, and OpenMP threads that
-    lose their core to one of them hold up all others at the next barrier (seen: 0.2 s became 7 s a request).
+    Engines get half of the cores: frontend, worker processes and load generator need the rest. An OpenMP thread that
+    loses its core to one of them delays all others at the next barrier (seen: 0.2 s became 7 s per request).
     """
     return max(1, machine.cpu_cores // 2 // workers)
 
 
 def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[list[tuple[Gpu, ...]], int | None]:
-    """GPUs of each worker, and CPU threads a worker where there is no GPU to work on. Adds to ``reasons``."""
+    """The GPUs of each worker, and without GPUs the CPU threads per worker. Adds to ``reasons``."""
     spec, engine, workers = work.spec, work.engine, work.workers
     threads = threads_of(machine, len(workers))
     if engine in ENGINES_WITHOUT_GPU:

@@ -1,4 +1,4 @@
-"""A share of a plan over hosts, made true for the machine that runs it: its paths, its GPUs, its cores."""
+"""Completes a share of a plan over hosts for the machine that runs it: paths, GPUs, CPU threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trtx.topology.workload import ENGINES_WITHOUT_GPU
 
 
 def settle(share: Plan, machine: Machine, *, model_path: Path, run_dir: Path, scratch_parent: Path) -> Plan:
-    """``share`` as ``machine`` runs it. Its ports, hosts and engine configs stay what the plan says.
+    """``share`` as ``machine`` runs it. Ports, hosts and engine configs stay as planned.
 
-    ``model_path``: where the same files lie here; ``run_dir``: a new one; ``scratch_parent``: of its short-lived files.
-    Raises UsageError where the machine lacks a GPU that the plan gives to a worker.
+    ``model_path``: the model on this machine; ``run_dir``: a new run directory; ``scratch_parent``: parent of the
+    scratch directory. Raises UsageError if the machine lacks a GPU that the plan assigns to a worker.
     """
     scratch_dir = scratch_parent / group_of(share.namespace, share.this_host)
     workers = len(share.workers)

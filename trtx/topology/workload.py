@@ -1,4 +1,4 @@
-"""What a topology is to do, wherever it does it: its workers, what each takes, and their processes made of that."""
+"""The part of a topology that does not depend on its placement: its workers, their sizes, and their process specs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trtx.topology import commands
 from trtx.topology.plan import ProcessSpec, ServerTls, config_path
 
 ENGINES_WITHOUT_GPU = ("simulated", "paced")
-_NO_ENCODER = {  # engine -> why it has no encode workers
+_NO_ENCODER = {  # engine -> why it supports no encode workers
     "simulated": "which computes nothing and sees no image; use --engine torch, or leave it out",
     "paced": "which computes nothing and sees no image; use --engine torch, or leave it out",
 }
 
 
-_NOT_DETERMINISTIC = {  # engine -> why it can't be told to be
+_NOT_DETERMINISTIC = {  # engine -> why it can't be deterministic
     "simulated": "which computes nothing",
     "paced": "which computes nothing",
     "tensorrt-llm": "which has no such setting: its answers depend on what else is in a batch",
@@ -34,7 +34,7 @@ _NOT_DETERMINISTIC = {  # engine -> why it can't be told to be
 
 
 class ModelFiles(Protocol):
-    """What planning needs of a checkpoint."""
+    """The properties of a checkpoint that planning uses."""
 
     @property
     def path(self) -> Path: ...
@@ -46,13 +46,13 @@ class ModelFiles(Protocol):
 class Worker:
     role: Role
     name: str
-    gpu_count: int  # of its own
-    shares_with: str = ""  # the worker on whose first GPU it is, by name; empty: on its own
+    gpu_count: int  # number of GPUs of its own
+    shares_with: str = ""  # name of the worker whose first GPU it shares; empty: it shares none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a process runs and what it listens on: the fields of :class:`ProcessSpec` of these names."""
+    """Where a process runs, and its ports: the fields of :class:`ProcessSpec` with the same names."""
 
     host: str = ""
     address: str = "127.0.0.1"
@@ -66,18 +66,18 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A topology before it has a place: what is the same wherever its processes run."""
+    """A topology without a placement: everything that is the same wherever its processes run."""
 
     spec: TopologySpec
     engine: str  # resolved
-    model: str  # the name that clients send
+    model: str  # the model name in requests
     model_path: Path
-    values: dict[Role, dict[str, Any]]  # engine configs as they run: without what is left out
+    values: dict[Role, dict[str, Any]]  # engine configs in effect, without ignored fields
     left_out: tuple[LeftOutField, ...]
     workers: tuple[Worker, ...]
     namespace: str
     run_dir: Path
-    wants_gpu: bool  # its engine runs on nothing else
+    wants_gpu: bool  # its engine requires a GPU
     reasons: tuple[str, ...]
 
     @classmethod
@@ -93,9 +93,11 @@ class Workload:
         engine_version: str | None,
         on_gpu: bool,
     ) -> Workload:
-        """``engine`` is resolved (never ``auto``), ``engine_version`` the installed TensorRT-LLM's; ``engine_configs``
-        has every role of ``spec.roles``; ``on_gpu``: some host of it has one. Raises UsageError for what the engine
-        can't run."""
+        """Resolves a spec. Raises UsageError if the engine can't run it.
+
+        ``engine`` is resolved (never ``auto``). ``engine_version`` is the installed TensorRT-LLM's. ``engine_configs``
+        contains every role of ``spec.roles``. ``on_gpu``: some host of the topology has a GPU.
+        """
         check_router_args(spec.router_args)
         model = spec.served_model_name or checkpoint.served_model_name
         check_model_name(model)
@@ -140,19 +142,19 @@ class Workload:
 
     @property
     def engine_configs(self) -> dict[str, dict[str, Any]]:
-        """By role, as a plan has them."""
+        """The engine configs by role name, as in a plan."""
         return {str(role): values for role, values in self.values.items()}
 
     @property
     def tls(self) -> ServerTls | None:
-        """Of every frontend."""
+        """The certificate of every frontend, or None."""
         spec = self.spec
         return None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key)
 
     def frontend(
         self, name: str, env: Mapping[str, str], site: Site, *, broker: commands.Broker | None, is_one_of_many: bool
     ) -> ProcessSpec:
-        """``env``: what every process of its host gets, and where it finds the others."""
+        """The process of a frontend. ``env``: the environment of all processes of its host, including discovery."""
         assert site.http_port is not None
         return ProcessSpec(
             name=name,
@@ -181,7 +183,10 @@ class Workload:
         threads: int | None,
         device: str = commands.LOOPBACK_DEVICE,
     ) -> ProcessSpec:
-        """``gpus``: index and UUID (or index as text) of each. ``threads``, ``device``: of ``worker_environment``."""
+        """The process of a worker. ``threads``, ``device``: see ``worker_environment``.
+
+        ``gpus``: index and UUID of each GPU, or the index as text if the UUID is unknown.
+        """
         assert site.system_port is not None
         status_file = self.run_dir / "serve" / "status" / f"{worker.name}.json"
         is_simulated = self.engine == "simulated"
@@ -226,15 +231,15 @@ class Workload:
             has_encoders=self.spec.encoders > 0,
             deterministic=self.spec.deterministic,
             media=self.spec.media,
-            prompts_by_frontend=not site.host,  # over hosts a frontend may lack the model's files
+            prompts_by_frontend=not site.host,  # over hosts, a frontend's host may not have the model's files
         )
 
 
 def check_size(spec: TopologySpec) -> None:
-    """Raises UsageError for more workers than a topology can have, before anything is looked up for them."""
+    """Raises UsageError for more workers than a topology can have, before anything is resolved for them."""
     asked = sum(spec.roles.values())
     if asked > MAX_WORKERS:
-        flags = {"agg": "--workers"}  # role -> its option, where that is not called after it
+        flags = {"agg": "--workers"}  # role -> its option, if the name differs
         others = {flags.get(role, f"--{role}"): count for role, count in spec.roles.items() if role != "encode"}
         typed = " and ".join(
             filter(None, (spec.encoders_typed, *(f"{option} {count}" for option, count in others.items())))
@@ -243,9 +248,10 @@ def check_size(spec: TopologySpec) -> None:
 
 
 def check_router_args(words: Sequence[str]) -> None:
-    """Raises UsageError for a flag of dynamo.frontend that trtx itself sets, or with which it could not serve.
+    """Raises UsageError for a flag of dynamo.frontend that trtx sets itself, or with which the topology could not
+    serve.
 
-    argparse takes the beginning of a flag for the flag, so that is refused too.
+    Abbreviations are refused too, because argparse accepts them.
     """
     for word in words:
         flag = word.partition("=")[0]
@@ -257,7 +263,7 @@ def check_router_args(words: Sequence[str]) -> None:
 
 
 def check_model_name(name: str) -> None:
-    """Raises UsageError for a name that a log, a URL or a terminal would not show as it is."""
+    """Raises UsageError for a name that a log, a URL or a terminal would not show unchanged."""
     if not name.isprintable():
         raise UsageError(
             f"the model would be served as {quoted(name)}; expected printable characters alone: give another "
@@ -272,7 +278,7 @@ def _begins(flag: str, name: str) -> bool:
 def _with_tp(
     spec: TopologySpec, configs: Mapping[Role, ResolvedEngineConfig]
 ) -> tuple[dict[Role, ResolvedEngineConfig], list[str]]:
-    """Engine configs with ``--tp`` in them: AutoDeploy's name for it is ``world_size``."""
+    """Engine configs with ``--tp`` applied; AutoDeploy's field for it is ``world_size``. Also returns the reasons."""
     found = dict(configs)
     reasons: list[str] = []
     if spec.tp > 1:
@@ -305,7 +311,7 @@ def _body_reasons(media: MediaLimits) -> list[str]:
 
 
 def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version: str | None) -> int:
-    """The world size that the engine config asks for, if the engine can have one like it."""
+    """The world size of the engine config. Raises UsageError if the engine does not support it."""
     size = world_size(values)
     pipeline = int(values.get("pipeline_parallel_size") or 1)
     how = " x ".join(
@@ -332,8 +338,11 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:
-    """All workers, the roles in turn: neighbours in this list exchange embeddings and KV. Encode workers that share
-    come behind those that do not, and are with the workers that take embeddings in turn."""
+    """All workers, alternating between the roles: adjacent workers exchange embeddings and KV.
+
+    Encode workers that share a GPU follow those that do not, and are assigned in turn to the workers that take
+    embeddings.
+    """
     roles = spec.roles
     taker: Role = "agg" if spec.mode == "agg" else "prefill"
 
