@@ -1,5 +1,4 @@
-"""The engine interface between a worker and its engine; base-class methods define the behaviour when a feature is
-missing.
+"""The engine interface of a worker. Base-class methods define the behaviour when a feature is missing.
 
 ``torch`` and ``paced`` implement it in :mod:`trtx.engine.embedded` and :mod:`trtx.engine.paced`, TensorRT-LLM in
 :mod:`trtx.engine.tensorrt_llm.adapter`. A worker uses :class:`EngineApi` and :class:`Engine` only, never an LLM object.
@@ -194,8 +193,9 @@ class Engine(Protocol):
 
     facts: EngineFacts
     engine_pid: int | None = None
-    """The process that holds the device; None: the worker's own process, or several, which the worker
-    records as ranks.
+    """The process that holds the device.
+
+    None: the worker's own process, or several processes, which the worker records as ranks.
     """
 
     def generate_async(
@@ -211,8 +211,9 @@ class Engine(Protocol):
         media: Sequence[MediaSpan] = (),
         routing_token_ids: Sequence[int] | None = None,
     ) -> Result:
-        """The LLM API's call. Raises ValueError, or an exception that :attr:`EngineApi.fault` classifies, to refuse a
-        request.
+        """Submits a request, as the LLM API's method of this name does.
+
+        Raises ValueError, or an exception that :attr:`EngineApi.fault` classifies, to refuse a request.
 
         ``media``: the placeholder ranges in ``inputs``, for engines with :attr:`EngineApi.missing_media`. Their
         embeddings must have been put before, unless the engine does not need them because its cache or a prefill worker
@@ -230,11 +231,10 @@ class Engine(Protocol):
         return None
 
     def rows_of(self, picture: npt.NDArray[np.uint8]) -> int | None:
-        """Number of prompt positions that ``picture``, uint8 ``[height, width, 3]``, would take, before it is
-        preprocessed.
+        """Number of prompt positions that an image would take, before it is preprocessed; None: unknown. Blocks.
 
-        None: unknown. Raises ValueError for an image that the model's processor refuses. Blocks. Called for engines and
-        encoders whose facts have an ``image_token_id``.
+        ``picture`` is uint8 ``[height, width, 3]``. Raises ValueError for an image that the model's processor refuses.
+        Called for engines and encoders whose facts have an ``image_token_id``.
         """
         return None
 
@@ -312,10 +312,9 @@ class Engine(Protocol):
         return None
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
-        """Number of handoffs that a decode worker may still read from this engine; a stopping prefill worker waits for
-        them.
+        """Number of handoffs that a decode worker may still read from this engine.
 
-        ``rows``: the latest iteration stats of each rank.
+        A stopping prefill worker waits for them. ``rows``: the latest iteration stats of each rank.
         """
         return 0
 
@@ -354,8 +353,9 @@ class EngineApi:
     Logprob: Any
     fault: Callable[[Exception], Fault]
     new_request_ids: Callable[[int], Callable[[], int | None]]
-    """Takes a worker id and returns a function that makes ``disagg_request_id``s. That function returns None if
-    requests of this engine have no such ids.
+    """Takes a worker id and returns a function that makes ``disagg_request_id``s.
+
+    That function returns None if requests of this engine have no such ids.
     """
     # versions by package of the libraries that it computes with; may be empty
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The engine interface for the torch engine and the paced engine, which share the torch engine's
+"""The engine interface of the torch engine and of the paced engine, which uses the torch engine's
 requests and results.
 """
 

@@ -31,8 +31,9 @@ from trtx.torch_engine.sampling_plan import SamplingPlan
 __all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
-"""How far the clock may lag behind and still keep its rate by catching up. Steps later than this are dropped, as in a
-stalled engine.
+"""How far the clock may lag behind and still keep its rate by catching up.
+
+Steps later than this are dropped, as in a stalled engine.
 """
 DISTINCT_TOKENS = 64
 _OPAQUE_STATE = b"paced"  # placeholder: there is no KV to hand over
@@ -107,8 +108,9 @@ class LLM(Engine):
         media: Sequence[MediaSpan] = (),
         routing_token_ids: Sequence[int] | None = None,  # no effect: this engine has no KV events
     ) -> RequestOutput:
-        """Starts a request and returns at once. Raises ValueError and RequestError for requests that this engine can't
-        answer.
+        """Starts a request and returns at once.
+
+        Raises ValueError and RequestError for requests that this engine can't answer.
         """
         if media:
             raise RequestError("the request has media, and the paced engine looks at nothing; send text alone")

@@ -23,7 +23,7 @@ class HandoffsSoFar:
 
     read: int  # KV arrived
     recomputed: int  # KV did not arrive, so the prompt was computed a second time
-    whole: int  # no prefill worker had the request
+    whole: int  # requests that no prefill worker had
     recomputed_from: str = ""  # prefill worker of the last recomputed request; empty: it did not give its name
     because: str = ""  # why it was recomputed
 

@@ -23,9 +23,7 @@ class Child(Protocol):
     def pid(self) -> int: ...
     @property
     def exit_fd(self) -> int | None:
-        """File descriptor that becomes readable when the process has ended; None after :meth:`poll` has returned its
-        exit code.
-        """
+        """File descriptor that becomes readable when the process has ended; None once :meth:`poll` has seen the end."""
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while the process is alive."""
@@ -48,8 +46,9 @@ class RealChild:
     """
 
     def __init__(self, spec: ProcessSpec, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``secrets``: additional environment variables, which are not part of the plan. Raises OSError if the start
-        fails.
+        """``secrets``: additional environment variables, which are not part of the plan.
+
+        Raises OSError if the start fails.
         """
         if spec.status_file is not None:
             with contextlib.suppress(OSError):  # a status file of another pid is ignored anyway
@@ -93,7 +92,7 @@ class RealChild:
 
 
 def describe_exit(code: int) -> str:
-    """``exited 3``, or ``was killed by SIGKILL``."""
+    """The end of a process in words, such as ``exited 3`` or ``was killed by SIGKILL``."""
     if code >= 0:
         return f"exited {code}"
     try:

@@ -1,6 +1,4 @@
-"""The registry of a plan's workers, the mapping from workers to this machine's processes, and the
-planes' credentials.
-"""
+"""The registry of a plan's workers, the workers' processes on this machine, and the planes' credentials."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from trtx.memory.torch_engine import compute_dtype
 
 
 def with_cpu_dtype(configs: Mapping[Role, ResolvedEngineConfig], own: str) -> dict[Role, ResolvedEngineConfig]:
-    """The configs of a topology without GPUs, with ``auto`` resolved to the CPU's dtype for a checkpoint in dtype
-    ``own``.
+    """The configs of a topology without GPUs, with dtype ``auto`` resolved for the CPU. ``own``: the checkpoint's
+    dtype.
 
     A float32 checkpoint is computed in float32, so the configs stay unchanged and no reason is added.
     """
@@ -72,10 +72,10 @@ def with_embedding_dtype(
 
 
 def with_lone_pictures(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Role, ResolvedEngineConfig]:
-    """The configs with one image per encoder batch, for ``--deterministic``. Raises UsageError if ``--set`` says
-    otherwise.
+    """The configs with one image per encoder batch, for ``--deterministic``.
 
-    Other images in a batch change the last bits of an embedding (docs/multimodal.md).
+    Raises UsageError if ``--set`` says otherwise. Other images in a batch change the last bits of an embedding
+    (docs/multimodal.md).
     """
     found = dict(configs)
     if (encode := found.get("encode")) is None:

@@ -17,9 +17,7 @@ _DROPPED = frozenset({"MODEL_EXPRESS_URL", "UCX_NET_DEVICES", KV_FAULT_VARIABLE}
 
 
 def child_environment(inherited: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without the names above, secrets, and variables of other MPI jobs; ``additions`` take
-    precedence.
-    """
+    """``inherited`` without the names above, secrets, and variables of MPI jobs; ``additions`` take precedence."""
     open_to_all = without_secrets(inherited)
     kept = {name: value for name, value in open_to_all.items() if not (_is_dropped(name) or is_job_variable(name))}
     return kept | dict(additions)

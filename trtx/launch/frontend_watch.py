@@ -37,8 +37,9 @@ class Judgement:
 
 
 class FrontendWatch:
-    """Watches one frontend across restarts. Without a ``route``, no request is sent, and it counts as proved once all
-    processes are up.
+    """Watches one frontend across restarts.
+
+    Without a ``route``, no request is sent, and it counts as proved once all processes are up.
     """
 
     def __init__(self, plan: Plan, spec: ProcessSpec, route: Route | None) -> None:
@@ -147,8 +148,9 @@ class FrontendWatches:
     """The watches of all frontends of a plan. Each is judged separately, so a lost one does not affect the others."""
 
     def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
-        """``routes``: by frontend name. Names that the plan, which may be a share, does not contain are other hosts'
-        frontends.
+        """``routes``: by frontend name.
+
+        Names that the plan, which may be a share, does not contain are other hosts' frontends.
         """
         self._watches = {spec.name: FrontendWatch(plan, spec, routes.get(spec.name)) for spec in plan.frontends}
         self._distant = [DistantFrontend(name, route) for name, route in routes.items() if name not in self._watches]

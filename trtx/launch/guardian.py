@@ -164,9 +164,7 @@ def _to_line(etcd: EtcdService) -> str:
 
 
 def _revoke(line: str, workers: set[int]) -> None:
-    """Removes the registrations of killed workers; otherwise requests would be routed to them until their
-    leases expire.
-    """
+    """Removes the registrations of killed workers, to which requests would be routed until their leases expire."""
     from trtx.planes.credentials import EtcdAuth  # imported late, so that the guardian stays small while it waits
     from trtx.planes.etcd import Etcd
 

@@ -24,8 +24,9 @@ from trtx.launch.readiness import request
 from trtx.topology import Plan
 
 MOST_PAIRS = 64
-"""Number of pairs up to which all are proved. With more, a selection is proved that contains every worker and every
-pair of hosts.
+"""Number of pairs up to which all are proved.
+
+With more, a selection is proved that contains every worker and every pair of hosts.
 """
 TOKENS = 2
 """Number of tokens per request: prefill makes the first, and decode needs the prompt's KV for the second."""
@@ -94,8 +95,7 @@ def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dic
 
 
 class HandoffProofs:
-    """The pairs of one plan that have moved KV, for the current instances of their workers, as proved through one
-    frontend.
+    """Proves, through one frontend, which pairs of a plan move KV. A proof is valid for the current worker instances.
 
     Thread-safe for different pairs. ``unknown`` is set once an engine did not report what happened to its KV.
     """
@@ -141,12 +141,12 @@ class HandoffProofs:
         return ask_worker_ids(self._url, self._plan.model, self._plan.certificate) if self.pairs else {}
 
     def prove_missing(self, ids: Mapping[str, int], timeout_s: float) -> str | None:
-        """Proves all missing pairs. Returns None, or a clause with the first pair that could not be proved and the
-        cause.
+        """Proves all missing pairs.
 
-        ``ids``: see :meth:`worker_ids`. ``timeout_s``: per request. First it sends one request per pair concurrently,
-        which is enough if the router obeys the headers. For the pairs that are left it sends requests one after
-        another, because a round-robin router reaches all decode workers only that way.
+        Returns None, or a clause with the first pair that could not be proved and the cause. ``ids``: see
+        :meth:`worker_ids`. ``timeout_s``: per request. First it sends one request per pair concurrently, which is
+        enough if the router obeys the headers. For the pairs that are left it sends requests one after another, because
+        a round-robin router reaches all decode workers only that way.
         """
         missing = self.missing(ids)
         if not missing:

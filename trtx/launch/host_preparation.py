@@ -157,12 +157,11 @@ def join_share(
     nats_files: Credentials | None,
     run_dir: Path,
 ) -> tuple[Plan, Plan, Published]:
-    """Joins the topology ``name`` planned in ``etcd``: this machine's settled share, the whole plan, and the published
-    inputs.
+    """Joins the topology ``name`` that is planned in ``etcd``.
 
-    ``this_host``, ``model``: see :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and
-    ``nats_files`` are this host's own, because a published plan contains no paths of secrets. Raises UsageError,
-    EtcdError.
+    Returns this machine's settled share, the plan of all hosts, and the published inputs. ``this_host``, ``model``: see
+    :func:`host_here` and :meth:`Published.check_here`. ``etcd.credentials`` and ``nats_files`` are this host's own,
+    because a published plan contains no paths of secrets. Raises UsageError, EtcdError.
     """
     found = find_published(etcd, name, nats_files=nats_files)
     model_path = found.check_here(model)
@@ -172,10 +171,10 @@ def join_share(
 
 
 def check_planes(plan: Plan) -> tuple[str, ...]:
-    """Checks etcd, NATS and the credentials files of ``plan`` before anything starts. Returns warnings, one sentence
-    each.
+    """Checks etcd, NATS and the credentials files of ``plan`` before anything starts.
 
-    Raises LaunchError if etcd or NATS does not answer or is unfit, UsageError if a credentials file can't be read.
+    Returns warnings, one sentence each. Raises LaunchError if etcd or NATS does not answer or is unfit, UsageError if a
+    credentials file can't be read.
     """
     assert plan.etcd is not None and plan.nats is not None
     endpoints = [look_at_etcd(url, etcd_auth(plan.etcd)) for url in plan.etcd.endpoints]

@@ -19,10 +19,10 @@ _GUARDED_AGAIN_S = 1.0  # a launcher checks four times a second whether its guar
 
 
 def clear_leftovers(plan: Plan) -> None:
-    """Removes the directory of an earlier share with this name. No effect on one machine, where each start has a new
-    name.
+    """Removes the directory of an earlier share with this name.
 
-    Raises UsageError if a process of the share is alive, or if the directory belongs to another user.
+    No effect on one machine, where each start has a new name. Raises UsageError if a process of the share is alive, or
+    if the directory belongs to another user.
     """
     if not plan.this_host:
         return

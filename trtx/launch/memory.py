@@ -78,10 +78,9 @@ def _sharer_count(plan: Plan, role: str) -> int:
 
 
 def _check_bounds(plan: Plan, because: str) -> None:
-    """Raises UsageError if encode workers of unknown size share a GPU with an engine whose KV pool is not bounded by
-    config.
+    """Raises UsageError if an unbounded KV pool shares a GPU with encode workers whose memory is unknown.
 
-    Without a bound, the KV pool takes a share of all memory that is free when the engine starts.
+    Without a bound in its config, the KV pool takes a share of all memory that is free when the engine starts.
     """
     for role, values in plan.engine_configs.items():
         if role == "encode" or not _sharer_count(plan, role):
@@ -116,9 +115,7 @@ def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
 
 
 def _three_digits(tokens: int) -> int:
-    """``tokens`` rounded down to three significant digits, so that small changes of free memory do not
-    change the config.
-    """
+    """``tokens`` rounded down to three digits, so that small changes of free memory do not change the config."""
     unit: int = 10 ** max(0, len(str(tokens)) - 3)
     return tokens // unit * unit
 
@@ -143,10 +140,10 @@ def _share(plan: Plan, device: Device) -> EncoderShare:
 
 
 def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
-    """Reasons that state what encode workers take. Raises UsageError if an encode worker does not fit on its own
-    device.
+    """Reasons that state what encode workers take.
 
-    For encode workers that share a GPU, the memory plan of the other worker covers them.
+    Raises UsageError if an encode worker does not fit on its own device. For encode workers that share a GPU, the
+    memory plan of the other worker covers them.
     """
     takers = [worker for worker in plan.workers if worker.role != "encode"]
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
@@ -176,9 +173,7 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
 
 
 def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> Device:
-    """The GPU with the least free memory among those of ``workers``; without GPUs, one worker's share of
-    host memory.
-    """
+    """The GPU with the least free memory among those of ``workers``; without GPUs, one worker's share of the host."""
     indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:

@@ -130,9 +130,7 @@ class PictureProofs:
 
 
 def _encoders(plan: Plan) -> tuple[ProcessSpec, ...]:
-    """The workers that encode images: encode workers if there are any, else the workers that receive the
-    requests first.
-    """
+    """The workers that encode images: encode workers, or without any, the workers that receive the requests first."""
     by_role = {role: [one for one in plan.workers if one.role == role] for role in ("encode", "prefill", "agg")}
     return tuple(next((found for found in by_role.values() if found), []))
 

@@ -18,13 +18,12 @@ _LOOPBACK = "127.0.0.1"
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15_000
 _LIMIT = 32768
-"""Ports below this are drawn: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and exits
-on larger ones.
-"""
+"""Ports are drawn below this one: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and exits otherwise."""
 _ENOUGH = 2000
 LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
-"""Lowest acceptable start of the ephemeral port range. With a lower one, outgoing connections could take ports on which
-workers are about to listen.
+"""Lowest acceptable start of the ephemeral port range.
+
+With a lower one, outgoing connections could take ports on which workers are about to listen.
 """
 _ATTEMPTS = 2000
 ANOTHER_PORT = "choose another with --port, or 0 for any free one"
@@ -32,8 +31,9 @@ OF_SEVERAL_HOSTS = "end what has it, or start trtx serve --hosts with another --
 
 
 class PortHolder:
-    """Ports that this process holds by listening on them; a socket that is only bound does not keep other
-    listeners away.
+    """Ports that this process holds by listening on them.
+
+    A socket that is only bound would not keep other listeners away.
     """
 
     def __init__(self, ephemeral_file: Path = _EPHEMERAL_FILE) -> None:

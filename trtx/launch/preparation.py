@@ -175,8 +175,9 @@ _TRUE_WITHOUT_MEDIA = (("max_videos", 0),)
 
 
 def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None:
-    """Raises UsageError for image or video options that have no effect with this engine or model, and for a media path
-    that is not a directory.
+    """Raises UsageError for media options without effect, and for a media path that is not a directory.
+
+    An image or video option has no effect if the engine or the model takes none.
     """
     stated = spec.media.model_dump(exclude_defaults=True)
     said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
@@ -215,8 +216,9 @@ def _option(field: str) -> str:
 
 
 def _overrides_of(role: Role, spec: TopologySpec) -> tuple[str, ...]:
-    """The overrides for a role. Overrides for all roles do not apply to encoders, which have no KV, chunks or batches
-    of sequences.
+    """The overrides for a role. Those for all roles do not apply to encoders.
+
+    An encoder has no KV, no chunks and no batches of sequences.
     """
     if role != "encode":
         return spec.overrides
@@ -269,8 +271,9 @@ def _installed_version(engine: str) -> str | None:
 
 
 def _default_model(engine: str) -> str:
-    """The default model for simulation: Dynamo's mocker (seen in 1.4.2) makes up token ids, most of which have no text
-    in tiny-trained's vocabulary.
+    """The default model for simulation.
+
+    Dynamo's mocker (seen in 1.4.2) makes up token ids, most of which have no text in tiny-trained's vocabulary.
     """
     return "synthetic:tiny" if engine == "simulated" else ""
 

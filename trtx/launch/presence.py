@@ -43,8 +43,9 @@ a renewal falls between them, and the process exits although its lease is valid
 reconnection counts as a renewal.
 """
 LOST_AFTER_S = 10.0
-"""How long a host must be seen without a share before it is removed. A share whose lease ended because etcd lost its
-data or was unreachable returns within one of its turns.
+"""How long a host must be seen without a share before it is removed.
+
+A share whose lease ended because etcd lost its data or was unreachable returns within one of its turns.
 """
 _TURN_S = 2.0
 _TRIES = 20
@@ -99,8 +100,9 @@ class Presence:
         on_lease(self._lease)
 
     def close(self) -> None:
-        """Ends the share's entry; with the last share, the plan is removed. If etcd does not answer, the lease expires
-        by itself.
+        """Ends the share's entry; with the last share, the plan is removed.
+
+        If etcd does not answer, the lease expires by itself.
         """
         self._end.set()
         if self._thread.is_alive():

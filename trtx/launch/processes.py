@@ -21,8 +21,7 @@ def members(marker: str, sessions: Collection[int]) -> set[int]:
 
 
 def end_members(marker: str, sessions: Collection[int], *, grace_s: float, kill_s: float) -> set[int]:
-    """Sends SIGTERM to all members, and after ``grace_s`` SIGKILL to the rest, until none is left or ``kill_s`` have
-    passed.
+    """Sends SIGTERM to all members, and SIGKILL to those that are left after ``grace_s``, for at most ``kill_s``.
 
     Returns the members that are still alive: a process in an uninterruptible system call dies only when that returns.
     """

@@ -10,9 +10,7 @@ import os
 from pathlib import Path
 
 ROOM_BYTES = 65_536
-"""Bytes that must fit: a process's discovery records and logging file take 20 kB, a sweep point with
-its report more.
-"""
+"""Bytes that must fit. A process's discovery records and logging file take 20 kB, a sweep point with report more."""
 
 
 def write_problem(directory: Path) -> str | None:

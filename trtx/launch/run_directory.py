@@ -1,6 +1,4 @@
-"""A run's output directory ``<parent>/<utc>-<name>-<hash8>``: always new, and restored if it is
-removed while serving.
-"""
+"""A run's directory ``<parent>/<utc>-<name>-<hash8>``: always a new one, restored if it is removed while serving."""
 
 from __future__ import annotations
 
@@ -67,8 +65,9 @@ class RunDirectory:
         return told if is_news else None
 
     def shortage(self) -> str | None:
-        """The beginning of a sentence on why a new process would exit at once: a file that it needs can't be read. Else
-        None.
+        """The beginning of a sentence on why a new process would exit at once: a file that it needs can't be read.
+
+        Else None.
         """
         for path in self._files:
             try:

@@ -28,8 +28,9 @@ class Scratch:
         self._held: dict[Path, int] = {}
 
     def make(self) -> None:
-        """Creates the directories. Raises OSError, and leaves nothing behind, if that fails or ``directory`` exists
-        already.
+        """Creates the directories.
+
+        Raises OSError if that fails or ``directory`` exists; nothing is left behind then.
         """
         self._directory.mkdir(mode=0o700, parents=True)
         try:
@@ -58,10 +59,10 @@ class Scratch:
         return None
 
     def shortage(self) -> str | None:
-        """Why a process that starts now could not register, such as ``/tmp/x can't be written (No space left on
-        device), …``.
+        """Why a process that starts now could not register, or None.
 
-        None if it could. A worker of Dynamo 1.4.2 whose record can't be written exits with a traceback.
+        For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo 1.4.2 whose record
+        can't be written exits with a traceback.
         """
         reason = write_problem(self._directory)
         if reason is None:

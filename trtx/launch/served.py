@@ -34,8 +34,9 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Timeouts in seconds. ``ready_s``: from start until every worker is routable; large models load and compile for
-    minutes.
+    """Timeouts in seconds.
+
+    ``ready_s``: from start until every worker is routable; large models load and compile for minutes.
     """
 
     ready_s: float = 1800.0
@@ -283,21 +284,19 @@ def _ask(plan: Plan) -> Readiness:
 
 
 def _hint(plan: Plan) -> str:
-    """Another reason why an engine on several GPUs may not start, seen on machines without NVLink
-    (TensorRT-LLM #9680).
-    """
+    """Another reason why an engine on several GPUs may not start, seen without NVLink (TensorRT-LLM #9680)."""
     if plan.gpu_count <= plan.worker_count:
         return ""
     return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
 def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: PictureProofs, request_s: float) -> None:
-    """Sends the first real requests. Raises LaunchError with the pair of workers or the encoder at fault, and the
-    cause.
+    """Sends the first real requests.
 
-    One request proves the route of each frontend. Then, on the host of the first frontend, two concurrent requests per
-    worker follow, so that each worker has run both of its phases. Finally one request for each pair of workers with a
-    KV handoff, and images until each encoder has encoded one.
+    Raises LaunchError with the pair of workers or the encoder at fault, and the cause. One request proves the route of
+    each frontend. Then, on the host of the first frontend, two concurrent requests per worker follow, so that each
+    worker has run both of its phases. Finally one request for each pair of workers with a KV handoff, and images until
+    each encoder has encoded one.
     """
     plan, urls = topology.plan, topology.whole.urls
     count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0
@@ -336,8 +335,9 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
 
 
 def _loaded(topology: ServedTopology, start: float) -> str:
-    """The load time, for the ready message. Over hosts it excludes the wait for other hosts, which people may start by
-    hand.
+    """The load time, for the ready message.
+
+    Over hosts it excludes the wait for other hosts, which people may start by hand.
     """
     if not topology.plan.this_host:
         return f"loaded in {topology.load_seconds:.1f} s"

@@ -17,8 +17,10 @@ Ending = Literal["clean", "forced", "stuck"]  # ended by itself; was killed; cou
 # encode workers; decode does when it has to compute a prompt itself.
 _STAGES = (("prefill",), ("agg", "decode"), ("encode",), ("frontend",))
 _LEFT = 1 / 8
-"""Share of the deadline that each stage leaves to each later stage with processes. Later stages have little to wait
-for, while the workers before them finish answers, which may take as long as clients requested.
+"""Share of the deadline that each stage leaves to each later stage with processes.
+
+Later stages have little to wait for, while the workers before them finish answers, which may take as long as clients
+requested.
 """
 _POLL_S = 0.05
 _KILL_S = 5.0

@@ -43,7 +43,8 @@ TICK_S = 0.05
 _LOOK_EVERY_S = 0.25  # interval of reading status files, registry and frontend port, which takes a few file reads each
 _VANISHED_AFTER_S = 2.0
 _ROOM_EVERY_S = 1.0  # interval of retries of a delayed restart
-_DRAINS_AT_MOST_S = 120.0  # limit for a worker that was told to stop by something else; its own limits are lower
+# limit for a worker that drains although trtx did not stop it; the worker's own limits are lower
+_DRAINS_AT_MOST_S = 120.0
 
 
 class Supervisor:
@@ -98,8 +99,9 @@ class Supervisor:
         self._thread.start()
 
     def end_watch(self) -> None:
-        """Stops the watch: from now on, deaths are expected and neither reported nor followed by a restart. Children
-        keep running.
+        """Stops the watch: from now on, deaths are neither reported nor followed by a restart.
+
+        Children keep running.
         """
         self._end.set()
         if self._thread.is_alive():
@@ -187,8 +189,9 @@ class Supervisor:
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
     def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
-        """Delays the restart of a process that could not start or register: a crash loop would end the processes that
-        still serve.
+        """Delays the restart of a process that could not start or register now.
+
+        Restarting it anyway would become a crash loop, which ends the processes that still serve.
         """
         slot.restart_at = now + _ROOM_EVERY_S
         if slot.held_back_by != shortage:
@@ -348,8 +351,10 @@ class Supervisor:
             slot.state = "loading"
 
     def _look_at_draining(self, slot: Slot, child: Child, now: float) -> None:
-        """Watches a worker that something else told to stop, or whose engine died: it ends by itself after its
-        requests.
+        """Watches a worker that is draining without trtx's request, or because its engine died.
+
+        Such a worker ends by itself after its open requests. It is killed if that takes longer than
+        ``_DRAINS_AT_MOST_S``.
         """
         if slot.draining_since is None:
             slot.state, slot.draining_since = "draining", now

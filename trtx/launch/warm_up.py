@@ -46,8 +46,9 @@ def check_warm_up(configs: Mapping[Role, ResolvedEngineConfig], checkpoint: Chec
 
 
 def _bounds(role: Role, values: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """The longest prompt that each field allows, in tokens, and the field. One token of the sequence is left for the
-    answer.
+    """The longest prompt that each field allows, in tokens, and the field.
+
+    One token of the sequence is left for the answer.
     """
     cache = values.get("kv_cache_config") or {}
     if (longest := values.get("max_seq_len")) is not None:

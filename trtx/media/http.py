@@ -1,5 +1,4 @@
-"""Fetches a file over http or https from a checked address, without a second lookup between the check and the
-connection.
+"""Fetches a file over http or https from a checked address; no second lookup follows the check.
 
 Uses httpcore, the connection layer of httpx, whose network backend is a parameter: the one place where a name becomes a
 connection. Host header, SNI and certificate check still use the URL's host. Ignores proxies in the environment, keeps

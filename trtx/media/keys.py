@@ -39,8 +39,7 @@ def content_key(data: bytes, *, model: str, options: str) -> bytes:
 
 
 def processor_options(model_dir: Path) -> str:
-    """Everything that determines an image's pixels: the checkpoint's processor, package versions, and trtx's own
-    decoding.
+    """Everything that determines an image's pixels: the checkpoint's processor, package versions, trtx's decoding.
 
     Reads two small files and imports none of the packages. Raises OSError, or ValueError for a document that is not
     JSON.

@@ -1,8 +1,8 @@
-"""Messages between a pool and a decoding process: a length, msgpack, and for some messages as many raw bytes as they
-say.
+"""Messages between a pool and a decoding process: length, msgpack, and for some messages raw bytes.
 
 To the process: ``Setup`` once, then ``Job``, each after the previous answer. From the process: ``Ready`` or
-``Unusable`` once; for each job ``Taken`` as soon as it has been received, then its answer.
+``Unusable`` once; for each job ``Taken`` as soon as it has been received, then its answer. Messages with raw bytes
+state their number.
 """
 
 from __future__ import annotations

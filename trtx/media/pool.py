@@ -193,10 +193,9 @@ class PicturePool:
         return np.frombuffer(pixels, np.uint8).reshape(answer.height, answer.width, 3)
 
     async def embedding(self, blob: Blob, *, hidden: int, dtype: str = "float32") -> GivenEmbedding:
-        """Reads a ``.safetensors`` file with one embedding of ``hidden`` columns, and converts it to ``dtype``. Raises
-        MediaError.
+        """Reads a ``.safetensors`` file with one embedding of ``hidden`` columns, and converts it to ``dtype``.
 
-        The caller checks the number of rows.
+        Raises MediaError. The caller checks the number of rows.
         """
         answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
         assert isinstance(answer, Tensor)
@@ -267,8 +266,9 @@ class PicturePool:
         raise MediaError(429, f"no process that decodes pictures stayed long enough to take {label}; try again")
 
     async def _answer(self, process: DecodingProcess, waiting: _Waiting) -> tuple[Answer, bytes | bytearray]:
-        """The answer to one file. Raises ProcessEnded; MediaError if the file takes too much CPU time, or too long in
-        total.
+        """The answer to one file.
+
+        Raises ProcessEnded; MediaError if the file takes too much CPU time, or too long in total.
         """
         label, limit_s, clock = waiting.job.label, self._limits.decode_timeout_s, asyncio.get_running_loop().time
         begun_s, until = process.cpu_s(), clock() + self._patience_s

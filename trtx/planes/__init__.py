@@ -1,5 +1,4 @@
-"""Clients of the services through which a topology's processes communicate: discovery (files, etcd, Kubernetes) and
-events (NATS).
+"""Clients of a topology's discovery (files, etcd, Kubernetes) and event plane (NATS).
 
 Owns the registries of workers, the credentials of etcd and NATS, the plan stored in etcd, and the checks of both
 services. Starts neither of them and no process of a topology (``launch`` does); Dynamo's own runtime has its own

@@ -23,8 +23,9 @@ from trtx.errors import UsageError
 from trtx.tls import first_certificate, shown_by_client
 
 _MOST_BYTES = 64 * 1024
-"""Maximum size of one file: Linux limits an environment variable to 128 KiB, and no certificate chain
-is half as long.
+"""Maximum size of one file.
+
+Linux limits an environment variable to 128 KiB, and no certificate chain is half as long.
 """
 
 
@@ -112,9 +113,7 @@ class EtcdSecrets:
         return context
 
     def check_dates(self) -> None:
-        """Raises ValueError if no server would accept the client certificate now; etcd would hang up without
-        an error.
-        """
+        """Raises ValueError if no server would accept the client certificate now; etcd would just hang up."""
         with _as_file(self.certificate or "") as certificate, _as_file(self.key or "") as key:
             try:
                 told = shown_by_client(

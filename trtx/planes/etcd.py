@@ -375,9 +375,7 @@ def _text(value: bytes) -> str:
 
 
 def _ahead_s(date: str | None) -> float | None:
-    """Clock offset from an HTTP Date header, which has whole seconds: less than one second in either
-    direction is noise.
-    """
+    """Clock offset from an HTTP Date header. It has whole seconds, so less than one second means nothing."""
     try:
         # The header truncates to whole seconds: on average, half a second has passed.
         return None if date is None else email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - time.time()

@@ -1,5 +1,4 @@
-"""Checks whether an etcd and a NATS are fit for a topology over hosts: facts are gathered, then judged by pure
-functions.
+"""Checks whether an etcd and a NATS are fit for a topology over hosts: gathers facts, and judges them purely.
 
 ``trtx serve --hosts`` checks before it starts anything; ``trtx doctor --hosts`` shows the same results as rows.
 """
@@ -99,8 +98,9 @@ def look_at_etcd(url: str, auth: EtcdAuth | None, *, timeout_s: float = 2.0) -> 
 
 
 def judge_cluster(endpoints: Sequence[EtcdEndpoint]) -> Iterator[tuple[EtcdEndpoint, tuple[Unfit, ...]]]:
-    """The problems of each endpoint. An endpoint that does not answer is only a warning if another one does, because
-    clients then use that one.
+    """The problems of each endpoint.
+
+    An endpoint that does not answer is only a warning if another one does, because clients then use that one.
     """
     answers = any(endpoint.problem is None for endpoint in endpoints)
     for endpoint in endpoints:
@@ -245,9 +245,7 @@ def _is_open(url: str, timeout_s: float) -> bool | None:
 
 
 def _listens_on_all(url: str) -> bool | None:
-    """Whether the listener on this host's port is bound to a wildcard address; None if it is on another
-    host or unknown.
-    """
+    """Whether the listener on this host's port is bound to a wildcard address; None: another host, or unknown."""
     address = urlsplit(url)
     own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     if address.hostname not in own:

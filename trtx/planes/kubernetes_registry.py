@@ -24,10 +24,9 @@ _LABEL = "nvidia.com/dynamo-discovery-enabled=true"
 
 
 class KubernetesRegistry:
-    """One topology's records in Kubernetes. Each call asks the API server, as configured by ``KUBECONFIG`` or the pod's
-    account.
+    """One topology's records in Kubernetes. Each call asks the API server.
 
-    See :class:`~trtx.planes.registry.Registry`.
+    The server comes from ``KUBECONFIG`` or the pod's account. See :class:`~trtx.planes.registry.Registry`.
     """
 
     records_live_s = 0.0  # until the pod is deleted

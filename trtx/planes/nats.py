@@ -19,8 +19,9 @@ _DYNAMOS_OWN = ("user", "user")  # Dynamo 1.4.2's default login
 
 @dataclass(frozen=True, slots=True)
 class NatsAnswer:
-    """``problem``: why nothing is known; ``refusal``: the server's message if it refuses the login of a
-    Dynamo client.
+    """What a NATS server reported.
+
+    ``problem``: why nothing is known. ``refusal``: the server's message if it refuses the login of a Dynamo client.
     """
 
     version: str | None = None

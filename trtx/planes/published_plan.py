@@ -72,8 +72,9 @@ def add_share(etcd: Etcd, name: str, host: str, lease: int, *, plan: bytes) -> b
 
 
 def restore_plan(etcd: Etcd, name: str, plan: bytes) -> bool:
-    """Publishes the plan again for a running share if it was deleted. False if one is published. Raises UsageError,
-    EtcdError.
+    """Publishes the plan again for a running share if it was deleted.
+
+    False if one is published. Raises UsageError, EtcdError.
     """
     return etcd.commit([Absent(_plan_key(name))], [Put(_plan_key(name), plan)])
 

@@ -61,8 +61,9 @@ It equals Dynamo 1.4.2's default, and is set explicitly because other limits are
 concurrent streams in proportion to its size (docs/performance.md, "A text stream beside hostile media").
 """
 MOST_BODY_MIB = 256
-"""Largest limit of a body, whatever ``max_media_bytes`` is: the frontend buffers each body, and the message's length
-has 32 bits.
+"""Largest limit of a body, whatever ``max_media_bytes`` is.
+
+The frontend buffers each body, and the message's length has 32 bits.
 """
 _BODY_MARGIN_MIB = 2  # for the text of a request with an image
 # an inline image appears twice in a message, and decode's message also contains prefill's answer; includes a margin
@@ -192,8 +193,7 @@ def worker_environment(
     device: str = LOOPBACK_DEVICE,
     kv_ports: tuple[int, int] | None = None,
 ) -> dict[str, str]:
-    """Environment of one worker: GPUs, metrics port, threads (None: the engine's default), and draining without a fixed
-    delay.
+    """Environment of one worker: GPUs, metrics port, threads (None: the engine's default), no fixed delay on draining.
 
     ``gpus``: UUIDs, or indices if the worker runs on another machine. ``address``: of the system port, from which
     frontends of other hosts also fetch the model's files. ``device``: UCX's network device for KV; ``kv_ports``: the

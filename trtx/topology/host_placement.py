@@ -121,9 +121,7 @@ def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tupl
 
 
 def _units(workers: Sequence[Worker]) -> list[list[Worker]]:
-    """Groups of workers with the same number, such as prefill-0 and decode-0, whose KV handoff is cheapest
-    on one host.
-    """
+    """Groups of workers with the same number, such as prefill-0 and decode-0, whose handoff is cheapest on one host."""
     units: dict[str, list[Worker]] = {}
     for worker in workers:
         units.setdefault(worker.name.rpartition("-")[2], []).append(worker)

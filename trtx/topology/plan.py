@@ -13,8 +13,9 @@ from trtx.config.left_out import LeftOutField, left_out_warnings
 from trtx.memory import MemoryPlan
 
 SCHEMA_VERSION = 2
-"""Version 2 has hosts, their discovery, and several frontends. Version 1, which is still read, has one machine and one
-frontend.
+"""Version 2 has hosts, their discovery, and several frontends.
+
+Version 1, which is still read, has one machine and one frontend.
 """
 _OLDEST = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
@@ -115,7 +116,7 @@ class Plan:
     engine: str  # resolved: torch, tensorrt-llm, simulated, paced
     model: str  # the model name in requests
     model_path: Path
-    namespace: str  # Dynamo's, unique to the topology; every process carries it as TRTX_TOPOLOGY
+    namespace: str  # Dynamo's namespace, unique to the topology; every process has it in TRTX_TOPOLOGY
     host: str  # HTTP address of the first frontend
     port: int
     internal_ports: tuple[int, ...]  # on one machine: ports on loopback
@@ -210,8 +211,8 @@ class Plan:
 
     @property
     def marker(self) -> str:
-        """``NAME=value``, contained in the environment of every process of the topology, or of the share, and of no
-        other process.
+        """``NAME=value`` in the environment of every process of the topology, or of the share, and of no other
+        process.
         """
         return f"{TOPOLOGY_VARIABLE}={group_of(self.namespace, self.this_host)}"
 
@@ -288,7 +289,7 @@ class Plan:
 
 
 def config_path(run_dir: Path, role: str) -> Path:
-    """See :meth:`Plan.config_path`."""
+    """Path of a role's resolved engine config; see :meth:`Plan.config_path`."""
     return run_dir / "serve" / "configs" / f"{role}.yaml"
 
 
@@ -298,9 +299,7 @@ def is_loopback(host: str) -> bool:
 
 
 def group_of(namespace: str, host: str) -> str:
-    """Value of TRTX_TOPOLOGY for the processes of one topology on one machine; ending a share thus ends
-    only that share.
-    """
+    """Value of TRTX_TOPOLOGY for the processes of one topology on one machine, so that ending a share ends only it."""
     return f"{namespace}.{host}" if host else namespace
 
 

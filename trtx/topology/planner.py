@@ -17,9 +17,7 @@ from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Worker
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports that the caller has allocated, all different: HTTP and event broker per frontend, system port
-    per worker.
-    """
+    """Ports that the caller has allocated, all different: HTTP and broker per frontend, system port per worker."""
 
     http: tuple[int, ...]
     brokers: tuple[commands.Broker, ...]

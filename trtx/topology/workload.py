@@ -248,8 +248,7 @@ def check_size(spec: TopologySpec) -> None:
 
 
 def check_router_args(words: Sequence[str]) -> None:
-    """Raises UsageError for a flag of dynamo.frontend that trtx sets itself, or with which the topology could not
-    serve.
+    """Raises UsageError for a flag of dynamo.frontend that trtx sets itself, or with which it could not serve.
 
     Abbreviations are refused too, because argparse accepts them.
     """

@@ -1,5 +1,4 @@
-"""``TrtxEngine``: Dynamo's ``LLMEngine`` on top of any engine with the LLM API. Start, registration, drain and
-shutdown.
+"""``TrtxEngine``: Dynamo's ``LLMEngine`` on top of any engine with the LLM API, from start to shutdown.
 
 ``handler`` serves the requests; ``leaving`` decides how long a stopping worker waits.
 """

@@ -1,5 +1,7 @@
-"""Serves one worker's requests: parse (``request``), plan (``roles``), generate, convert to chunks (``chunks``) and
-count (``metrics``).
+"""Serves one worker's requests.
+
+A request is parsed (``request``), planned (``roles``), generated, converted to chunks (``chunks``) and counted
+(``metrics``).
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ class RequestHandler:
         self._namespace = os.environ.get("DYN_NAMESPACE", "")
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """Returns the generator of one answer's chunks. May be called from any thread; the generator runs on its
-        consumer's loop.
+        """Returns the generator of one answer's chunks.
+
+        May be called from any thread; the generator runs on its consumer's loop.
         """
         return self._chunks(request, context, time.monotonic_ns())
 
@@ -356,7 +359,8 @@ async def _unless_stopped(work: Coroutine[Any, Any, _T], context: Context) -> _T
 
 
 def _cancel(work: asyncio.Future[Any]) -> None:
-    """Cancels ``work`` without waiting for it: a generator that is being closed may not await. ``work`` frees what it
-    holds.
+    """Cancels ``work`` without waiting for it: a generator that is being closed may not await.
+
+    ``work`` frees what it holds.
     """
     on_loop(work.get_loop(), work.cancel)

@@ -55,8 +55,9 @@ class Leaving:
         self._deregistered.set()
 
     def engine_is_dead(self, reason: str, *, open_requests: int) -> None:
-        """Records the engine's death and ends the worker: the launcher restarts both, and Dynamo migrates the open
-        requests.
+        """Records the engine's death and ends the worker.
+
+        The launcher restarts both, and Dynamo migrates the open requests.
         """
         if self.engine_died or self.ends_engine:
             return
@@ -77,8 +78,9 @@ class Leaving:
         _end()
 
     async def withdrawn(self) -> None:
-        """Removes the model card from discovery, if this worker can do so before it ends. Only the first call has an
-        effect.
+        """Removes the model card from discovery, if this worker can do so before it ends.
+
+        Only the first call has an effect.
         """
         withdraw, self.withdraw = self.withdraw, None
         if withdraw is None:
@@ -100,9 +102,7 @@ class Leaving:
 
 
 def _end() -> None:
-    """Ends the process by SIGTERM, so that the runtime deletes the discovery records and no request is routed here any
-    more.
-    """
+    """Ends the process by SIGTERM, so that the runtime deletes the discovery records and routing stops."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -119,15 +119,13 @@ class UnreadHandoffs:
         self._since = 0.0
 
     def requests_are_open(self) -> None:
-        """Restarts the waiting period: every open request may still lead to a handoff, so it begins when the last one
-        has ended.
+        """Restarts the waiting period, which begins when the last request has ended: each may still lead to a
+        handoff.
         """
         self._unread = None
 
     def are_wanted(self, unread: int) -> bool:
-        """Returns False if ``unread``, the current number of handoffs, is 0 or has not changed for
-        ``UNREAD_SECONDS``.
-        """
+        """False if ``unread``, the current number of handoffs, is 0 or has not changed for ``UNREAD_SECONDS``."""
         now = self._clock()
         if unread != self._unread:
             self._unread, self._since = unread, now

@@ -1,6 +1,4 @@
-"""Removes files that dead workers left in the scratch directory, including workers whose processes have not all ended
-yet.
-"""
+"""Removes files that dead workers left in the scratch directory, as soon as all of their processes have ended."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ class LeftFiles:
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Returns after the first call of ``remove``. Further calls follow in a task, each after one of those processes
-        has ended.
+        """Returns after the first call of ``remove``.
+
+        Further calls follow in a task, each after one of those processes has ended.
         """
         lingering = await asyncio.to_thread(self._remove)
         if lingering:

@@ -179,8 +179,9 @@ def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[Gpu, ...] | None:
 
 
 def _metrics_port(variable: str) -> int | None:
-    """Dynamo's system port. None if it is unset, 0 or -1: the metrics port is then unknown outside the process, if it
-    exists.
+    """Dynamo's system port.
+
+    None if it is unset, 0 or -1: the metrics port is then unknown outside the process, if it exists.
     """
     return int(variable) if variable.isdigit() and int(variable) else None
 
@@ -206,8 +207,7 @@ def _tokenizer(model: Path) -> Tokenizer | None:
 
 
 def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
-    """The engine config plus the features that a worker needs: iteration stats, KV event buffer, NIXL for prefill and
-    decode.
+    """The engine config plus what a worker needs: iteration stats, KV event buffer, and NIXL for prefill and decode.
 
     Values in the config take precedence.
     """

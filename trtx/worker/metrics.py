@@ -73,8 +73,9 @@ class RequestClock:
         self._last = 0.0
 
     def tokens(self, count: int) -> None:
-        """Records a chunk of ``count`` tokens. The gap before it is split evenly, because each token took one engine
-        step.
+        """Records a chunk of ``count`` tokens.
+
+        The gap before it is split evenly, because each token took one engine step.
         """
         if not count:
             return
@@ -192,8 +193,9 @@ def _read_families(counts: HandoffTotals | TransferCounts) -> Iterator[Any]:
 
 
 def absent_fields(row: Mapping[str, Any]) -> list[str]:
-    """Fields of iteration stats that ``row`` lacks. An older engine may lack some; their metric families are then not
-    exported.
+    """Fields of iteration stats that ``row`` lacks.
+
+    An older engine may lack some; their metric families are then not exported.
     """
     return [path for _, _, path, _ in _ITERATION_FAMILIES if _at(row, path) is None]
 

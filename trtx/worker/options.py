@@ -20,16 +20,14 @@ DRAIN_SECONDS = 30.0
 """How long a stopping worker waits for the requests that it has begun; also the launcher's default."""
 
 STALL_SECONDS = 300.0
-"""How long a TensorRT-LLM engine with open requests may go without a step; the frontend's timeout for late streams too.
-"""
+"""How long a TensorRT-LLM engine with open requests may go without a step; also the frontend's stream timeout."""
 
 Encoders = Literal["local", "remote"]
 """Where a worker's images are encoded: in the worker itself, or by the encode workers of its topology."""
 
 
 PromptsBy = Literal["dynamo", "frontend"]
-"""What renders prompts: Dynamo with the model's files, or trtx's frontend with transformers where the two may differ.
-"""
+"""What renders prompts: Dynamo with the model's files, or trtx's frontend with transformers where they may differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,10 @@ _READ_PAUSE_S = 1.0
 
 
 class EnginePoll:
-    """Polls the engine from its first generated token until :meth:`stop`. Before that, TensorRT-LLM has no events or
-    stats.
+    """Polls the engine from its first generated token until :meth:`stop`.
 
-    Uses the asynchronous calls of the LLM API, on an event loop of this thread, as Dynamo 1.4.2 does with TensorRT-LLM
-    1.3.0rc22.
+    Before that, TensorRT-LLM has no events or stats. Uses the asynchronous calls of the LLM API, on an event loop of
+    this thread, as Dynamo 1.4.2 does with TensorRT-LLM 1.3.0rc22.
     """
 
     def __init__(self, engine: Engine, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:

@@ -58,8 +58,9 @@ class TransferCounts:
         )
 
     def ended(self, transfer: Transfer | None, prefill: str | None = None) -> None:
-        """Counts a finished request that began with a handoff from ``prefill``. ``transfer`` None: the engine reported
-        nothing.
+        """Counts a finished request that began with a handoff from ``prefill``.
+
+        ``transfer`` None: the engine reported nothing.
         """
         pair = self.pairs.setdefault(prefill or "", PairCounts())
         outcome = outcome_of(transfer)

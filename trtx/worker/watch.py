@@ -1,6 +1,4 @@
-"""Background watches of a worker: the engine's health and memory, the processes that it started, and the handoff
-counts.
-"""
+"""Background watches of a worker: the engine's health, memory and processes, and the handoff counts."""
 
 from __future__ import annotations
 
@@ -52,11 +50,10 @@ async def watch_handoffs(status: StatusFile, transfers: TransferCounts) -> None:
 
 
 async def until_death(loaded: LoadedEngine, status: StatusFile, metrics: WorkerMetrics, *, stall_seconds: float) -> str:
-    """Returns once the engine is dead, with the cause if the engine reports one. Keeps ``device_memory_bytes`` up to
-    date.
+    """Returns once the engine is dead, with the cause if the engine reports one.
 
-    An engine type that a lost message can stall (``dies_of_stalls``) also counts as dead if it takes no step for
-    ``stall_seconds`` while requests are open.
+    Keeps ``device_memory_bytes`` up to date. An engine type that a lost message can stall (``dies_of_stalls``) also
+    counts as dead if it takes no step for ``stall_seconds`` while requests are open.
     """
     seen, since = (0, 0), time.monotonic()
     while await _is_healthy(loaded):

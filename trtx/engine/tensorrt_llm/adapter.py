@@ -118,8 +118,9 @@ class TensorRtEngine(Engine):
         return Transfer(int(size), (end - start).total_seconds()) if came else Transfer(0, 0.0)
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
-        """The number of active requests: TensorRT-LLM has no lease count, and keeps a request active until its KV was
-        read.
+        """The number of active and queued requests.
+
+        TensorRT-LLM has no lease count, and keeps a request active until its KV was read.
         """
         return sum(int(row.get("numActiveRequests", 0)) + int(row.get("numQueuedRequests", 0)) for row in rows)
 

@@ -1,6 +1,4 @@
-"""Prepares the environment for TensorRT-LLM: removes variables of other MPI jobs, sets unique names
-and recipe settings.
-"""
+"""Prepares the environment for TensorRT-LLM: no variables of other MPI jobs, unique names, recipe settings."""
 
 from __future__ import annotations
 

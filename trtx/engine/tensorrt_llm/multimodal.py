@@ -63,8 +63,9 @@ def image_token_id(llm: Any, model: Path) -> int | None:
 
 
 def takes_handles(llm: Any) -> bool:
-    """Whether prefill can work without the model's vision tower. The model's input processor says so; AutoDeploy never
-    can.
+    """Whether prefill can work without the model's vision tower.
+
+    The model's input processor says so; AutoDeploy never can.
     """
     processor = getattr(llm, "input_processor", None)
     is_autodeploy = versions.argument(llm, "backend") == "_autodeploy"

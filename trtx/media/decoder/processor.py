@@ -91,9 +91,7 @@ class ImageProcessor:
         return pixels, (time, height, width)
 
     def patches(self, width: int, height: int) -> int | None:
-        """Number of patches that :meth:`prepare` would make of an image of this size, in either orientation; None:
-        unknown.
-        """
+        """Number of patches that :meth:`prepare` would make of an image of this size, also rotated; None: unknown."""
         count = getattr(self._processor, "get_number_of_image_patches", None)
         if count is None or not getattr(self._processor, "do_resize", True):
             return None

@@ -125,8 +125,9 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def frame_indices(options: VideoOptions, count: int, fps: float, most: int) -> list[int]:
-    """Ascending indices of the frames to use, out of ``count`` at rate ``fps``: ``options.fps`` per second, at most
-    ``most``.
+    """Ascending indices of the frames to use: ``options.fps`` per second, at most ``most``.
+
+    ``count`` and ``fps`` are the video's number of frames and frame rate.
     """
     taken = _taken(options, count, count / fps, most)
     if options.counts_all_frames:

@@ -83,7 +83,7 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """Decodes the frames ``indices`` (non-decreasing) to RGB, transposed as the file says, and applies ``made`` to
+    """Decodes the frames ``indices`` (non-decreasing) to RGB, transposed as the file says, and returns ``made`` of
     each.
 
     Raises the errors of :func:`look_at` and of ``made``.
@@ -182,9 +182,7 @@ def _played(
 
 @dataclass(slots=True)
 class _Ends:
-    """The ends of a file's packets, in seconds on the file's clock: of the selected video stream, and of
-    all streams.
-    """
+    """The ends of a file's packets, in seconds on the file's clock: of the selected video stream and of all streams."""
 
     first_s: float = math.inf
     shown_s: float = 0.0
@@ -200,9 +198,7 @@ class _Ends:
             self.shown_s = max(self.shown_s, end_s)
 
     def check(self, container: Any, stream: Any, label: str, *, is_fragmented: bool) -> None:
-        """Raises MediaError if the file states a later end, for the video stream or, if that is not stated, for the
-        whole file.
-        """
+        """Raises MediaError if the file states a later end, for the video stream or else for the whole file."""
         if stream.duration is not None and "mov" in container.format.name:
             # Duration counts from the first frame; for fragmented files, FFmpeg reports the end on the file's clock.
             start_s = 0.0 if is_fragmented else min(self.first_s, self.shown_s)
@@ -252,8 +248,9 @@ def _take(
 
 
 def _turn(frame: Any, label: str) -> Image.Transpose | None:
-    """The transposition from the frame's display matrix. Raises MediaError for an angle that is not a multiple of 90
-    degrees.
+    """The transposition from the frame's display matrix.
+
+    Raises MediaError for an angle that is not a multiple of 90 degrees.
     """
     found = next((data for data in frame.side_data if data.type is DataType.DISPLAYMATRIX), None)
     if found is None:

@@ -53,7 +53,7 @@ def registered_template(model: Path, environment: Mapping[str, str], *, prompts_
     transformers renders. In that case Dynamo's template is just a mark, and a prompt that bypassed trtx's frontend is
     refused by the mark. Raises OSError if the file can't be written.
     """
-    directory = environment.get("TMPDIR")  # a topology's own; it goes with it
+    directory = environment.get("TMPDIR")  # the topology's own directory, which is removed with it
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory:
         return None
     if prompts_by == "frontend" and difference(model) is not None:
@@ -68,7 +68,7 @@ def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None
     else after a block); if the worker would have no tokenizer to find the mark with; or if the frontend may be on
     another machine. Raises OSError if the file can't be written.
     """
-    directory = environment.get("TMPDIR")  # a topology's own; it goes with it
+    directory = environment.get("TMPDIR")  # the topology's own directory, which is removed with it
     template = _template(model) if (model / "tokenizer.json").is_file() else None
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory or not template or template[0].isspace():
         return None

@@ -246,8 +246,9 @@ class StartedEmbedder:
             return None  # unknown until the next encoder has encoded it
 
     async def _for_a_picture(self) -> LocalEmbedder:
-        """The running embedder. Raises NoEncoder if no encoder can be started: neither the image nor the engine is at
-        fault.
+        """The running embedder.
+
+        Raises NoEncoder if no encoder can be started: neither the image nor the engine is at fault.
         """
         try:
             return await self.start()

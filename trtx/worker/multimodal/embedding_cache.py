@@ -84,7 +84,7 @@ class Lease(Generic[T]):
         return {key: entry.made.result() for key, entry in self._entries.items()}
 
     def release(self) -> None:
-        """Idempotent."""
+        """Unpins the embeddings. Idempotent."""
         if self._is_held:
             self._is_held = False
             for entry in self._entries.values():

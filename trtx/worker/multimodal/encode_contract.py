@@ -27,8 +27,9 @@ class Contract:
         return {**message, _FIELD: str(self)}
 
     def unmarked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message without the mark that :meth:`marked` added. Raises OtherRelease for another contract, or for
-        none.
+        """The message without the mark that :meth:`marked` added.
+
+        Raises OtherRelease for another contract, or for none.
         """
         found = message.get(_FIELD)
         if found != str(self):

@@ -58,7 +58,7 @@ class EncodeEndpoint:
         """The ``encoder_result`` of encode worker ``worker_id``.
 
         Raises TimeoutError if the worker falls silent, and Dynamo's errors if it does not answer. On timeout or
-        cancellation, the encode worker is told to stop.
+        cancellation, asks the encode worker to stop.
         """
         context = Context()
         request = {

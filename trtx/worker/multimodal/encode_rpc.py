@@ -73,8 +73,10 @@ def answer(handle: EmbeddingHandle) -> dict[str, Any]:
 
 
 def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
-    """The embedding's handle. Raises MediaError about THIS_PICTURE for a refusal, EmbeddingMismatch for a malformed
-    handle or one for another ``key``, OtherRelease for a protocol mismatch.
+    """The embedding's handle.
+
+    Raises MediaError about THIS_PICTURE for a refusal, EmbeddingMismatch for a malformed handle or one for another
+    ``key``, OtherRelease for a protocol mismatch.
     """
     CONTRACT.unmarked(answered)
     if is_refusal(answered):

@@ -86,7 +86,7 @@ class ImageEncoder:
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
-            working.add_done_callback(self._drop_result)  # the thread goes on
+            working.add_done_callback(self._drop_result)  # the thread can't be cancelled and continues
             raise
 
     def _drop_result(self, done: asyncio.Future[Mapping[str, Any]]) -> None:

@@ -122,9 +122,7 @@ def _url(item: Any, kind: Kind) -> str:
 
 
 def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
-    """Raises InvalidRequest for more media than a request may contain, and for videos if no video decoder
-    is installed.
-    """
+    """Raises InvalidRequest for more media than a request may contain, and for videos that can't be decoded here."""
     videos = sum(one.kind == "video" for one in sent)
     if videos and not decodes_videos():
         raise InvalidRequest(f"the request brings a video, and {NO_DECODER}, or send frames as images")

@@ -1,6 +1,4 @@
-"""Brings a request's media into the engine: fetches them, computes their keys, and encodes those that
-are not cached.
-"""
+"""Brings a request's media into the engine: fetches them, computes their keys, and encodes what is not cached."""
 
 from __future__ import annotations
 
@@ -54,8 +52,9 @@ class Looking:
         return len(self._sent)
 
     async def pictures(self) -> tuple[Picture, ...]:
-        """Loads the images, whose embeddings the engine then keeps until :meth:`close`. Raises the errors of
-        :meth:`Sight.look`.
+        """Loads the images, whose embeddings the engine then keeps until :meth:`close`.
+
+        Raises the errors of :meth:`Sight.look`.
         """
         if self._seen is None:
             self._seen = await self._sight.look(self._sent, self._beside)
@@ -96,15 +95,14 @@ class Sight:
         self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
-        """The images of Dynamo's request, before any is fetched; None if the request has neither images nor
-        placeholders.
+        """The images of Dynamo's request, before any is fetched; None if it has neither images nor placeholders.
 
         Raises InvalidRequest; for models with a fixed number of rows per image, also if they exceed the context.
         """
         sent, token_ids = sent_media(wire, self.config), wire.get("token_ids") or ()
         check_counts(sent, self._limits)
         check_placeholders(token_ids, self.config, sent)
-        beside = len(token_ids) - len(sent)  # each has one placeholder in the prompt yet
+        beside = len(token_ids) - len(sent)  # so far, each item has one placeholder in the prompt
         if sent and self.config.tokens_per_image is not None:
             room_of(beside + len(sent) * self.config.tokens_per_image, self._engine.facts.context_length)
         return Looking(self, sent, beside) if sent else None

@@ -80,8 +80,7 @@ class PromptSight:
         self._dropping: set[asyncio.Future[None]] = set()
 
     def looking(self, wire: Mapping[str, Any]) -> PromptLooking | None:
-        """The images of Dynamo's request, before any is fetched; None if the request has neither images nor
-        placeholders.
+        """The images of Dynamo's request, before any is fetched; None if it has neither images nor placeholders.
 
         Raises InvalidRequest.
         """
@@ -93,8 +92,9 @@ class PromptSight:
         return PromptLooking(self, sent) if sent else None
 
     async def look(self, token_ids: Sequence[int], sent: Sequence[Sent]) -> ReadyPrompt:
-        """Loads the images into a prompt. Raises MediaError, InvalidRequest, NoEncoder, or the error of the engine's
-        processor.
+        """Loads the images into a prompt.
+
+        Raises MediaError, InvalidRequest, NoEncoder, or the error of the engine's processor.
         """
         blobs = await _all([self._fetch(one) for one in sent])
         if self._workers is not None:
@@ -118,8 +118,9 @@ class PromptSight:
         dropping.add_done_callback(self._dropping.discard)
 
     async def _prepare(self, prompt: PicturePrompt) -> ReadyPrompt:
-        """Builds the prompt in a thread. Drops ``prompt.handles`` if that fails, and its result if the request was
-        cancelled.
+        """Builds the prompt in a thread.
+
+        Drops ``prompt.handles`` if that fails, and its result if the request was cancelled.
         """
         working = asyncio.ensure_future(asyncio.to_thread(self._engine.prepare_prompt, prompt))
         try:
@@ -128,7 +129,8 @@ class PromptSight:
             self._forget_result(prompt.handles, working)
             raise InvalidRequest(str(error)) from error
         except asyncio.CancelledError:
-            working.add_done_callback(partial(self._forget_result, prompt.handles))  # the thread goes on
+            # the thread can't be cancelled and continues
+            working.add_done_callback(partial(self._forget_result, prompt.handles))
             raise
         except BaseException:
             self._forget_result(prompt.handles, working)
@@ -145,8 +147,9 @@ class PromptSight:
             return await fetch(sent.url, self._limits, kind=sent.kind, held=self._held)
 
     async def _ask(self, workers: EncodeWorkers, text: str, blobs: Sequence[Blob]) -> Mapping[str, Any] | None:
-        """The handles that one of ``workers`` made; None if none answered. Raises MediaError under the client's own
-        label.
+        """The handles that one of ``workers`` made; None if none answered.
+
+        Raises MediaError under the client's own label.
         """
         async with AsyncExitStack() as held:
             files = [await held.enter_async_context(file_of(blob, self._share)) for blob in blobs]

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 ENCODE_SECONDS = 30.0
 """Time that an encode worker may take for an image in addition to its decoding, including waiting for other images."""
 DISTRUST_SECONDS = 15.0
-"""How long an encode worker that did not answer is asked last. By then, discovery has dropped dead and stopped workers.
-"""
+"""How long an encode worker that did not answer is asked last; discovery drops dead and stopped workers sooner."""
 
 
 def encode_seconds(limits: MediaLimits, pictures: int = 1) -> float:
@@ -48,10 +47,10 @@ class EncodeWorkers(Protocol):
 
 
 class RemoteEmbedder:
-    """Asks the encode worker that :func:`preferred` selects, then the next ones if it does not answer, then
-    ``fallback``.
+    """Gets embeddings from encode workers.
 
-    A worker that did not answer is asked last for :data:`DISTRUST_SECONDS`, or not at all if there is a fallback.
+    Asks the worker that :func:`preferred` selects, then the next ones if it does not answer, then ``fallback``. A
+    worker that did not answer is asked last for :data:`DISTRUST_SECONDS`, or not at all if there is a fallback.
 
     The image travels in a file in the topology's own directory, and so does its embedding on the way back; the bytes of
     neither pass through the event loop.
@@ -108,10 +107,9 @@ class RemoteEmbedder:
         return await self._fallback.embed(blob, key, most_rows)
 
     async def count(self, blob: Blob, key: bytes) -> int | None:
-        """The row count from the worker that would encode the image, which is asked only once; None if it does not
-        answer.
+        """The row count from the worker that would encode the image; None if it does not answer.
 
-        The count only serves an early check, so it is not worth a retry.
+        Only one worker is asked: the count only serves an early check, so it is not worth a retry.
         """
         found = self._worth_asking(())
         if not found:

@@ -137,7 +137,7 @@ class Seeing:
         self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
 
     async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
-        """Sets ``sight`` for an engine that preprocesses images itself, with its own tower or with encode workers'
+        """Sets ``sight`` for an engine that preprocesses images itself, with its own tower or encode workers'
         handles.
         """
         options, workers = self._options, None

@@ -1,8 +1,8 @@
-"""Maps a failure to one of Dynamo's errors, which determines the client's response and whether the worker stays in
-routing.
+"""Maps a failure to one of Dynamo's errors.
 
-``InvalidArgument`` is a 400 whose text reaches the client. ``EngineShutdown`` takes this worker out of routing and
-migrates its requests to another one; a faulty request would fail there too, so it is used for a dead engine only.
+The error determines the client's response, and whether the worker stays in routing. ``InvalidArgument`` is a 400 whose
+text reaches the client. ``EngineShutdown`` takes this worker out of routing and migrates its requests to another one; a
+faulty request would fail there too, so it is used for a dead engine only.
 
 An error with its own status from 400 to 499 is answered with that status and its message. There are two exceptions,
 which become a plain 400: status 422, and requests behind a prefill worker. For both, the 1.4.2 frontend would return a

@@ -81,9 +81,7 @@ def prefill_of(wire: Mapping[str, Any]) -> str | None:
 
 
 def prompt_of(wire: Mapping[str, Any]) -> list[int] | None:
-    """The prompt with its image placeholders expanded, for engines that do this themselves; None if
-    prefill sent none.
-    """
+    """The prompt with its image placeholders expanded, if prefill's engine does that itself; else None."""
     try:
         return msgspec.convert(wire.get(_PROMPT), list[int] | None)
     except msgspec.ValidationError as error:

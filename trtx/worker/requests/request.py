@@ -268,8 +268,9 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def _cache_salt(request: Mapping[str, Any]) -> str | None:
-    """The cache salt, which the frontend sends among the routing hints. Prompts with different salts never share KV
-    blocks.
+    """The cache salt, which the frontend sends among the routing hints.
+
+    Prompts with different salts never share KV blocks.
     """
     salt = (request.get("routing") or {}).get("cache_salt")
     return str(salt) if salt else None

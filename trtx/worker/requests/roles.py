@@ -86,8 +86,8 @@ def again(submission: Submission, seen: Any, api: EngineApi) -> Submission:
 
 
 def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:
-    """``request`` without prompt log-probabilities: decode gets the prompt's KV but not its logits;
-    prefill computed them.
+    """``request`` without prompt log-probabilities, which prefill computed: decode gets the prompt's KV,
+    not its logits.
     """
     sampling = {name: value for name, value in request.sampling.items() if name != "prompt_logprobs"}
     return replace(request, sampling=sampling)
