@@ -102,7 +102,7 @@ class LLM(Engine):
         *,
         streaming: bool = False,
         disaggregated_params: DisaggregatedParams | None = None,
-        cache_salt: str | None = None,  # no effect, nor have the next two
+        cache_salt: str | None = None,  # no effect, like the next two parameters
         trace_headers: Mapping[str, str] | None = None,
         hints: Hints | None = None,
         media: Sequence[MediaSpan] = (),

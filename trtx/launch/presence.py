@@ -198,7 +198,7 @@ class Presence:
             )
 
     def _take_out(self, present: set[str]) -> None:
-        """Revokes what has been registered for LOST_AFTER_S at addresses not in ``present``."""
+        """Revokes registrations at addresses that have not been in ``present`` for LOST_AFTER_S."""
         registered, now = self._registry.leases(), time.monotonic()
         self._lost_since = {
             address: self._lost_since.get(address, now) for address in registered if address not in present

@@ -145,7 +145,7 @@ class Published:
                 "--nats-auth"
             )
         files = {"etcd_auth": _named(etcd_files), "nats_auth": _named(nats_files)}
-        # Through JSON, because pydantic's strict mode still converts to tuples and paths only when it reads JSON.
+        # Through JSON: in strict mode, pydantic converts to tuples and paths only from JSON input.
         hosts = HostsSpec.model_validate_json(json.dumps(document.hosts | files), strict=True)
         if hosts.name != name:
             raise ValueError(f"it is of topology {quoted(hosts.name)}")

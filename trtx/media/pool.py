@@ -48,11 +48,12 @@ def decode_seconds(limits: MediaLimits) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The input of a vision encoder. The receiver owns the tensor and removes it after the encoder has opened it.
+    """The input of a vision encoder.
 
-    ``pixels``: float32, in the shape of the checkpoint's image processor: ``[1, 3, height, width]`` for CLIP,
-    ``[patches, values]`` for Qwen. ``grid``: time, height and width in patches before merging; None if the processor
-    returns none. ``clip``: for videos.
+    The receiver owns the tensor and removes it once the encoder has opened it, or will not open it. ``pixels``:
+    float32, in the shape of the checkpoint's image processor: ``[1, 3, height, width]`` for CLIP, ``[patches, values]``
+    for Qwen. ``grid``: time, height and width in patches before merging; None if the processor returns none. ``clip``:
+    for videos.
     """
 
     pixels: SharedTensor

@@ -1,6 +1,7 @@
-"""Checks whether an etcd and a NATS are fit for a topology over hosts: gathers facts, and judges them purely.
+"""Gathers facts about an etcd and a NATS, and judges whether they are fit for a topology over hosts.
 
-``trtx serve --hosts`` checks before it starts anything; ``trtx doctor --hosts`` shows the same results as rows.
+The judgements are pure functions of the facts. ``trtx serve --hosts`` checks before it starts anything; ``trtx doctor
+--hosts`` shows the same results as rows.
 """
 
 from __future__ import annotations

@@ -83,10 +83,9 @@ def take(
     *,
     max_pixels: int,
 ) -> list[Image.Image]:
-    """Decodes the frames ``indices`` (non-decreasing) to RGB, transposed as the file says, and returns ``made`` of
-    each.
+    """Decodes the frames ``indices`` (non-decreasing) and returns ``made`` of each.
 
-    Raises the errors of :func:`look_at` and of ``made``.
+    Frames are RGB, transposed as the file says. Raises the errors of :func:`look_at` and of ``made``.
     """
     return _guarded(label, lambda: _take(data, label, indices, made, max_pixels))
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class NoEncoder(Exception):
     """No encoder was available for the image.
 
-    The image is not at fault, so the client may retry. ``status`` is HTTP's.
+    The image is not at fault, so the client may retry. ``status`` is the HTTP status.
     """
 
     status = 429

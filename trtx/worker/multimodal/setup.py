@@ -55,7 +55,8 @@ class Seeing:
     async def before_engine(self) -> None:
         """Starts this worker's own encoder if its requests will need it. Raises UsageError.
 
-        On a GPU, the encoder must allocate its memory before the engine, whose KV pool takes all memory that is free.
+        On a GPU, the encoder must allocate its memory before the engine, because the engine sizes its KV pool by what
+        is free.
         """
         # the topology is on one machine
         if self._config is not None and os.environ.get("DYN_DISCOVERY_BACKEND") == "file":

@@ -44,7 +44,8 @@ class WorkerRequest:
     wants_engine_data: bool = False  # the client gets the worker's engine_data
     media: tuple[MediaSpan, ...] = ()
     pictures: tuple[Picture, ...] = ()  # images and videos in the order of sent_media
-    routing_token_ids: tuple[int, ...] | None = None  # the prompt as the KV router hashes it; None: same as token_ids
+    # the prompt as the KV router hashes it, if that is known to differ from token_ids
+    routing_token_ids: tuple[int, ...] | None = None
     ready: ReadyPrompt | None = None  # the prompt as prepared by an engine that preprocesses images itself
     has_moved: bool = False  # migrated: the end of the prompt consists of tokens that another worker generated
     # reason for a refusal that must wait until the engine has the request, because a prefill worker keeps its KV until
