@@ -46,7 +46,7 @@ from trtx.topology import Plan
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "report" / "golden" / "run"
-ARCHITECTURE = TESTS.parents[1] / "docs" / "architecture.md"
+RUN_DIRECTORY = TESTS.parents[1] / "docs" / "run-directory.md"
 DOCUMENTS = sorted(
     {one for module in (cells, journal, readings, forms) for one in vars(module).values() if isinstance(one, Document)},
     key=lambda one: one.file,
@@ -294,9 +294,9 @@ def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one.file)
-def test_the_architecture_says_the_version_of_every_document(document: Document) -> None:
+def test_the_page_says_the_version_of_every_document(document: Document) -> None:
     reads = "nobody" if document is forms.SUMMARY else str(document.version)
     if document.oldest != document.version:
         reads = f"{document.oldest} to {document.version}"
     row = f"| `{document.file}` | {document.version} | {reads} |"
-    assert row in ARCHITECTURE.read_text(encoding="utf-8"), f"docs/architecture.md, Run directory, lacks {row}"
+    assert row in RUN_DIRECTORY.read_text(encoding="utf-8"), f"docs/run-directory.md lacks the row {row}"

@@ -242,7 +242,7 @@ def test_another_field_of_a_sweep_raises_the_version_of_the_lock() -> None:
         f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
         "of LOCK in trtx/runs/forms.py; say since= which, and before= what older runs did, in the record of a load's "
         "field, or in CAME_WITH of trtx/experiment/directory.py for another, or raise oldest where they can't go on; "
-        "put the row of docs/architecture.md right; run make goldens; then add the new version to LOCKED of "
+        "put the row of docs/run-directory.md right; run make goldens; then add the new version to LOCKED of "
         f"{Path(__file__).name}, whose older ones stay as they are: {found}"
     )
 
