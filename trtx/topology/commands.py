@@ -270,7 +270,7 @@ def worker_command(
     media: MediaLimits,
     prompts_by_frontend: bool,
 ) -> tuple[str, ...]:
-    """Command line of a trtx worker, as in docs/architecture.md. ``has_encoders``: the topology has encode workers."""
+    """Command line of a trtx worker, as in docs/contracts.md. ``has_encoders``: the topology has encode workers."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
     command += ["--model", str(model_path), "--served-model-name", model]
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
