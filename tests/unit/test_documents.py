@@ -210,3 +210,28 @@ def test_what_holds_is_left_alone(tmp_path: Path, written: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# A page\n\n{written}\n", encoding="utf-8")
     assert faults(page) == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link["target"]).resolve() for link in LINK.finditer(index.read_text(encoding="utf-8"))}
+    pages = {path for path in (ROOT / "docs").glob("*.md") if path != index}
+    missing = sorted(path.name for path in pages - linked)
+    assert not missing, f"add a row for each of these pages to docs/index.md: {missing}"
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    listed = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert [int(path.name[:3]) for path in pages] == list(range(1, len(pages) + 1)), "decisions are numbered in turn"
+    for path in pages:
+        title = path.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]
+        row = f"| {path.name[:3]} | [{title}]({path.name}) |"
+        assert row in listed, f"docs/decisions/README.md lacks {row}"
+
+
+def test_the_architecture_is_short() -> None:
+    words = len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    assert words <= 2500, (
+        f"docs/architecture.md has {words} words, at most 2,500 are wanted: move details to other pages"
+    )
