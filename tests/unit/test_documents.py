@@ -235,3 +235,15 @@ def test_the_architecture_is_short() -> None:
     assert words <= 2500, (
         f"docs/architecture.md has {words} words, at most 2,500 are wanted: move details to other pages"
     )
+
+
+def test_the_page_about_dynamo_names_every_module_that_depends_on_its_release() -> None:
+    page = ROOT / "docs" / "upstream" / "dynamo-1.4.2.md"
+    named = page.read_text(encoding="utf-8")
+    modules = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "trtx").rglob("*.py"))
+        if re.search(r"(?<!trtx:)1\.4\.2", path.read_text(encoding="utf-8"))  # but for tags of trtx's own images
+    ]
+    missing = [module for module in modules if f"`{module}`" not in named]
+    assert not missing, f"say in {page.relative_to(ROOT)} what these modules work around or rely on: {missing}"
