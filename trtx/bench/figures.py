@@ -133,7 +133,7 @@ class Figure(ABC, Generic[T]):
 
     def number(self, value: T, column: int | None) -> float | None:
         """The number to show in a column."""
-        return value  # for plain numbers; subclasses override it
+        return value  # type: ignore[return-value]
 
     def flat(self, value: T | None, key: str) -> dict[str, Any]:
         """The metric's keys and values in one row of the summaries."""
@@ -161,7 +161,7 @@ class Measured(Figure[T]):
 
     def restored(self, kept: Any) -> T:
         """The metric's value, from the result of :meth:`over` or from a file."""
-        return kept  # checked when the file was read
+        return kept  # type: ignore[no-any-return]  # checked when the file was read
 
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The pydantic schema of the stored value."""

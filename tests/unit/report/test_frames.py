@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from trtx.bench import Cell, cell_directory
-from trtx.bench.cells import read_cell, write_cell
+from trtx.bench.cells import CELL, read_cell
 from trtx.bench.figures import all_figures
 from trtx.bench.readings import GpuReading, ServerReading, write_readings
 from trtx.bench.records import NAMED_MODELS
@@ -211,5 +211,5 @@ def run_of_two_trials(golden_run: Path) -> Path:
         cell, second = read_cell(golden_run, name), read_cell(golden_run, other)
         again = replace(second.trials[0], number=2, directory="trial-02")
         both: Cell = replace(cell, trials=(*cell.trials, again), trials_asked=2)
-        write_cell(directory, both)
+        CELL.write(directory, both.to_json())
     return golden_run
