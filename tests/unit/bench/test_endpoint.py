@@ -118,11 +118,12 @@ async def test_an_error_of_the_transport_is_kept() -> None:
     assert record.error.type == "ClientPayloadError"
 
 
-async def test_a_record_that_does_not_say_what_was_asked_is_a_failure() -> None:
-    record = await record_of(ANSWERS["whole"])
-    record.request_info.max_tokens = None
-    endpoint().extract_response_data(record)
-    assert record.error is not None and "how many tokens were asked" in record.error.message
+async def test_an_answer_without_a_limit_may_have_any_length_and_still_has_to_end() -> None:
+    for answer, is_whole in (("whole", True), ("no finish reason", False)):
+        record = await record_of(ANSWERS[answer])
+        record.request_info.max_tokens = None  # as aiperf has it where a record of a dataset has no output length
+        endpoint().extract_response_data(record)
+        assert (record.error is None) == is_whole, answer
 
 
 async def test_an_answer_may_stop_by_itself_where_that_was_asked() -> None:
