@@ -12,11 +12,12 @@ from trtx.checkpoint import resolve_checkpoint
 
 def tokens(monkeypatch: pytest.MonkeyPatch, text: Path, *, corpus: str = "sonnet") -> list[int] | None:
     """What a call of aiperf cuts its prompts from."""
-    import trtx.bench.kept_corpus
-    import trtx.bench.local_tokenizer  # noqa: F401 -- as where aiperf is preloaded
     from aiperf.common import random_generator
     from aiperf.common.tokenizer import Tokenizer
     from aiperf.dataset.generator import prompt
+
+    import trtx.bench.aiperf.kept_corpus
+    import trtx.bench.aiperf.local_tokenizer  # noqa: F401 -- as where aiperf is preloaded
 
     monkeypatch.setattr(prompt, "DEFAULT_CORPUS_FILE", str(text))
     random_generator.reset()

@@ -15,7 +15,6 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.held_out import (
     DIFFICULTIES,
     held_out_samples,
-    interval,
     perplexity,
     score_tasks,
     score_text,
@@ -25,6 +24,7 @@ from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.tokenizer import IM_END
 from trtx.checkpoint.train_tiny import initialize, several_questions
+from trtx.stats.proportions import wilson_interval
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +69,8 @@ def test_every_sample_falls_in_one_band_of_its_task() -> None:
 
 
 def test_an_interval_holds_its_share_and_narrows_with_the_count() -> None:
-    assert interval(196, 200) == pytest.approx((0.9497, 0.9922), abs=1e-4)
-    assert interval(200, 200) == pytest.approx((0.9812, 1.0), abs=1e-4)
+    assert wilson_interval(196, 200) == pytest.approx((0.9497, 0.9922), abs=1e-4)
+    assert wilson_interval(200, 200) == pytest.approx((0.9812, 1.0), abs=1e-4)
 
 
 def test_questions_about_one_table_are_a_conversation_with_its_own_answers(trained: tuple[Any, Any]) -> None:
