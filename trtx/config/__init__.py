@@ -1,9 +1,9 @@
-"""Where text from outside becomes a checked value: engine configs, overrides, topology specs.
+"""Parses and validates user input: engine configs, ``--set`` overrides, topology specs.
 
-Owns the schema of TensorRT-LLM's arguments (``llm_args.json``, facts per version), the rules that published configs
-follow (``rules``), and how files are read. Does not decide placement (``topology``) and starts nothing (``launch``).
-Enter through :func:`load_engine_config`, :func:`check_engine_configs` and :class:`TopologySpec`.
-Always holds: an unknown name never passes silently, and every resolved value can say where it came from.
+Owns the schema of TensorRT-LLM's arguments (``llm_args.json``, with facts for each version), the rules that published
+configs follow (``rules``), and the reading of files. Does not decide placement (``topology``) and starts no process
+(``launch``). Enter through :func:`load_engine_config`, :func:`check_engine_configs` and :class:`TopologySpec`.
+Invariants: an unknown name is never silently accepted, and every resolved value records where it came from.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Loads a name when it is first asked for: an engine's process takes its limits from here, and no pydantic, which
-    would cost each start 0.1 s of CPU."""
+    """Imports a public name on first access.
+
+    The engine process imports its limits from this package and needs no pydantic; importing pydantic would cost 0.1 s
+    of CPU at every start.
+    """
     if name in _HOMES:
         import importlib
 

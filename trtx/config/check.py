@@ -1,4 +1,4 @@
-"""Everything there is to say about the engine configs of one topology, before anything is started."""
+"""Checks the engine configs of one topology before any process starts: schema, rules, and the files' headers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from trtx.config.wording import shown
 
 
 def checked_version(configs: Mapping[Role, ResolvedEngineConfig], stated: str | None) -> SchemaVersion:
-    """``stated`` (asked for, or installed), else what the headers of the configs say, else trtx's default.
+    """Returns the TensorRT-LLM version to check the configs against.
 
-    Headers that disagree: the newest of them.
+    This is ``stated`` (the version that the user requested or that is installed) if it is given, else the newest
+    version in the headers of the configs, else trtx's default.
     """
     if stated is not None:
         return schema_version(stated)
@@ -38,9 +39,11 @@ def check_engine_configs(
     model: ModelFacts | None = None,
     gpus: tuple[str, ...] = (),
 ) -> tuple[Finding, ...]:
-    """Schema, rules and headers, errors first. ``gpus``: names of this machine's; none: those of the headers.
+    """Returns the findings from the schema, the rules and the headers, with errors first.
 
-    What binds TensorRT-LLM alone is a note on the torch engine, and nothing on those that compute no model.
+    ``gpus``: the names of this machine's GPUs; if it is empty, the checks use the GPUs that the headers name. A
+    requirement that only TensorRT-LLM has becomes a note on the torch engine, and is dropped for the engines that
+    compute no model.
     """
     at = checked_version(configs, version)
     found: list[Finding] = []
@@ -73,13 +76,16 @@ def resolve_engine_config(
     engine: str,
     version: str | None = None,
 ) -> ResolvedEngineConfig:
-    """Loads, overlays and checks the config of one role by itself; raises UsageError with every error."""
+    """Loads the config of one role, applies the overrides and checks it by itself.
+
+    Raises UsageError, which lists every error.
+    """
     config = load_engine_config(role, family=family, path=path, overrides=overrides, engine=engine)
     refuse_errors(check_engine_configs({role: config}, engine=engine, version=version))
     return config
 
 
-# No rule could calculate with these: their type is wrong, or nobody looked at it.
+# Rules must not calculate with fields of these kinds: their type is wrong or unchecked.
 _UNUSABLE: tuple[schema.Kind, ...] = ("wrong-type", "unknown-field", "other-version")
 
 
@@ -151,7 +157,10 @@ _REASONS: dict[schema.Kind, str] = {
 
 
 def _origin(config: ResolvedEngineConfig, path: str) -> str:
-    """``--set`` may have given the field; which one it was, where that names a section around it, or made it so."""
+    """Returns where the field comes from: the file, ``--set``, or ``--set`` with its text.
+
+    The text is included if the assignment names an enclosing section or created this one.
+    """
     given = given_path(config.overridden, path)
     if given is None:
         return config.source
@@ -175,7 +184,8 @@ def _finding(
     )
 
 
-# How many GPUs a worker takes: the topology, which knows of --tp, refuses more than one for the torch engine.
+# The number of GPUs of a worker. The topology room knows --tp and refuses more than one GPU for the torch engine, so
+# the check here skips these fields.
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 

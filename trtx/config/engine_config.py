@@ -1,8 +1,8 @@
-"""Engine configs: one YAML a role, with TensorRT-LLM's own field names.
+"""Engine configs: one YAML file for each role, with TensorRT-LLM's own field names.
 
-Resolution order, later wins: the file that was named, else the one that ``trtx build`` wrote beside the checkpoint,
-else the shipped ``engine_configs/<family>/<role>.yaml``; then ``--set a.b=c`` for every role, then ``--set
-<role>.a.b=c`` for one.
+The base is the file that the user named, else the file that ``trtx build`` wrote in the checkpoint directory, else the
+shipped ``engine_configs/<family>/<role>.yaml``. On top of it come ``--set a.b=c`` for every role and then ``--set
+<role>.a.b=c`` for one role; the last assignment to a field wins.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trtx.config.topology import Role
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-# Of a model that no file is shipped for: what every published prefill worker with the C++ transceiver has.
+# Defaults for a model without a shipped file: the values of every published prefill worker with the C++ transceiver.
 _WITHOUT_FILE: dict[Role, dict[str, Any]] = {"prefill": {"disable_overlap_scheduler": True, "cuda_graph_config": None}}
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEngineConfig:
-    """Keyword arguments of the LLM for one role, where they came from, and why each override holds.
+    """The LLM's keyword arguments for one role, with their source and the reason for each override.
 
-    ``header``: what the file says it is written for. ``overridden``: the paths that ``--set`` gave, and the sections
-    that it made around them, each with the assignment as it was typed. ``is_own``: the file is one that a person named,
-    and none that trtx ships.
+    ``header``: the versions, GPUs and model that the file was written for. ``overridden``: maps each path that
+    ``--set`` assigned, and each section that the assignment created around it, to the assignment as typed. ``is_own``:
+    the user named the file, and trtx does not ship it.
     """
 
     role: Role
@@ -52,9 +52,10 @@ def load_engine_config(
     engine: str,
     model_dir: Path | None = None,
 ) -> ResolvedEngineConfig:
-    """Loads and overlays the config of one role; checks nothing. Raises UsageError for a file that can't be read.
+    """Loads the config of one role and applies the overrides, without checking the values.
 
-    ``model_dir``: of the checkpoint, where ``trtx build`` leaves the configs that it resolved.
+    ``model_dir``: the checkpoint directory, where ``trtx build`` writes the configs that it resolved. Raises UsageError
+    for a file that can't be read, and for an assignment that can't be parsed or applied.
     """
     values, source, header = _from_file(role, family, path, model_dir)
     reasons = [f"{role}: engine config from {source}"]
@@ -80,7 +81,7 @@ def _has_transceiver(engine: str, role: Role) -> bool:
 
 
 def given_path(overridden: Collection[str], path: str) -> str | None:
-    """Of those that ``--set`` gave, the nearest: the field itself, or a section around it. None: it gave neither."""
+    """Returns the innermost path in ``overridden`` that is ``path`` itself or a section around it, or None."""
     around = [given for given in overridden if f"{path}.".startswith(f"{given}.")]
     return max(around, key=len, default=None)
 
@@ -116,8 +117,10 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, str, object]]:
-    """As typed, its field and its value, in the order in which they hold. Of two for one field the later wins, and the
-    reasons say what it was before: a finding's fix is pasted behind what it mends."""
+    """Returns (text as typed, path, value) for each assignment that applies to ``role``, in order of application.
+
+    A later assignment to the same field wins, because users paste a finding's fix behind the option that it corrects.
+    """
     everyone, this_role = [], []
     for text in overrides:
         key, value = _assignment(text)
@@ -130,7 +133,7 @@ def _assignments(overrides: Iterable[str], role: Role) -> Iterable[tuple[str, st
 
 
 def _assignment(text: str) -> tuple[str, object]:
-    """One ``--set``, checked by itself."""
+    """Parses one ``--set`` into its path and its value. Raises UsageError."""
     key, equals, raw = text.partition("=")
     if not equals or not key or any(not part.strip() for part in key.split(".")) or key in get_args(Role):
         raise UsageError(f"--set {quoted(text)} is not an assignment; expected a.b=value, for one role role.a.b=value")
@@ -140,7 +143,7 @@ def _assignment(text: str) -> tuple[str, object]:
 
 
 def _set(values: dict[str, Any], key: str, value: object) -> tuple[object, tuple[str, ...]]:
-    """What the field was before, and the sections that were made for it."""
+    """Assigns ``value`` in place; returns the field's previous value and the paths of the sections it created."""
     *parents, leaf = key.split(".")
     node, path = values, ""
     made: list[str] = []

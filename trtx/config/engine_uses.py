@@ -1,7 +1,7 @@
-"""On which fields of an engine config each engine acts: the one place that says so for all of them.
+"""Defines, for all engines, which fields of an engine config each engine acts on.
 
-A field that its engine does not act on changes nothing that is served or measured. :mod:`trtx.config.left_out` takes
-it out of the config, and everything that shows a topology names it.
+A field that the engine does not act on has no effect on serving or on measurements. :mod:`trtx.config.left_out`
+removes such a field from the config, and every view of the topology lists it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from trtx.config.torch_fields import ENCODER_FIELDS, FIELDS, Honoured, Refusal, 
 if TYPE_CHECKING:
     from trtx.config.topology import Role
 
-# Arguments that only trtx's own engines take, beside TensorRT-LLM's. simulated: dynamo.mocker's flags.
+# Arguments that the engines take in addition to TensorRT-LLM's. Those of "simulated" are dynamo.mocker's flags.
 OWN_FIELDS: dict[str, frozenset[str]] = {
     "torch": frozenset(),
     "tensorrt-llm": frozenset(),
     "paced": frozenset({"paced_ttft_ms", "paced_itl_ms"}),
     "simulated": frozenset({"speedup_ratio"}),
 }
-# The whole of what the two engines that compute nothing act on.
+# All fields that the two engines without a model act on.
 _ACTED_ON: Mapping[str, frozenset[str]] = {
     "paced": OWN_FIELDS["paced"] | {"max_seq_len", "max_batch_size", "max_num_tokens"},
     "simulated": OWN_FIELDS["simulated"]
@@ -35,9 +35,9 @@ _ACTED_ON: Mapping[str, frozenset[str]] = {
     },
 }
 ENCODER_ARGUMENTS = ("dtype", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs")
-"""What reaches TensorRT-LLM's MultimodalEncoder; the rest of an engine config is about KV and tokens."""
-# AutoDeploy's LlmArgs refuses the first six unless they have their default, and its executor the last; Dynamo 1.4.2
-# drops the same (ai-dynamo/dynamo, dynamo/trtllm/engine.py).
+"""The fields that reach TensorRT-LLM's MultimodalEncoder. All other fields concern KV or tokens."""
+# AutoDeploy's LlmArgs refuses the first six fields unless they have their defaults, and its executor refuses the last.
+# Dynamo 1.4.2 drops the same fields (ai-dynamo/dynamo, dynamo/trtllm/engine.py).
 NOT_FOR_AUTODEPLOY = (
     "build_config",
     "moe_cluster_parallel_size",
@@ -48,12 +48,14 @@ NOT_FOR_AUTODEPLOY = (
     "scheduler_config",
 )
 AUTODEPLOY_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-"""Of which AutoDeploy's world_size is made where the config has none."""
+"""Their product is AutoDeploy's world_size if the config has no world_size."""
 
 
 def acts_on(engine: str, role: Role, path: str, values: Mapping[str, Any], *, on_gpu: bool) -> bool:
-    """Whether workers of ``role`` do anything with a field, or with any field of a section. ``values``: the config
-    that it stands in, ``engine`` resolved."""
+    """Returns whether workers of ``role`` act on the field ``path``, or on any field if ``path`` is a section.
+
+    ``engine``: the resolved engine, not ``auto``. ``values``: the whole config that holds the field.
+    """
     if engine == "torch":
         return _torch_acts_on(role, path, on_gpu=on_gpu)
     if engine == "tensorrt-llm":
@@ -64,10 +66,11 @@ def acts_on(engine: str, role: Role, path: str, values: Mapping[str, Any], *, on
 def in_force_and_left_out(
     values: Mapping[str, Any], engine: str, role: Role, *, on_gpu: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config without the fields that its engine does not act on, and these by their paths.
+    """Splits a config into the fields that its engine acts on and the fields left out, the latter by path.
 
-    None is never among the latter: it asks for nothing. Any other value is, TensorRT-LLM's own default too, as that
-    says nothing of what another engine does. A section stays where the engine acts on some field of it.
+    A field whose value is None is never listed as left out, because None requests nothing. Any other value is listed,
+    even TensorRT-LLM's own default, because that default says nothing about the behaviour of another engine. A section
+    is kept if the engine acts on at least one of its fields.
     """
     left_out: dict[str, Any] = {}
 
@@ -93,7 +96,7 @@ def in_force_and_left_out(
 
 
 def _is_among(path: str, fields: Collection[str]) -> bool:
-    """It is one of them, in one of them, or a section that has one of them."""
+    """Returns whether ``path`` is one of ``fields``, lies inside one, or is a section that contains one."""
     return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in fields)
 
 
@@ -104,7 +107,7 @@ def _torch_acts_on(role: Role, path: str, *, on_gpu: bool) -> bool:
             one for one, use in FIELDS.items() if isinstance(use, Honoured) and (on_gpu or not use.needs_gpu)
         )
     record = record_of(path)
-    if isinstance(record, Refusal):  # of a value that is taken, as it says what the engine does anyway
+    if isinstance(record, Refusal):  # the value passed the check, so it describes what the engine does anyway
         section = path.rpartition(".")[0]
         return not record.unused and (not section or _is_among(section, usable))
     return _is_among(path, usable)

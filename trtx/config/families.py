@@ -1,4 +1,4 @@
-"""The shipped engine configs: which folder serves which architecture, and what each file says it is made for."""
+"""The shipped engine configs: the folder for each model architecture, and the header of each file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _FAMILIES = {
 
 
 class ConfigHeader(BaseModel):
-    """The comment ``# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 8, gpu: [H200], model: NAME}`` of a config.
+    """The header comment ``# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 8, gpu: [H200], model: NAME}`` of a config.
 
-    A comment, since TensorRT-LLM refuses keys that it does not know. ``gpus``: of one worker. ``gpu``: kinds that it
-    was written for. ``architecture``: of the model, as in its ``config.json``.
+    It is a comment because TensorRT-LLM refuses unknown keys. ``gpus``: the number of GPUs of one worker. ``gpu``: the
+    GPU types that the config was written for. ``architecture``: the model's architecture, as in its ``config.json``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,22 +49,25 @@ class ConfigHeader(BaseModel):
 
 
 def config_family(architecture: str, *, on_gpu: bool) -> str:
-    """The folder of ``engine_configs`` for a model: ``tiny`` wherever there is no GPU."""
+    """Returns the folder of ``engine_configs`` for an architecture; without a GPU it is always ``tiny``."""
     return _FAMILIES.get(architecture, architecture.lower()) if on_gpu else "tiny"
 
 
 def is_multimodal(architecture: str) -> bool:
-    """Whether prompts of this architecture may hold images."""
+    """Returns whether prompts for this architecture may contain images."""
     return architecture.endswith("ForConditionalGeneration")
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The folders of ``engine_configs``."""
+    """Returns the names of the folders in ``engine_configs``, sorted."""
     return tuple(sorted(folder.name for folder in CONFIG_ROOT.iterdir() if folder.is_dir()))
 
 
 def recipe_files(name: str) -> dict[Role, Path]:
-    """The config of each role in a folder of ``engine_configs``. Raises UsageError for a name that is none."""
+    """Returns the config file of each role in the folder ``name`` of ``engine_configs``.
+
+    Raises UsageError if there is no such folder.
+    """
     if name not in recipe_names():
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         nearest = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(recipe_names())}"
@@ -73,7 +76,7 @@ def recipe_files(name: str) -> dict[Role, Path]:
 
 
 def built_files(checkpoint: Path) -> dict[Role, Path]:
-    """The configs that ``trtx build`` left beside a checkpoint, if it made it."""
+    """Returns the engine configs that ``trtx build`` wrote in the checkpoint directory; empty if there are none."""
     return _files_in(checkpoint / "engine_configs")
 
 
@@ -82,12 +85,15 @@ def _files_in(folder: Path) -> dict[Role, Path]:
 
 
 def shown_path(path: Path) -> str:
-    """``engine_configs/qwen3/agg.yaml`` for what trtx ships, else the path as it was given."""
+    """Returns the path to print: ``engine_configs/qwen3/agg.yaml`` for a shipped file, else ``path`` unchanged."""
     return str(path.relative_to(CONFIG_ROOT.parent)) if path.is_relative_to(CONFIG_ROOT) else str(path)
 
 
 def read_header(text: str, source: str) -> ConfigHeader | None:
-    """The header of a config file's text; None where it has none. Raises UsageError for a garbled one."""
+    """Parses the header comment in the text of a config file; returns None if there is none.
+
+    Raises UsageError for a header that can't be parsed.
+    """
     found = re.search(r"^#\s*trtx:[ \t]*(\{[^}]*\}|.*)", text, re.MULTILINE)
     if found is None:
         return None

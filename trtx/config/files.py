@@ -1,7 +1,7 @@
-"""Paths and files that a person names, held against what the system can do with them before anything is done.
+"""Validates and reads paths and files that the user names.
 
-Every refusal is a sentence. What none of these lets through: a name that no file can have, a pipe or a device (reading
-one may never end), a file of a size that no config has.
+These functions refuse names that no file can have, pipes and devices (a read may never end), and files larger than any
+config. Every refusal is one sentence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 MAX_BYTES = 256 * 1024
-"""Of a config. The longest that was seen, an expert placement written out, is a third of it."""
+"""The size limit of a config file. The largest known config, with an explicit expert placement, has a third of it."""
 
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # NAME_MAX and PATH_MAX of Linux
 _KINDS = (
@@ -28,7 +28,7 @@ _KINDS = (
 
 
 def name_problem(text: str) -> str | None:
-    """Why no path of this system and no model of a hub can be called ``text``; None where one can."""
+    """Returns why ``text`` can be neither a path on this system nor the name of a model on a hub, or None."""
     if not text.strip():
         return "is empty"
     if "\0" in text:
@@ -47,27 +47,30 @@ def name_problem(text: str) -> str | None:
 
 
 def path_problem(path: Path) -> str | None:
-    """Why ``path`` can't be looked at; None where it can, or where nothing is there yet."""
+    """Returns why ``stat`` fails on ``path``; None if it succeeds or if the path does not exist."""
     if problem := name_problem(str(path)):
         return problem
     try:
         path.expanduser().stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:  # a loop of links, no permission
+    except OSError as error:  # a loop of symbolic links, or no permission
         return f"can't be looked at ({reason(error)})"
     return None
 
 
 def open_file(path: Path, what: str, expected: str) -> BinaryIO:
-    """A regular file, open. Raises UsageError that begins with ``what`` and ends with what is ``expected``."""
+    """Opens a regular file for reading.
+
+    Raises UsageError, whose message begins with ``what`` and ends with ``expected``.
+    """
     problem = name_problem(str(path))
     if problem is None:
         try:
             mode = path.stat().st_mode
             problem = next((f"can't be read (it is {kind})" for is_kind, kind in _KINDS if is_kind(mode)), None)
             if problem is None:
-                # O_NONBLOCK: a pipe that took the file's place since must not hang the reader either.
+                # O_NONBLOCK: if a pipe has replaced the file since the stat, opening it must not block.
                 return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         except OSError as error:
             problem = f"can't be read ({reason(error)})"
@@ -75,7 +78,7 @@ def open_file(path: Path, what: str, expected: str) -> BinaryIO:
 
 
 def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> bytes:
-    """The content of a regular file of at most ``limit`` bytes. Raises UsageError as :func:`open_file`."""
+    """Reads a regular file of at most ``limit`` bytes. Raises UsageError as :func:`open_file` does."""
     with open_file(path, what, expected) as file:
         try:
             content = file.read(limit + 1)
@@ -87,7 +90,7 @@ def read_bytes(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) 
 
 
 def read_text(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -> str:
-    """As :func:`read_bytes`, decoded."""
+    """Reads a regular file as :func:`read_bytes` does and decodes it as UTF-8. Raises UsageError."""
     content = read_bytes(path, what, expected, limit=limit)
     try:
         return content.decode("utf-8")
@@ -97,5 +100,5 @@ def read_text(path: Path, what: str, expected: str, *, limit: int = MAX_BYTES) -
 
 
 def reason(error: OSError) -> str:
-    """What the system says, such as ``No such file or directory``."""
+    """Returns the system's message, such as ``No such file or directory``."""
     return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""One thing to say about an engine config, whoever found it: the schema, a rule, or the file's own header."""
+"""Findings about engine configs, as the schema, the rules and the check of the file's header report them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from trtx.config.wording import shown
 from trtx.errors import UsageError
 
 Severity = Literal["error", "warning", "note"]
-LIST_ITEM = "\n  - "  # before each of several findings
-_LISTED_CHARACTERS = 850  # of a message, which is below 1,000
+LIST_ITEM = "\n  - "  # precedes each finding in a list of several
+_LISTED_CHARACTERS = 850  # the budget for the list; a whole message stays below 1,000 characters
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``path`` is the field's, in the first of ``roles``. ``message`` has the values and where they are from, ``fix``
-    the options that mend it (None: there is no single one), ``evidence`` where the rule comes from."""
+    """One finding about an engine config.
+
+    ``path``: the field, in the config of the first of ``roles``. ``message``: the values and their sources. ``fix``:
+    the options that resolve the finding; None if no single fix exists. ``evidence``: the public source of the rule.
+    """
 
     severity: Severity
     rule: str
@@ -44,7 +47,7 @@ class Finding:
 
 
 def refuse_errors(findings: Iterable[Finding]) -> None:
-    """Raises UsageError that names every error among ``findings``."""
+    """Raises UsageError if ``findings`` contains errors; the message covers all of them."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if len(errors) == 1:
         raise UsageError(f"engine config of {errors[0]}")
@@ -55,7 +58,10 @@ def refuse_errors(findings: Iterable[Finding]) -> None:
 
 
 def _listed(errors: list[Finding]) -> list[str]:
-    """Whole while there is room, then by role, path and rule alone, then counted."""
+    """Returns the errors as lines of at most ``_LISTED_CHARACTERS`` characters in total.
+
+    Errors appear in full while there is room, then only with role, path and rule, and the rest as a count.
+    """
     lines: list[str] = []
     left = _LISTED_CHARACTERS
     for number, error in enumerate(errors):

@@ -1,7 +1,7 @@
-"""The hosts of a topology, as a person writes them down: where each is reached, what it has, and what goes there.
+"""The hosts file: the address, the devices and the workers of each host of a topology.
 
-What can be said against a file without looking at a machine is said here, a sentence each. Secrets stay in files of
-their own: this one names them.
+This module refuses every mistake that can be found without access to the hosts, each with one sentence. The hosts file
+contains no secrets; it names the files that hold them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from trtx.config.wording import a_kind, quoted, shown, shown_address
 from trtx.errors import UsageError
 
 FIRST_PORT = 17_000
-"""Where the planned ports of a host begin. Dynamo 1.4.2 reads a system port as a signed 16-bit number."""
+"""The default first port of the range that trtx plans on a host. System ports must stay below 32768, because Dynamo
+1.4.2 reads them as signed 16-bit numbers."""
 LAST_SYSTEM_PORT = 32_767
 _WHAT, _EXPECTED = "hosts file", "a mapping with etcd, nats and hosts (docs/hosts.md)"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,32}(:[0-9]{1,3})?")  # eth1, mlx5_0:1
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%\w+)?")  # a name, or an address of either kind
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%\w+)?")  # a host name, an IPv4 address or an IPv6 address
 _MAX_GPUS = 64
 _WRITTEN = "ca=FILE,certificate=FILE,key=FILE, or username=NAME,password_file=FILE, or token_file=FILE"
 _FILES = {
@@ -35,7 +36,7 @@ _FILES = {
     "nats_auth": "{username, password_file} or {token_file}",
 }
 MAX_FRONTENDS = 16
-"""Of one host."""
+"""The largest number of frontends on one host."""
 
 
 class _Frozen(BaseModel):
@@ -43,7 +44,7 @@ class _Frozen(BaseModel):
 
 
 class Certificates(_Frozen):
-    """Of mutual TLS: PEM files. Dynamo 1.4.2 needs all three."""
+    """PEM files for mutual TLS. Dynamo 1.4.2 needs all three."""
 
     ca: Path
     certificate: Path
@@ -51,14 +52,14 @@ class Certificates(_Frozen):
 
 
 class Password(_Frozen):
-    """``password_file`` holds the password and nothing else but a line end."""
+    """A user name and a file that contains only the password, with an optional line end."""
 
     username: str = Field(min_length=1, max_length=256)
     password_file: Path
 
 
 class Token(_Frozen):
-    """``token_file`` holds the token and nothing else but a line end."""
+    """A file that contains only the token, with an optional line end."""
 
     token_file: Path
 
@@ -67,11 +68,11 @@ class HostSpec(_Frozen):
     """One machine of a topology."""
 
     name: str
-    address: str  # IPv4: what its processes listen on, and others reach them at
-    device: str | None = None  # network devices of UCX, eth1 or mlx5_0:1, several with commas
-    gpus: int | tuple[int, ...] = 0  # how many, or their indices there, neighbours by NVLink beside each other
+    address: str  # IPv4; the host's processes listen on it, and other hosts connect to it
+    device: str | None = None  # UCX network devices such as eth1 or mlx5_0:1, separated by commas
+    gpus: int | tuple[int, ...] = 0  # a count, or indices on the host; list GPUs connected by NVLink next to each other
     frontends: int | None = Field(default=None, ge=0, le=MAX_FRONTENDS)  # None: 1 on the first host, else 0
-    roles: dict[Role, int] | None = None  # workers of each role; None everywhere: trtx places them
+    roles: dict[Role, int] | None = None  # workers of each role; None on every host: trtx places the workers
     first_port: int = Field(default=FIRST_PORT, ge=1024, le=LAST_SYSTEM_PORT)
 
     @field_validator("name")
@@ -129,21 +130,21 @@ class HostSpec(_Frozen):
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:
-        """As the host counts them."""
+        """The GPU indices, in the host's own numbering."""
         return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
 
 
 class HostsSpec(_Frozen):
-    """All hosts of a topology, and what they find each other by."""
+    """All hosts of a topology, and the etcd and NATS servers that connect them."""
 
-    name: str | None = None  # of the topology; None: a random one
+    name: str | None = None  # the topology's name; None: a random name
     etcd: tuple[str, ...] = Field(min_length=1, max_length=16)
     nats: str
     etcd_auth: Certificates | Password | None = None
     nats_auth: Password | Token | None = None
     lease_ttl_s: int = Field(default=60, ge=5, le=600)
-    """So long a host that is lost whole stays registered, and 10 s more. What dies alone is taken out at once, and how
-    long etcd may be away is another matter (docs/hosts-faults.md), whatever stands here."""
+    """How long a host that fails as a whole stays registered, plus 10 s. A single process that dies is removed at once.
+    The time that etcd may be unavailable does not depend on this value (docs/hosts-faults.md)."""
     hosts: tuple[HostSpec, ...] = Field(min_length=1, max_length=64)
 
     @field_validator("name")
@@ -195,25 +196,25 @@ class HostsSpec(_Frozen):
         return self
 
     def frontends_of(self, host: HostSpec) -> int:
-        """Frontends that run there."""
+        """Returns the number of frontends on ``host``."""
         if host.frontends is not None:
             return host.frontends
         return 1 if host == self.hosts[0] else 0
 
     @property
     def has_roles(self) -> bool:
-        """The file says what goes where."""
+        """Whether the file assigns workers to hosts."""
         return any(host.roles for host in self.hosts)
 
 
 def read_hosts(path: Path) -> HostsSpec:
-    """The hosts in ``path``; files that it names are looked for beside it. Raises UsageError."""
+    """Reads a hosts file. Relative paths in it are resolved against the file's own directory. Raises UsageError."""
     document = read_yaml(path, _WHAT, _EXPECTED)
     if not isinstance(document, dict):
         found = "is empty" if document is None else f"holds {a_kind(document)}"
         raise UsageError(f"{_WHAT} {shown(path)} {found}; expected {_EXPECTED}")
     try:
-        # By way of JSON, of which alone pydantic is strict and still makes tuples and paths: "4" is no 4.
+        # Through JSON: in strict mode pydantic makes tuples and paths only from JSON, and it refuses "4" for 4.
         spec = HostsSpec.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         raise UsageError(f"{_WHAT} {shown(path)}: {_problem(error)}") from error
@@ -227,15 +228,18 @@ def read_hosts(path: Path) -> HostsSpec:
 
 
 def parse_auth(option: str, text: str, home: Path) -> Certificates | Password | Token:
-    """``ca=FILE,certificate=FILE,key=FILE``, ``username=NAME,password_file=FILE`` or ``token_file=FILE``, as an option
-    has it. Raises UsageError."""
+    """Parses the value of an authentication option.
+
+    The forms are ``ca=FILE,certificate=FILE,key=FILE``, ``username=NAME,password_file=FILE`` and ``token_file=FILE``.
+    Relative paths are resolved against ``home``. Raises UsageError.
+    """
     pairs = [part.partition("=") for part in text.split(",")]
     given = {name.strip(): value for name, _, value in pairs}
     for form in (Certificates, Password, Token):
         if given.keys() == form.model_fields.keys() and len(given) == len(pairs) and all(given.values()):
             auth = form.model_validate(given)
             return auth.model_copy(update=_absolute(auth, home))
-    raise UsageError(  # without what was typed: it may be the secret itself
+    raise UsageError(  # does not quote the value: it may be the secret itself
         f"{option} is not written as {_WRITTEN}; secrets are files, and none is typed"
     )
 
@@ -265,7 +269,7 @@ def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> Non
         is_one = False
     if not is_one:
         raise ValueError(f"{what} {shown_address(url)} is no address of it alone; expected such as {example}")
-    if not _HOST.fullmatch(parts.hostname or ""):  # Dynamo's lists of addresses have commas
+    if not _HOST.fullmatch(parts.hostname or ""):  # a comma would break Dynamo's address lists
         raise ValueError(f"{what} {shown_address(url)} names no one host; expected such as {example}, each by itself")
 
 
@@ -303,7 +307,11 @@ def _check_service(what: str, urls: Sequence[str]) -> None:
 
 
 def _first(error: ValidationError) -> Any:
-    """Of files that have several forms: in the form that is nearest to what was written."""
+    """Returns the validation error to report.
+
+    ``etcd_auth`` and ``nats_auth`` accept several forms, and pydantic reports errors against each of them. For these
+    fields the error comes from the form that is nearest to the input.
+    """
     errors: list[Any] = error.errors()
     field = errors[0]["loc"][:1]
     if field not in (("etcd_auth",), ("nats_auth",)):
@@ -335,8 +343,8 @@ def _problem(error: ValidationError) -> str:
         return f"{where} is empty; give at least one, or leave it out where it may be (docs/hosts.md)"
     expected = first["msg"].removeprefix("Input should be ").replace("array", "list").replace("an object", "a map")
     field, kind = where.partition(".")[0], a_kind(first.get("input"))
-    if field in _FILES:  # what stands there may be the secret itself
+    if field in _FILES:  # the value may be the secret itself
         return f"{where} is {kind}; expected {field}: {_FILES[field]}, each the name of a file but username"
-    if field.partition("[")[0] in ("etcd", "nats"):  # and an address may hold one
+    if field.partition("[")[0] in ("etcd", "nats"):  # an address may contain a secret
         return f"{where} is {kind}; expected {expected[:1].lower()}{expected[1:]}"
     return f"{where} {quoted(first.get('input'))}: expected {expected[:1].lower()}{expected[1:]}"

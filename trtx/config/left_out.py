@@ -1,4 +1,4 @@
-"""The fields of an engine config that its engine does not act on: taken out of it, and named to whoever reads of it."""
+"""Removes the fields that the engine does not act on from an engine config, and formats the messages about them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from trtx.config.engine_config import ResolvedEngineConfig, given_path
 from trtx.config.engine_uses import in_force_and_left_out
 from trtx.config.topology import Role
 
-OF_TP = "--tp"  # in the place of an assignment of --set
+OF_TP = "--tp"  # recorded as the source in place of a --set assignment
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutField:
-    """A field that was given to ``role`` and has no effect there. ``is_typed``: by the person who asked for the
-    topology; else it is of a config that trtx ships or wrote, or that was published. ``source``: --set, --tp, or the
-    file."""
+    """A field in the config of ``role`` that has no effect on its engine.
+
+    ``source``: ``--set``, ``--tp``, or the file. ``is_typed``: the user set the field, in an option or in a config file
+    of their own; otherwise it comes from a config that trtx ships or wrote, or from a published one.
+    """
 
     role: Role
     path: str
@@ -29,7 +31,10 @@ class LeftOutField:
 def without_left_out(
     config: ResolvedEngineConfig, engine: str, *, on_gpu: bool
 ) -> tuple[dict[str, Any], tuple[LeftOutField, ...]]:
-    """What of a config is in force, and what is not: see :func:`trtx.config.engine_uses.in_force_and_left_out`."""
+    """Returns the fields that the engine acts on, and the fields left out with their sources.
+
+    See :func:`trtx.config.engine_uses.in_force_and_left_out`.
+    """
     in_force, left_out = in_force_and_left_out(config.values, engine, config.role, on_gpu=on_gpu)
     return in_force, tuple(_field(config, path, value) for path, value in left_out.items())
 
@@ -45,7 +50,7 @@ def _field(config: ResolvedEngineConfig, path: str, value: Any) -> LeftOutField:
 
 
 def left_out_warnings(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
-    """One sentence that names what a person typed and has no effect; none where there is no such thing."""
+    """Returns one warning that names all fields that the user set and that have no effect; empty if there are none."""
     named = list(_named([one for one in fields if one.is_typed]))
     if not named:
         return ()
@@ -57,7 +62,7 @@ def left_out_warnings(fields: Iterable[LeftOutField], engine: str) -> tuple[str,
 
 
 def left_out_notes(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
-    """The same of what nobody typed: one line for the fields and the files of all roles."""
+    """Returns one note for the left-out fields that the user did not set, with the files of all roles; or nothing."""
     untyped = [one for one in fields if not one.is_typed]
     if not untyped:
         return ()
@@ -68,13 +73,13 @@ def left_out_notes(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ..
 
 
 def left_out_told(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
-    """Both."""
+    """Returns the warnings, then the notes."""
     known = tuple(fields)
     return (*left_out_warnings(known, engine), *left_out_notes(known, engine))
 
 
 def _named(fields: list[LeftOutField]) -> Iterator[str]:
-    """Each field once for all roles, and those of one source together."""
+    """Yields each field once for all roles, grouped by source; the last field of a group names the source."""
     by_source: dict[str, list[LeftOutField]] = {}
     for one in fields:
         by_source.setdefault(one.source, []).append(one)

@@ -1,7 +1,7 @@
-"""What clients may hand in besides text, and how much of it: one record each, which the options are made of.
+"""The limits on images and videos that clients send. The command-line options are generated from these fields.
 
-An option is the field's name with dashes; its type, default and bounds are the field's, its help and metavar the
-record's. Nothing else states them.
+An option's name is the field's name with dashes. Its type, default and bounds come from the field; its help text and
+its metavar come from the field's :class:`MediaField`. They are defined nowhere else.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 _MIB = 1 << 20
 _GIB = 1 << 30
 EMBEDDING_CACHE_BYTES = 512 * _MIB
-"""Of embeddings, in each worker that takes images: on the device of its engine; of encode workers in the topology's
-directory."""
+"""The size of the embedding cache of each worker that accepts images. The cache lies on the device of the engine; that
+of an encode worker lies in the topology's scratch directory."""
 
 VIDEO_FIELDS = ("max_videos", "max_video_frames", "max_video_s")
-"""Of :class:`MediaLimits`, what is about videos alone: how many, and what each may have."""
+"""The fields of :class:`MediaLimits` that apply only to videos: their number, and the limits of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaField:
-    """Stands in the ``Annotated`` of each field of :class:`MediaLimits`."""
+    """The help text and the metavar of an option; the ``Annotated`` of each :class:`MediaLimits` field has one."""
 
-    help: str  # of its option: effect and unit; the default is added where the field has one
+    help: str  # effect and unit; the default is appended if the field has one
     metavar: str | None = None  # None: a switch
 
 
 class MediaLimits(BaseModel):
-    """What a worker takes from clients. Frozen; every bound is one that a test of ``tests/unit/media`` runs into."""
+    """The limits on media that a worker accepts from clients. A test in ``tests/unit/media`` exceeds every limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -114,7 +114,7 @@ class MediaLimits(BaseModel):
         int,
         Field(ge=64 * _MIB, le=1 << 40),
         MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
-    ] = 1536 * _MIB  # for 50 million pixels: docs/multimodal.md
+    ] = 1536 * _MIB  # enough for 50 million pixels: docs/multimodal.md
 
     @model_validator(mode="after")
     def _holds_one_file(self) -> Self:
@@ -128,7 +128,7 @@ class MediaLimits(BaseModel):
 
 @functools.cache
 def media_fields() -> Mapping[str, MediaField]:
-    """The records by field, in the order of help."""
+    """Returns the :class:`MediaField` of each field by field name, in the order of the help page."""
     return {
         name: next(one for one in field.metadata if isinstance(one, MediaField))
         for name, field in MediaLimits.model_fields.items()

@@ -1,6 +1,6 @@
-"""The variable that asks for a planted fault, and its refusal by whoever does not tell of one.
+"""The environment variable that plants a KV fault on purpose, and the refusal by commands that don't support it.
 
-What it asks for is :mod:`trtx.torch_engine.kv_fault`'s business; ``trtx eval parity`` alone takes it.
+Only ``trtx eval parity`` accepts it, and reports it. :mod:`trtx.torch_engine.kv_fault` defines its values.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ VARIABLE = "TRTX_FAULT"
 
 
 def refuse_planted_fault() -> None:
-    """Raises UsageError where the environment asks for a fault: nobody who does not say so may run with one."""
+    """Raises UsageError if the environment plants a fault: a command that does not report it must not run with it."""
     if VARIABLE in os.environ:
         raise UsageError(f"{VARIABLE} is set, which corrupts KV on purpose to test `trtx eval parity`; unset it")

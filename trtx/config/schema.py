@@ -1,7 +1,7 @@
-"""The names, types, ranges and defaults of ``tensorrt_llm.LLM``'s arguments, as facts per version.
+"""The names, types, ranges and defaults of ``tensorrt_llm.LLM``'s arguments, for each version.
 
-``llm_args.json`` beside this file holds the fields over four versions with their provenance. This module answers
-three questions with it: is this field known, is this value one that the field takes, and what holds where none is set.
+``llm_args.json`` in this directory lists the fields of four versions with their provenance. With it this module
+decides whether a field is known and whether it takes a given value, and returns the default of an unset field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtx.config.versions import COLUMNS, DEFAULT_VERSION, SchemaVersion, is_new
 Kind = Literal["unknown-field", "other-version", "missing-field", "wrong-type", "wrong-value"]
 
 _CONSTRUCTED = "<constructed default object>"
-# TensorRT-LLM checks these when it builds its engine, minutes later; the facts state no bound for them.
+# TensorRT-LLM checks these only when it builds its engine, minutes later; llm_args.json has no bounds for them.
 _AT_LEAST_ONE = frozenset(
     {
         "max_batch_size",
@@ -32,7 +32,7 @@ _AT_LEAST_ONE = frozenset(
         "kv_cache_config.tokens_per_block",
     }
 )
-# Where a name moved from one version to another (both ways: an older engine wants the older name).
+# Fields renamed between versions: (old name, new name). The lookup goes both ways: an older engine needs the old name.
 _MOVED = (
     ("enable_sleep", "sleep_config"),
     ("kv_cache_config.block_reuse_policy", "kv_cache_config.block_reuse_config"),
@@ -45,8 +45,12 @@ _OTHER_NAME = dict(_MOVED) | {new: old for old, new in _MOVED}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One argument. ``known_in`` maps a column to True, False or None (not checkable). ``allowed`` is a tuple of
-    values, a range such as ``"0..1"`` or ``">= 0"``, or None; ``allowed_in`` holds what differs at a column."""
+    """One argument of the LLM, or one field of a nested config.
+
+    ``known_in`` maps each column of ``llm_args.json`` to True, False or None (not checkable). ``allowed``: a tuple of
+    values, a range such as ``"0..1"`` or ``">= 0"``, or None. ``allowed_in``: the columns whose allowed values differ.
+    ``default_in``: the versions whose default differs.
+    """
 
     name: str
     type: str
@@ -61,7 +65,11 @@ class Field:
         return self.allowed_in.get(column, self.allowed)
 
     def default_at(self, version: SchemaVersion) -> object:
-        """An older default holds up to the version that it is stated for, a newer one from there on."""
+        """Returns the default in ``version``.
+
+        An entry of ``default_in`` for a version newer than ``DEFAULT_VERSION`` applies from that version on; an entry
+        for an older version applies up to and including it.
+        """
         default = self.default
         for stated, other in self.default_in.items():
             holds = not version.is_before(stated) if is_newer(stated) else not version.is_after(stated)
@@ -74,7 +82,7 @@ Fields = dict[str, Field]  # by name
 
 @dataclass(frozen=True, slots=True)
 class SchemaFinding:
-    """One thing wrong with a config: the path of the field, a sentence, what to do, and what kind of thing it is."""
+    """One error in a config: the path of the field, a sentence, the fix, and the kind of error."""
 
     path: str
     message: str
@@ -86,7 +94,7 @@ class SchemaFinding:
 def _models() -> dict[str, Fields]:
     facts = json.loads((Path(__file__).parent / "llm_args.json").read_text(encoding="utf-8"))
     models: dict[str, Fields] = {name: _fields(body) for name, body in facts["models"].items()}
-    # TorchLlmArgs extends BaseLlmArgs, which knows every backend; AutoDeploy's arguments extend both.
+    # TorchLlmArgs extends BaseLlmArgs, which has the fields of every backend; AutoDeploy's arguments extend both.
     models["LlmArgs"] = models["TorchLlmArgs"] | models["BaseLlmArgs"]
     models["AutoDeployLlmArgs"] = models["LlmArgs"] | _fields(facts["autodeploy"])
     types, algorithms = facts["speculative_config"], facts["sparse_attention_config"]
@@ -96,14 +104,18 @@ def _models() -> dict[str, Fields]:
     models |= {name: {**fields, **base} for name, fields in models.items() if name.startswith("SparseAttentionConfig")}
     dsa = models["SparseAttentionConfig:dsa"]
     models["SparseAttentionConfig:deepseek_v4"] = {**dsa, **models["SparseAttentionConfig:deepseek_v4"]}
-    models["SpeculativeConfig:Eagle"] = models["SpeculativeConfig:Eagle3"]  # turned into Eagle3, with a warning
+    models["SpeculativeConfig:Eagle"] = models["SpeculativeConfig:Eagle3"]  # TensorRT-LLM converts it, with a warning
     return models
 
 
 def _union(
     model: str, discriminator: str, types: Mapping[str, Any], types_in: Mapping[str, Any], shared: list[str]
 ) -> dict[str, Fields]:
-    """``model`` with every type's fields, and ``model:<type>`` with those of one, each under ``discriminator``."""
+    """Builds the models of a tagged union.
+
+    Returns ``model`` with the fields of all variants, and ``model:<type>`` with the fields of one variant for each
+    type. Every model includes the field ``discriminator``.
+    """
     named = [name for name in types if name not in shared]
     in_some = [*named, *(name for names in types_in.values() for name in names if name not in types)]
     chooser = {
@@ -139,7 +151,7 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Field]:
 
 
 def _fields_of(model: str, values: Mapping[str, object]) -> Fields:
-    """The fields of one object: the unions are told apart by what the object says of itself."""
+    """Returns the fields of one object; ``values`` selects the variant of a union."""
     if model == "LlmArgs" and values.get("backend") == "_autodeploy":
         model = "AutoDeployLlmArgs"
     elif model == "CudaGraphConfig" and {"num_tokens", "max_num_token", "seq_lens", "max_seq_len"} & values.keys():
@@ -151,23 +163,25 @@ def _fields_of(model: str, values: Mapping[str, object]) -> Fields:
 
 
 def nested_model(model: str, values: Mapping[str, object], name: str) -> str | None:
-    """The model of a field that is a section; None: it is none, whatever its value holds. ``values``: what it stands
-    in, of ``model``."""
+    """Returns the model of the field ``name`` if its type is a nested config, else None.
+
+    ``values``: the object of type ``model`` that contains the field.
+    """
     field = _fields_of(model, values).get(name)
     inner = None if field is None else model_of(field.type)
     return inner if inner in _models() else None
 
 
 def known_fields(model: str = "LlmArgs") -> frozenset[str]:
-    """Every name that some version knows."""
+    """Returns the names of all fields that at least one version has."""
     return frozenset(_models()[model])
 
 
 def default(path: str, version: SchemaVersion, *, given: int = 0) -> object:
-    """What holds for ``kv_cache_config.dtype`` where nothing sets it; None where the default is None or not known.
+    """Returns the default of an unset field such as ``kv_cache_config.dtype``.
 
-    ``given``: how many leading parts of ``path`` the config does set. Below a section that is neither set nor
-    constructed by TensorRT-LLM nothing holds: None.
+    ``given``: how many leading parts of ``path`` the config sets. Returns None if the default is None or unknown, and
+    for a field in a section that the config does not set and TensorRT-LLM does not construct by default.
     """
     fields: Fields = _models()["LlmArgs"]
     value: object = None
@@ -181,9 +195,10 @@ def default(path: str, version: SchemaVersion, *, given: int = 0) -> object:
 
 
 def findings(values: Mapping[str, object], version: str = DEFAULT_VERSION) -> list[SchemaFinding]:
-    """Everything wrong with a mapping of LLM arguments, in file order, by one column of facts or for a version.
+    """Returns all errors in a mapping of LLM arguments, in file order.
 
-    For a version that lies between two columns: only what both of them object to.
+    ``version``: a column of ``llm_args.json`` or a version of TensorRT-LLM. For a version between two columns, only
+    errors in both columns count.
     """
     certain, _ = findings_for(values, schema_version(version))
     return certain
@@ -192,7 +207,7 @@ def findings(values: Mapping[str, object], version: str = DEFAULT_VERSION) -> li
 def findings_for(
     values: Mapping[str, object], version: SchemaVersion
 ) -> tuple[list[SchemaFinding], list[SchemaFinding]]:
-    """What is wrong for certain, and what is wrong by only one of the two columns that ``version`` lies between."""
+    """Returns the certain errors, and the errors in only one of the two columns that ``version`` lies between."""
     by_column = [list(_walk(values, "LlmArgs", "", column)) for column in version.columns]
     keys = [{(found.path, found.kind) for found in column} for column in by_column]
     certain = [found for found in by_column[0] if all((found.path, found.kind) in column for column in keys)]
@@ -204,7 +219,7 @@ def findings_for(
 def _walk(values: Mapping[str, object], model: str, prefix: str, column: str) -> Iterator[SchemaFinding]:
     fields = _fields_of(model, values)
     if prefix and all(field.known_in.get(column) is False for field in fields.values()):
-        return  # the field is known, its model came later: a plain mapping, as cp_config was in 1.2.1
+        return  # this version has the field but not yet its model: a plain mapping, as cp_config was in 1.2.1
     for name, value in values.items():
         path = f"{prefix}{name}"
         field = fields.get(str(name))

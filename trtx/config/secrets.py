@@ -1,4 +1,4 @@
-"""Which variables of an environment hold secrets, by their names: what serves clients inherits none of them."""
+"""Finds environment variables that hold secrets, by name. Processes that serve clients inherit none of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SECRET = re.compile(r"(^|_)(API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|SECRET_KEY|AC
 
 
 def is_secret(name: str) -> bool:
-    """``OPENAI_API_KEY``, ``HF_TOKEN``, ``NATS_AUTH_PASSWORD``; not ``TOKENIZERS_PARALLELISM``."""
+    """Returns True for ``OPENAI_API_KEY``, ``HF_TOKEN``, ``NATS_AUTH_PASSWORD``; not for ``TOKENIZERS_PARALLELISM``."""
     return _SECRET.search(name) is not None
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a process that needs none of them: what a client sends may take it over."""
+    """Returns the environment without secrets, for a process that a malicious client request might compromise."""
     return {name: value for name, value in environment.items() if not is_secret(name)}

@@ -1,4 +1,7 @@
-"""JSON as RFC 8259 has it: what Python takes beside it is refused, and so are two equal keys, of which it keeps one."""
+"""A JSON parser that accepts only RFC 8259.
+
+It refuses the extensions that Python's parser accepts, and duplicate keys, of which Python's parser keeps the last.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from trtx.config.wording import quoted, shown
 
 
 def parse_json(text: str) -> Any:
-    """Raises ValueError: what is wrong; RecursionError for levels beyond what Python reads."""
+    """Parses ``text``. Raises ValueError for invalid JSON, and RecursionError if it is nested too deeply for Python."""
     return json.loads(
         text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_each_once
     )
@@ -24,14 +27,14 @@ def _refuse_constant(name: str) -> None:
 
 
 def _finite(text: str) -> float:
-    """1e999 is a number of JSON that Python reads as infinity, and what is compared with that passes or fails by it."""
+    """Refuses numbers such as 1e999: valid JSON that Python reads as infinity, which would decide any comparison."""
     if math.isinf(number := float(text)):
         raise ValueError(f"{shown(text)} is larger than any number that can be computed with")
     return number
 
 
 def _whole(text: str) -> int:
-    """Where a fraction may stand, pydantic makes infinity of a whole number that is as large."""
+    """Refuses integers beyond the range of a float: pydantic converts them to infinity in a float field."""
     _finite(text)
     return int(text)
 
@@ -49,11 +52,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate_strictly(model: type[M], document: Mapping[str, Any]) -> M:
-    """What a reader of YAML or JSON gave, as a ``model``: no text, number or boolean stands for another. A whole number
-    is a number too. Paths may be among it. Raises pydantic's ValidationError.
+    """Validates a parsed YAML or JSON document as a ``model``, without conversions between text, numbers and booleans.
 
-    Left to itself pydantic takes "yes" and 1.0 for true, and true for 1. It is strict and still makes tuples and paths
-    of JSON alone, where validators of 2.13 are not told the name of their field.
+    An integer is accepted for a float, and ``document`` may contain Path objects. Raises pydantic's ValidationError.
+
+    In its lax mode pydantic accepts "yes" and 1.0 for true, and true for 1. In strict mode it makes tuples and paths
+    only from JSON, so the document passes through JSON. There, pydantic 2.13 does not pass the field's name to
+    validators; on their errors the document is validated a second time as Python objects, for messages with names.
     """
     try:
         return model.model_validate_json(json.dumps(document, default=str), strict=True)

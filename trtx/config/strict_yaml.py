@@ -1,8 +1,8 @@
-"""The one reader of YAML. What stands in a file is read as it stands, or refused with its line.
+"""trtx's only YAML parser. It reads a value exactly as written, or refuses it and names the line.
 
-A reader that lets the last of two equal keys win, follows an alias into itself or makes a date of ``2001-01-01`` gives
-answers that nobody wrote. Bounded are the size of a file, the levels of it and the values in it, aliases counted as
-often as they are used: a few lines of YAML can stand for billions of values.
+It refuses input that other parsers silently change: duplicate keys, recursive aliases, ``2001-01-01`` as a date. It
+bounds the size of a file, its depth and its number of values. An alias counts once for each use, because a few lines of
+YAML can expand to billions of values.
 """
 
 from __future__ import annotations
@@ -24,63 +24,66 @@ from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
 MAX_LEVELS = 32
-"""TensorRT-LLM's own arguments have five."""
+"""The maximum depth. TensorRT-LLM's own arguments have five levels."""
 MAX_VALUES = 100_000
-"""Of a document, aliases spelled out: an expert placement of 60 layers with 320 slots has 20,000."""
-_INTEGERS = range(-(2**63), 2**64)  # what JSON's readers, C++ and TensorRT-LLM can hold
+"""The maximum number of values, with aliases expanded. An expert placement of 60 layers with 320 slots has 20,000."""
+_INTEGERS = range(-(2**63), 2**64)  # the integers that JSON parsers, C++ and TensorRT-LLM can represent
 _LONGEST_NUMBER = 400  # characters; int() is quadratic, and refuses more than 4,300 digits
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = f"{_CORE}merge"
 _SCALARS = ("str", "int", "float", "bool", "null")
-_NAMED = ("str", "int", "float", "bool")  # !!null would drop what stands after it
-# YAML 1.1 as PyYAML reads it: 12:30 is 750, and 010 is 8. Nobody who writes a config means that.
+_NAMED = ("str", "int", "float", "bool")  # without null: !!null would drop the value after it
+# In YAML 1.1, as PyYAML reads it, 12:30 is 750 and 010 is 8. The author of a config never means that.
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9_.]+(?::[0-9_.]+)+)")
 _DATE = f"{_CORE}timestamp"
-# Of such text libyaml makes PyYAML's own events, in a tenth of the time. Not of text with tabs, tags, block scalars,
-# complex keys, byte order marks and control characters: each takes some of them that the other refuses or reads apart.
+# For text of these characters libyaml emits the same events as PyYAML, in a tenth of the time. With tabs, tags, block
+# scalars, complex keys, byte order marks or control characters the two differ: each accepts some input that the other
+# refuses or reads differently.
 _READ_ALIKE = re.compile(r"[\n \"-=@-{}~]*")
-_LIBYAML: Any = getattr(yaml, "CSafeLoader", None)  # which PyYAML may be installed without
+_LIBYAML: Any = getattr(yaml, "CSafeLoader", None)  # None if PyYAML was built without libyaml
 
 
 def read_yaml(path: Path, what: str, expected: str) -> Any:
-    """The document in ``path``; None for an empty one. ``what`` names the file's kind, ``expected`` what it shall hold.
+    """Reads the document in the file ``path``; returns None for an empty file.
 
-    Raises UsageError: what the file is, its line, what is wrong, what to do.
+    ``what``: the kind of file; ``expected``: the content it should have. Raises UsageError with the file, the line, the
+    problem and the fix.
     """
     return parse_yaml(read_text(path, what, expected), f"{what} {shown(path)}")
 
 
 def parse_yaml(text: str, source: str, *, is_file: bool = True) -> Any:
-    """The one document of ``text``: dicts, lists, text, finite numbers, booleans and None; keys are text or integers.
+    """Parses ``text``, which must hold one document; returns None if it is empty.
 
-    ``source`` begins the message of the UsageError, with the line where ``is_file`` holds.
+    The result consists of dicts, lists, str, finite numbers, booleans and None; keys are str or int. Raises UsageError,
+    whose message begins with ``source``, and with the line number if ``is_file``.
     """
     if _LIBYAML is not None and _READ_ALIKE.fullmatch(text):
-        with contextlib.suppress(UsageError):  # told below, in PyYAML's words
+        with contextlib.suppress(UsageError):  # parsed again below, for PyYAML's error message
             return _Reader(text, source, is_file, _LIBYAML).read()
     return _Reader(text, source, is_file, yaml.SafeLoader).read()
 
 
 class _Reader:
-    """Builds values out of PyYAML's events. Its own composer recurses without bound and forgets equal keys."""
+    """Builds values from PyYAML's events. PyYAML's own composer recurses without bound and drops duplicate keys."""
 
     def __init__(self, text: str, source: str, is_file: bool, loader: Any) -> None:
         self._source, self._is_file, self._text, self._loader = source, is_file, text, loader
         self._events: Iterator[yaml.Event] = iter(())
         self._resolver, self._constructor = Resolver(), SafeConstructor()
-        # name -> value and how many values it stands for; None while it is still being read
+        # anchor -> (value, number of values in it); None while the anchored value is still being read
         self._anchors: dict[str, tuple[Any, int] | None] = {}
         self._count = 0
 
     def read(self) -> Any:
         try:
             self._events = iter(yaml.parse(self._text, Loader=self._loader))
-            next(self._events)  # the stream's start
+            next(self._events)  # StreamStartEvent
             if isinstance(next(self._events), yaml.StreamEndEvent):
                 return None
             value = self._value(next(self._events), 1)
-            next(self._events)  # the document's end
+            next(self._events)  # DocumentEndEvent
             after = next(self._events)
             if not isinstance(after, yaml.StreamEndEvent):
                 self._refuse(after, "a second document begins; expected one")
@@ -124,7 +127,7 @@ class _Reader:
             self._refuse(event, f"the alias *{shown(event.anchor)} stands within what it names; write the value out")
         value, count = anchored
         self._counted(event, count)
-        return copy.deepcopy(value)  # what is overridden in one place must not change the other
+        return copy.deepcopy(value)  # an override of one copy must not change the other
 
     def _counted(self, event: yaml.Event, count: int) -> None:
         self._count += count
@@ -164,7 +167,7 @@ class _Reader:
         return key
 
     def _merged(self, level: int) -> dict[Any, Any]:
-        """What ``<<`` brings, beneath the mapping's own keys. Of several the first wins, as YAML has it."""
+        """Returns the mapping that ``<<`` merges in. If several mappings have a key, the first wins, as in YAML."""
         event = next(self._events)
         found = self._value(event, level + 1)
         merged: dict[Any, Any] = {}
@@ -221,6 +224,6 @@ def _line(event: yaml.Event) -> int:
 
 
 def _kind(value: object) -> str:
-    """YAML's word for a value's type."""
+    """Returns YAML's name for the type of a value."""
     names = {dict: "mapping", list: "list", str: "text", bool: "boolean", int: "number", float: "number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)

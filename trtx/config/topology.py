@@ -1,4 +1,4 @@
-"""What a person asks for when they ask for a topology: flags or YAML become one checked value."""
+"""The topology that a user requests, parsed from options or YAML into one validated value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _named(value: str, info: ValidationInfo) -> str:
 
 
 def _locatable(value: object, info: ValidationInfo) -> object:
-    """Before a path is made of it: an empty one would be the current directory."""
+    """Checks text before pydantic makes a Path of it: an empty string would become the current directory."""
     return _named(value, info) if isinstance(value, str) else value
 
 
@@ -36,20 +36,20 @@ def _bindable(value: str, info: ValidationInfo) -> str:
     return value
 
 
-# An IPv4 or IPv6 address, or a name of labels of at most 63 characters.
+# An IPv4 or IPv6 address, or a host name whose labels have at most 63 characters.
 _HOST = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}\.?")
 Name = Annotated[str, AfterValidator(_named)]
-"""A model, a directory or an address: not empty, and nothing that the system could not look up."""
+"""A model, a directory or an address: not empty, and valid as a path on this system."""
 MAX_WORKERS = 256
-"""Of one topology, so of one role too. Each is a process with a port below 32768 of its own; Dynamo's frontend holds
-connections to all of them below the 1,024 open files that most systems allow, and 256 idle ones take some 20 GB already
-(80 MB each)."""
+"""The maximum number of workers of one topology, and therefore of one role. Each worker is a process with its own port
+below 32768. Dynamo's frontend holds connections to all workers within the 1,024 open files that most systems allow, and
+256 idle workers already take about 20 GB of memory (80 MB each)."""
 
 MAX_TP = 1024  # more GPUs than one machine has
 
 
 class TopologySpec(BaseModel):
-    """Asked for, not yet resolved: ``topology.plan`` turns it and a ``Machine`` into a ``Plan``."""
+    """A topology as requested, not yet resolved. ``topology.plan`` turns it and a ``Machine`` into a ``Plan``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,22 +60,22 @@ class TopologySpec(BaseModel):
     prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
     decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
     encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of their own
-    encode_shared: int = Field(default=0, ge=0, le=MAX_WORKERS)  # those on GPUs of agg or prefill workers
-    media: MediaLimits = MediaLimits()  # what workers of a model that takes images take of clients
+    encode_shared: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of agg or prefill workers
+    media: MediaLimits = MediaLimits()  # limits on media from clients, for models that take images
     tp: int = Field(default=1, ge=1, le=MAX_TP)
-    deterministic: bool = False  # answers are the same to the bit in any batch; docs/determinism.md
+    deterministic: bool = False  # answers are bitwise the same in any batch; docs/determinism.md
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
-    gpus: tuple[int, ...] | None = None  # indices into the caller's visible set; None: all of them
+    gpus: tuple[int, ...] | None = None  # indices into the GPUs visible to the caller; None: all of them
     host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
-    # PEM, of the HTTP port; None: it speaks plain HTTP
-    tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # the server's own, its authorities' behind it
+    # PEM files for the HTTP port; None: plain HTTP
+    tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # server certificate, then intermediates
     tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = None
     router_mode: RouterMode = "round-robin"
-    router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; the last of a kind wins
+    router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; if a flag is repeated, the last wins
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
-    )  # role -> YAML; absent: shipped defaults
+    )  # role -> YAML file; a missing role uses the shipped config
     overrides: tuple[str, ...] = ()  # "a.b=c", every role; "prefill.a.b=c", one role
 
     @model_validator(mode="after")
@@ -90,18 +90,18 @@ class TopologySpec(BaseModel):
 
     @property
     def encoders(self) -> int:
-        """All encode workers; 0: who needs an image's embedding makes it."""
+        """The total number of encode workers. With 0, the worker that needs an image's embedding computes it."""
         return self.encode + self.encode_shared
 
     @property
     def encoders_typed(self) -> str:
-        """The options that ask for encode workers, for what is said against them."""
+        """The options that request encode workers, for error messages."""
         counts = {"--encode": self.encode, "--encode-shared": self.encode_shared}
         return " ".join(f"{option} {count}" for option, count in counts.items() if count)
 
     @property
     def roles(self) -> dict[Role, int]:
-        """Workers of each role, as a request with images meets them."""
+        """The number of workers of each role, in the order in which a request with images reaches them."""
         encode: dict[Role, int] = {"encode": self.encoders} if self.encoders else {}
         if self.mode == "agg":
             return {**encode, "agg": self.workers}
@@ -112,8 +112,11 @@ _COUNT_ENCODERS = ("encode", "encode_shared")
 
 
 def refuse_idle(spec: TopologySpec, told: Callable[[str], str], source: str = "") -> None:
-    """Raises UsageError for a field that was said and that no request would ever meet, as limits of ``media`` let none
-    in. ``told``: how a field, of ``media`` too, is said there; ``source`` begins the message."""
+    """Raises UsageError for a field that was set but can never take effect because ``media`` admits no such requests.
+
+    ``told`` formats the name of a field, including those of ``media``, as the user wrote it. ``source`` begins the
+    message.
+    """
     media = spec.media
     if media.max_videos:
         return
@@ -130,5 +133,5 @@ def refuse_idle(spec: TopologySpec, told: Callable[[str], str], source: str = ""
 
 
 def in_topology(name: str) -> str:
-    """A field of a topology or of its ``media``, as a sweep file says it."""
+    """Returns the name of a field of a topology or of its ``media`` as a sweep file spells it."""
     return f"topology.media.{name}" if name in MediaLimits.model_fields else f"topology.{name}"

@@ -1,7 +1,8 @@
-"""What the torch engine makes of each of TensorRT-LLM's arguments: :data:`FIELDS` has one record for each.
+"""Defines how the torch engine treats each of TensorRT-LLM's arguments: :data:`FIELDS` has one record for each.
 
-Here and not in ``torch_engine``, as a plan refuses what the engine would, and planning reaches no engine. To let the
-engine act on another field, move its name; a test holds that each field of ``llm_args.json`` has one record.
+The table is here and not in ``torch_engine`` because planning refuses the same fields as the engine, and planning
+imports no engine. When the engine starts to act on a field, move the field's name to :data:`_HONOURED`. A test asserts
+that each field of ``llm_args.json`` has one record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ SHOWN_CHARACTERS = 80
 
 @dataclass(frozen=True, slots=True)
 class Honoured:
-    """The engine acts on it. ``needs_gpu``: where it runs on a GPU. ``by_encoder``: its vision encoder does too."""
+    """The engine acts on the field.
+
+    ``needs_gpu``: only when it runs on a GPU. ``by_encoder``: its vision encoder acts on the field too.
+    """
 
     needs_gpu: bool = False
     by_encoder: bool = False
@@ -23,9 +27,10 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """The engine takes it and does not act on it: it changes speed, memory or what is logged, and no answer.
+    """The engine accepts the field and ignores it. Such a field affects speed, memory or logging, never an answer.
 
-    ``because``: what the engine lacks."""
+    ``because``: the reason, which names what the engine lacks.
+    """
 
     because: str
 
@@ -34,7 +39,7 @@ def _of(section: str, text: str) -> tuple[str, ...]:
     return tuple(f"{section}.{name}" if section else name for name in text.split())
 
 
-# A field of a section has a record of its own. A section that has one record itself is of that record as a whole.
+# Each field of a section has its own record. If a section itself has a record, that record applies to all its fields.
 _HONOURED: Mapping[str, Honoured] = {
     **dict.fromkeys(
         _of(
@@ -64,7 +69,7 @@ _ABSENT = Unused("the torch engine has nothing that it would apply to")
 _KV = Unused("the torch engine keeps KV on its device alone, in one pool of equal blocks")
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
 _TRANSFER = Unused("the torch engine moves KV in one way")
-# A draft token is taken only where the model itself would have drawn it: the same tokens, sooner.
+# Speculation accepts a draft token only if the model itself would have sampled it: it gives the same tokens, sooner.
 _DRAFTS = Unused("the torch engine does not speculate")
 _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
@@ -107,7 +112,7 @@ _UNUSED: Mapping[str, Unused] = {
         _OBSERVING,
     ),
     "return_perf_metrics": Unused("each result of the torch engine has its metrics"),
-    # Of media, adapters and reasoning parsers: requests that bring any are refused, or nothing asks for it.
+    # Fields of media, adapters and reasoning parsers: the engine refuses requests that use them, or no request can.
     **dict.fromkeys(
         _of(
             "",
@@ -117,7 +122,7 @@ _UNUSED: Mapping[str, Unused] = {
         ),
         _ABSENT,
     ),
-    # Where KV may lie, and what of it is kept for reuse; mamba_* and MLA's are of models that are refused.
+    # Where KV is stored and what is kept for reuse. mamba_* and MLA fields belong to models that the engine refuses.
     **dict.fromkeys(
         _of(
             "kv_cache_config",
@@ -173,9 +178,12 @@ _UNUSED: Mapping[str, Unused] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``because``: what the torch engine has not. ``harmless``: values that ask for nothing beside None, the one to
-    advise first. ``instead``: what to do, where it is not to leave the field out. ``unused``: the engine does not act
-    on the harmless ones either, and does another thing than they say."""
+    """The engine refuses the field unless its value is None or harmless.
+
+    ``because``: what the torch engine lacks. ``harmless``: the values besides None that request nothing; error messages
+    recommend the first. ``instead``: the advice, if it is not to leave the field out. ``unused``: the engine ignores
+    the harmless values as well and does something else than they request.
+    """
 
     because: str
     harmless: tuple[Any, ...] = ()
@@ -263,13 +271,13 @@ REFUSED: Mapping[str, Refusal] = {
 }
 
 FIELDS: Mapping[str, Honoured | Unused | Refusal] = {**_HONOURED, **_UNUSED, **REFUSED}
-"""By path."""
+"""The record of each field, by path."""
 SECTIONS = frozenset(path.partition(".")[0] for path in FIELDS if "." in path)
 ENCODER_FIELDS = tuple(path for path, one in FIELDS.items() if isinstance(one, Honoured) and one.by_encoder)
 
 
 def record_of(path: str) -> Honoured | Unused | Refusal | None:
-    """Of a field, or of the nearest section around it that has a record."""
+    """Returns the record of a field, or of the innermost section around it that has one; None if there is none."""
     while path not in FIELDS and "." in path:
         path = path.rpartition(".")[0]
     return FIELDS.get(path)
@@ -277,7 +285,7 @@ def record_of(path: str) -> Honoured | Unused | Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field that holds a value which the torch engine can't honour and must not leave out."""
+    """A field with a value that the torch engine can neither honour nor safely ignore."""
 
     path: str
     value: Any
@@ -296,7 +304,7 @@ class RefusedField:
 
 
 def refused_fields(values: Mapping[str, Any]) -> Iterator[RefusedField]:
-    """What of ``values`` the torch engine refuses, in their order. Unknown fields are the schema's business."""
+    """Yields the fields of ``values`` that the torch engine refuses, in order. The schema reports unknown fields."""
     for path, value in _fields(values):
         refusal = REFUSED.get(path)
         if refusal is not None and value is not None and value not in refusal.harmless:

@@ -1,7 +1,7 @@
-"""Which values of the arguments that it honours the torch engine can't run with, whatever model and machine it gets.
+"""The values of its arguments that the torch engine can't run with, on any model and any machine.
 
-A plan and the engine ask this one table, so what passes ``trtx serve --dry-run`` is not refused by the engine for its
-config alone. Types and TensorRT-LLM's own ranges are :mod:`trtx.config.schema`'s, which both of them ask before.
+Planning and the engine share this table, so the engine never refuses a config that passed ``trtx serve --dry-run``
+because of the config alone. :mod:`trtx.config.schema` checks types and TensorRT-LLM's own ranges first, in both places.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtx.config.wording import quoted
 
 DTYPES = ("float32", "bfloat16", "float16")
 TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
-"""What moves KV, by TensorRT-LLM's name of a transceiver backend: all of them are NIXL over UCX here."""
+"""The KV transport for each of TensorRT-LLM's transceiver backends. In the torch engine all are NIXL over UCX."""
 DEFAULT_TOKENS_PER_BLOCK = 32
 
 _BLOCK = "kv_cache_config.tokens_per_block"
@@ -23,7 +23,7 @@ _POOL = "kv_cache_config.max_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """``expected`` ends a sentence. None is the field's default, and within every limit."""
+    """A condition on a field. ``expected`` completes the error message. None, the field's default, always passes."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -68,7 +68,7 @@ class OutsideLimit:
 
 
 def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
-    """What of the arguments ``values`` the torch engine can't run with. A wrong type is within no limit."""
+    """Yields the arguments in ``values`` that violate a limit. A value of the wrong type violates its limit."""
     for path, limit in LIMITS.items():
         value = _value(values, path)
         if value is not None and not _holds(limit, value):

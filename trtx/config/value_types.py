@@ -1,4 +1,4 @@
-"""Does a value out of YAML fit a type or a range as ``llm_args.json`` writes them: ``list[int] | None``, ``0..1``."""
+"""Checks YAML values against the types and ranges of ``llm_args.json``, such as ``list[int] | None`` and ``0..1``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PAIRS = re.compile(r"dict\[(.+?),\s*(.+)\]")
 
 
 def model_of(type_: str) -> str | None:
-    """The nested model that a field holds, if any: ``KvCacheConfig`` of ``KvCacheConfig | None``."""
+    """Returns the nested model in a type, such as ``KvCacheConfig`` for ``KvCacheConfig | None``, or None."""
     found = re.search(r"\b([A-Z]\w*Config)\b", type_)
     return found.group(1) if found else None
 
 
 def type_problem(type_: str, value: object) -> str | None:
-    """The type that was expected, or None where ``value`` fits it."""
+    """Returns None if ``value`` fits ``type_``, else the expected type."""
     return None if any(_fits(part.strip(), value) for part in type_.split(" | ")) else type_
 
 
@@ -42,10 +42,10 @@ def _fits(type_: str, value: object) -> bool:
         return isinstance(value, Mapping) and all(_fits(key, k) and _fits(item, v) for k, v in value.items())
     if type_.endswith("Config"):
         return isinstance(value, Mapping)
-    return True  # a Python object, which the callers of the LLM API may pass
+    return True  # a Python object, which only callers of the LLM API can pass
 
 
-# [value, bound] of a range as the facts spell it; what matches none of them is prose, which nothing can check.
+# Ranges as llm_args.json spells them, each with its check(value, bounds). Other text is prose and can't be checked.
 _RANGES: tuple[tuple[str, Callable[[float, list[float]], bool]], ...] = (
     (r"([-\d.]+)\.\.([-\d.]+)", lambda value, bound: bound[0] <= value <= bound[1]),
     (r">=\s*([-\d.]+)", lambda value, bound: value >= bound[0]),
@@ -56,7 +56,7 @@ _RANGES: tuple[tuple[str, Callable[[float, list[float]], bool]], ...] = (
 
 
 def range_problem(allowed: Allowed, value: object, *, ignore_case: bool = False) -> str | None:
-    """The values that were expected, or None where ``value`` (or each item of a list) is one of them."""
+    """Returns None if ``value``, or each item of a list, is allowed, else a description of the allowed values."""
     if value is None or allowed is None or isinstance(value, Mapping):
         return None
     if allowed == "sums to 1":

@@ -1,4 +1,4 @@
-"""Which column of ``llm_args.json`` speaks for a version of TensorRT-LLM, and how surely."""
+"""Selects the column of ``llm_args.json`` that describes a version of TensorRT-LLM, and states how certain it is."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def _known(version: str) -> Key:
     return key
 
 
-# Column, and the first and the last version that it speaks for. 1.2.1 and 1.3.0rc7 were read themselves; the text of
-# main-2026-07 dates between 1.3.0rc20 and rc22, that of post-rc22 between rc24 and 1.4.0rc1 (meta of llm_args.json).
+# Each column with the first and the last version that it describes. 1.2.1 and 1.3.0rc7 were read from those releases;
+# the source of main-2026-07 dates from between 1.3.0rc20 and rc22, that of post-rc22 from between rc24 and 1.4.0rc1
+# (meta of llm_args.json).
 _SPANS = tuple(
     (column, _known(first), _known(last))
     for column, first, last in (
@@ -40,14 +41,17 @@ _SPANS = tuple(
     )
 )
 COLUMNS = tuple(column for column, _, _ in _SPANS)
-# Dynamo 1.4.2 is built against 1.3.0rc22; main-2026-07 is the nearest text that was read.
+# Dynamo 1.4.2 is built against 1.3.0rc22; main-2026-07 is the nearest source that was read.
 DEFAULT_VERSION = "main-2026-07"
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """``name`` as it was stated. ``columns`` holds the one column that speaks for it, or the two that it lies between:
-    what these two say differently is not certain for it."""
+    """A version of TensorRT-LLM and the columns that describe it.
+
+    ``name``: the version as given. ``columns``: the one column that describes it, or the two that it lies between.
+    Facts on which the two columns differ are uncertain for this version.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -62,7 +66,7 @@ class SchemaVersion:
 
     @property
     def how_sure(self) -> str:
-        """``1.3.0rc14: between 1.3.0rc7 and main-2026-07``, for a person."""
+        """The certainty in words, such as ``1.3.0rc14: between 1.3.0rc7 and main-2026-07; …``."""
         if self.certainty == "between":
             return f"{self.name}: between {' and '.join(self.columns)}; what they disagree on is not certain"
         if self.certainty == "nearest":
@@ -71,12 +75,12 @@ class SchemaVersion:
 
 
 def is_newer(version: str) -> bool:
-    """Whether ``version`` came after the newest text that was read whole (main-2026-07)."""
+    """Returns whether ``version`` is newer than the newest source that was read completely (main-2026-07)."""
     return _known(version) > schema_version(DEFAULT_VERSION).key
 
 
 def schema_version(name: str) -> SchemaVersion:
-    """The facts for ``1.2.1``, ``1.3.0rc24.post1``, ``main-2026-07`` or any other version; local parts are ignored.
+    """Parses ``1.2.1``, ``1.3.0rc24.post1``, ``main-2026-07`` or any other version, ignoring local parts.
 
     Raises UsageError for text that is no version.
     """

@@ -1,4 +1,4 @@
-"""PyAV, the package that decodes videos. It is an optional extra, since its wheels hold code under the GPL
+"""PyAV, the package that decodes videos. It is an optional extra because its wheels contain code under the GPL
 (docs/licences.md)."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ NO_DECODER = f"videos are decoded by PyAV, which is not installed here; install 
 
 @cache
 def decodes_videos() -> bool:
-    """Whether this Python environment has PyAV. Imports nothing of it."""
+    """Returns whether PyAV is installed in this Python environment, without importing it."""
     try:
         metadata.version(PACKAGE)
         return importlib.util.find_spec(PACKAGE) is not None
-    except ImportError:  # which PackageNotFoundError is too
+    except ImportError:  # PackageNotFoundError is a subclass
         return False

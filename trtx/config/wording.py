@@ -1,4 +1,4 @@
-"""How a value looks inside a sentence."""
+"""Formats values for use inside a sentence."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _SCHEME, _PATH = re.compile(r"([a-z]{1,8})://"), re.compile(r"[/?#]")
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
-    """``value`` as text of one line, its middle cut out where it is longer than ``longest`` characters."""
+    """Returns ``str(value)`` on one line; text longer than ``longest`` characters loses its middle."""
     text = str(value)
     if len(text) > 2 * longest:
-        text = text[:longest] + text[-longest:]  # written out they are longer: their ends are enough
+        text = text[:longest] + text[-longest:]  # printable() only lengthens text, so the ends suffice
     return _cut(printable(text), longest)
 
 
 def quoted(value: object, longest: int = LONGEST) -> str:
-    """As Python writes it, the middle of a long one cut out."""
+    """Returns ``repr(value)`` on one line; long text loses its middle."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python turns into text
@@ -26,9 +26,10 @@ def quoted(value: object, longest: int = LONGEST) -> str:
 
 
 def shown_address(url: str) -> str:
-    """An address, quoted, without what may be a secret in it: a user with a password, a path, a query.
+    """Returns an address, quoted, without the parts that may hold a secret: user and password, path, query.
 
-    It may be none."""
+    ``url`` need not be a valid address.
+    """
     scheme, mark, rest = url.rpartition("@")[2].rpartition("://")
     if "@" in url:
         found = _SCHEME.match(url)
@@ -38,17 +39,17 @@ def shown_address(url: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 sample``, ``2,000 samples``: of a noun whose plural has an s."""
+    """Returns ``1 sample`` or ``2,000 samples``. The noun must form its plural with an s."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def with_article(noun: str) -> str:
-    """``an agg worker``, ``a decode worker``: by its first letter."""
+    """Returns ``an agg worker`` or ``a decode worker``, depending on the first letter of the noun."""
     return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
 
 
 def printable(text: str) -> str:
-    """Control characters, line ends and lone surrogates written out: a message must not steer a terminal."""
+    """Escapes control characters, line ends and lone surrogates, so that a message can't control the terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
@@ -60,7 +61,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def a_kind(value: object) -> str:
-    """What a value of JSON or YAML is, with its article: ``a map``, ``a whole number``."""
+    """Returns the kind of a JSON or YAML value with its article: ``a map``, ``a whole number``."""
     if value is None:
         return "null"
     return _KINDS.get(type(value), f"a {type(value).__name__}")

@@ -1,9 +1,9 @@
-"""What a schema can't say of an engine config: how its values must fit one another, and the other side's.
+"""Rules that a schema can't express: how the values of an engine config must fit each other and those of its peer.
 
-Owns the rules, one record each with its reason and its evidence. Reads no file and raises nothing: a rule turns a
+Owns the rules: one record each, with its reason and its evidence. Reads no file and raises no error: a rule turns a
 :class:`Subject` (or the two sides of a pair) into :class:`Breach` values. Enter through :func:`findings_of`.
-Always holds: no rule without public evidence, every fix is a ``--set`` that ends the finding, and a finding without one
-stands at a path that its rule calls unmendable.
+Invariants: every rule has public evidence; every fix is a ``--set`` that resolves the finding; and a finding without a
+fix has a path that its rule lists as unmendable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings_of(subjects: Mapping[Role, Subject], *, engine: str) -> Iterator[Finding]:
-    """Every breach of every rule, pairs first. What binds TensorRT-LLM alone is a note on another ``engine``."""
+    """Yields every violation of every rule, pair rules first.
+
+    A violation of a rule that only TensorRT-LLM needs becomes a note on another ``engine``.
+    """
     for rule in RULES:
         for roles in rule.sides:
             if subjects.keys() >= {*roles} and rule.only_engine in (None, engine):

@@ -1,4 +1,4 @@
-"""Rules of one engine's step: how many sequences and tokens it holds, and which batches have a CUDA graph."""
+"""Rules for the step of one engine: its sequences, its tokens, and the batch sizes with a CUDA graph."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _graphs_cover_batch(decode: Subject) -> Iterator[Breach]:
         yield Breach(path, message, decode.set(path, [*decode.get(path), batch]))
     else:
         message = f"{decode.says(_GRAPH_BATCH)}, graphs to {reach}, is below {decode.says('max_batch_size')}"
-        # Dynamo's own engine_configs/qwen3/decode.yaml states graphs to 16 and no batch; every recipe that was counted
-        # states both.
+        # Dynamo's own engine_configs/qwen3/decode.yaml sets graphs up to 16 and no batch size; every counted recipe
+        # sets both.
         severity: Severity | None = None if decode.has("max_batch_size") else "warning"
         yield Breach(_GRAPH_BATCH, message, decode.set(_GRAPH_BATCH, batch), severity)
 

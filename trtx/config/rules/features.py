@@ -1,4 +1,4 @@
-"""Rules of what a worker can do besides: speculation, LoRA, encoders."""
+"""Rules for optional features: speculation, LoRA, encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEEDS_MODEL = ("Eagle", "Eagle3", "Draft_Target")
 _NEEDS_LENGTH = (*_NEEDS_MODEL, "NGram")
 _NO_ENCODER = ("Llama4ForConditionalGeneration",)
 _NOT_FOR_ENCODER = ("kv_cache_config", "cache_transceiver_config", _SPEC)
-# Fields of the LLM API that hold Python objects.
+# Arguments of the LLM API that take Python objects.
 _OBJECTS = ("batched_logits_processor", "mpi_session", "checkpoint_loader")
 
 

@@ -1,4 +1,4 @@
-"""Rules of one engine's KV cache: what a block looks like, and what its reuse gives and needs."""
+"""Rules for the KV cache of one engine: the form of a block, and the requirements and effects of block reuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules between the workers of one topology: a prefill worker hands its KV blocks over as they lie."""
+"""Rules between the workers of one topology. A prefill worker sends its KV blocks as raw memory, so both must agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _AS_THEY_LIE = "KV blocks move as they lie, so both sides must agree on what a b
 
 
 def _equal(path: str) -> Callable[[Subject, Subject], Iterator[Breach]]:
-    """Both sides hold the same value. The fix takes a file's over that of ``--set``, and that over a default."""
+    """Returns a check that both sides have the same value at ``path``.
+
+    The fix keeps a file's value over a ``--set`` value, and a ``--set`` value over a default.
+    """
 
     def check(prefill: Subject, decode: Subject) -> Iterator[Breach]:
         if prefill.get(path) != decode.get(path):
@@ -28,7 +31,7 @@ def _weight(side: Subject, path: str) -> int:
 
 
 def _same_runtime(prefill: Subject, decode: Subject) -> Iterator[Breach]:
-    if prefill.transceiver_runtime != decode.transceiver_runtime:  # unset is one of them
+    if prefill.transceiver_runtime != decode.transceiver_runtime:  # an unset runtime counts as CPP
         yield from _equal(f"{_TRANSCEIVER}.transceiver_runtime")(prefill, decode)
 
 
@@ -125,6 +128,6 @@ PAIR_RULES = (
         evidence="aiconfigurator's launcher; TensorRT-LLM #2773",
         check=_encoder_shares_gpu,
         unmendable=(f"{_KV}.free_gpu_memory_fraction",),
-        only_engine="tensorrt-llm",  # trtx gives the encode workers of its own engine GPUs that nobody else has
+        only_engine="tensorrt-llm",  # trtx gives encode workers of the torch engine GPUs of their own
     ),
 )

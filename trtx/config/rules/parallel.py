@@ -1,4 +1,4 @@
-"""Rules of how one engine spreads over its GPUs: experts, attention data parallelism, AutoDeploy."""
+"""Rules for the parallelism of one engine: experts, attention data parallelism, AutoDeploy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.config.rules.rule import LLM_ROLES, RECIPES, Breach, RoleRule, Subject
 _TP, _EP, _MOE_TP = "tensor_parallel_size", "moe_expert_parallel_size", "moe_tensor_parallel_size"
 _ADP = "enable_attention_dp"
 _BALANCER = "moe_config.load_balancer"
-# AutoDeploy has world_size alone and refuses these unless they have their default (its LlmArgs).
+# AutoDeploy has only world_size and refuses these fields unless they have their defaults (AutoDeploy's LlmArgs).
 _NOT_AUTODEPLOY = (
     _TP,
     "pipeline_parallel_size",
@@ -25,7 +25,7 @@ _NOT_AUTODEPLOY = (
 
 
 def _set_size(side: Subject, path: str) -> int | None:
-    """None where the engine chooses: unset, null and -1."""
+    """Returns the size, or None if the engine chooses it (unset, null or -1)."""
     size = side.get(path)
     return size if isinstance(size, int) and size > 0 else None
 

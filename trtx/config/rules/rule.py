@@ -1,4 +1,4 @@
-"""What a rule is, and what it looks at."""
+"""The types of the rules: the subject of a check, a violation, and the rule records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtx.config.findings import Severity
 from trtx.config.topology import Role
 from trtx.config.versions import SchemaVersion
 
-# Counted over 852 worker configs, 423 prefill/decode pairs among them, of 429 recipe files.
+# The counts in the evidence are over 429 recipe files: 852 worker configs, with 423 prefill/decode pairs among them.
 RECIPES = "InferenceX@843c6254, srt-slurm@c88ef731"
 PREFILL_DECODE: tuple[Role, ...] = ("prefill", "decode")
 LLM_ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
@@ -23,7 +23,7 @@ LLM_ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What rules ask of a model. ``context_length`` in tokens, prompt and output together."""
+    """The facts about a model that rules use. ``context_length``: tokens of prompt and output together."""
 
     architecture: str
     context_length: int | None = None
@@ -31,7 +31,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One role's resolved config under one version. ``overridden``: paths that ``--set`` gave. ``gpus``: names."""
+    """The resolved config of one role under one version.
+
+    ``overridden``: the paths that ``--set`` assigned. ``gpus``: the names of the GPUs.
+    """
 
     role: Role
     values: Mapping[str, Any]
@@ -42,7 +45,7 @@ class Subject:
     overridden: Collection[str] = ()
 
     def get(self, path: str) -> Any:
-        """The value of ``a.b``, or the version's default where nothing sets it; None below a section that is off."""
+        """Returns the value at ``a.b``, or the version's default if it is unset; None inside a disabled section."""
         node: Any = self.values
         for depth, part in enumerate(path.split(".")):
             if not isinstance(node, Mapping):
@@ -53,7 +56,7 @@ class Subject:
         return node
 
     def has(self, path: str) -> bool:
-        """Whether the config itself says something here, ``null`` included."""
+        """Returns whether the config itself sets ``path``, even to ``null``."""
         node: Any = self.values
         for part in path.split("."):
             if not isinstance(node, Mapping) or part not in node:
@@ -62,20 +65,20 @@ class Subject:
         return True
 
     def is_given(self, path: str) -> bool:
-        """Whether ``--set`` gave it, or a section around it."""
+        """Returns whether ``--set`` assigned ``path`` or a section around it."""
         return self.has(path) and given_path(self.overridden, path) is not None
 
     def says(self, path: str) -> str:
-        """``max_num_tokens 8192 (decode, engine_configs/qwen3/decode.yaml)``."""
+        """Formats a field, such as ``max_num_tokens 8192 (decode, engine_configs/qwen3/decode.yaml)``."""
         return f"{path} {self.value_of(path)}"
 
     def value_of(self, path: str) -> str:
-        """``8192 (decode, --set)``: a value, whose it is, and where it is from."""
+        """Formats a field's value with its role and its source, such as ``8192 (decode, --set)``."""
         origin = "--set" if self.is_given(path) else self.source if self.has(path) else "default"
         return f"{_yaml(self.get(path))} ({self.role}, {origin})"
 
     def set(self, path: str, value: object) -> str:
-        """The option that sets a field of this role."""
+        """Returns the ``--set`` option that assigns ``value`` to a field of this role, quoted for a shell."""
         return f"--set {shlex.quote(f'{self.role}.{path}={_yaml(value)}')}"
 
     @property
@@ -88,7 +91,7 @@ class Subject:
 
     @property
     def draft_length(self) -> int:
-        """Tokens that speculation drafts a step; 0 without speculation or where the engine chooses."""
+        """The number of draft tokens per step; 0 without speculation, or if the engine chooses the number."""
         for name in ("max_draft_len", "num_nextn_predict_layers"):
             if length := _whole(self.get(f"speculative_config.{name}")):
                 return length
@@ -100,7 +103,7 @@ class Subject:
 
     @property
     def graph_batch(self) -> int:
-        """The largest batch with a CUDA graph of its own; 0 where graphs are off. Unset sizes reach 128."""
+        """The largest batch size with a CUDA graph; 0 if graphs are disabled. The default sizes go up to 128."""
         if self.has("cuda_graph_config") and self.get("cuda_graph_config") is None:
             return 0
         sizes = self.get("cuda_graph_config.batch_sizes")
@@ -108,13 +111,13 @@ class Subject:
 
     @property
     def transceiver_runtime(self) -> Literal["CPP", "PYTHON"] | None:
-        """None where the version chooses (``auto``)."""
+        """The transceiver's runtime; None if the version chooses it (``auto``)."""
         runtime = self.get("cache_transceiver_config.transceiver_runtime") or "CPP"
         return "CPP" if runtime == "CPP" else "PYTHON" if runtime == "PYTHON" else None
 
     @property
     def world_size(self) -> int:
-        """GPUs of one worker: expert parallelism does not multiply it."""
+        """The number of GPUs of one worker. Expert parallelism uses the same GPUs and does not increase it."""
         if self.get("backend") == "_autodeploy":
             return _whole(self.get("world_size")) or 1
         names = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
@@ -123,7 +126,7 @@ class Subject:
 
     @property
     def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt: what fits a sequence and, where prompts are not chunked, one step."""
+        """The longest prompt in tokens: it must fit in a sequence and, without chunked prefill, in one step."""
         longest, step = self.longest_sequence, self.num_tokens
         if longest is None or step is None or self.get("enable_chunked_prefill"):
             return longest
@@ -131,15 +134,18 @@ class Subject:
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens of the longest sequence, prompt and output, that this worker takes, where that is known."""
+        """The longest sequence in tokens, prompt and output, that this worker accepts; None if it is not known."""
         bounds = (_whole(self.get("max_seq_len")), self.model.context_length if self.model else None)
         return next((bound for bound in bounds if bound is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule broken at ``path``. ``fix`` is None for the paths that the rule calls unmendable, and for no other.
-    ``severity`` softens the rule's own where a published config does the same."""
+    """A violation of a rule at ``path``.
+
+    ``fix`` is None exactly for the paths that the rule lists as unmendable. ``severity`` lowers the rule's own severity
+    if a published config has the same violation.
+    """
 
     path: str
     message: str
@@ -149,9 +155,13 @@ class Breach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRule:
-    """Holds for each role of ``roles`` by itself. ``unmendable``: the paths at which no option mends it, since a person
-    has to choose. ``every_engine``: the embedded engine needs it as well; the others bind TensorRT-LLM alone and are
-    notes elsewhere. ``only_engine``: with another one it would not even be true."""
+    """A rule for the config of each role in ``roles`` by itself.
+
+    ``unmendable``: the paths where no single option resolves a violation, because the user has to choose.
+    ``every_engine``: the torch engine needs the rule as well; a violation of any other rule is an error only on
+    TensorRT-LLM and a note elsewhere. ``only_engine``: the rule is false for every other engine and is not checked
+    there.
+    """
 
     id: str
     roles: tuple[Role, ...]
@@ -165,13 +175,13 @@ class RoleRule:
 
     @property
     def sides(self) -> tuple[tuple[Role, ...], ...]:
-        """Whose configs the check takes, each time that it is made."""
+        """The roles whose configs are the arguments of ``check``, one tuple for each call."""
         return tuple((role,) for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRule:
-    """Holds between two roles that are served together."""
+    """A rule between the configs of two roles in the same topology. The fields mean the same as in RoleRule."""
 
     id: str
     pairs: tuple[tuple[Role, Role], ...] = (("prefill", "decode"),)

@@ -1,4 +1,4 @@
-"""Rules of each side of a KV transfer: transceiver, overlap scheduler, buffers and deadlines."""
+"""Rules for each side of a KV transfer: transceiver, overlap scheduler, buffers and deadlines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtx.config.rules.rule import PREFILL_DECODE, RECIPES, Breach, RoleRule, Su
 _TRANSCEIVER = "cache_transceiver_config"
 _OVERLAP_OFF = "disable_overlap_scheduler"
 _LONG_PROMPT, _LONG_TIMEOUT_MS = 100_000, 600_000
-_BUFFER_SLACK = 256  # tokens: published buffers that miss max_seq_len miss it by 40 or 203, and hold their ISL
+_BUFFER_SLACK = 256  # tokens; published buffers below max_seq_len are 40 or 203 tokens short and still hold their ISL
 
 
 def _backend_set(side: Subject) -> Iterator[Breach]:
@@ -38,7 +38,7 @@ def _prefill_overlap(prefill: Subject) -> Iterator[Breach]:
 
 def _decode_overlap(decode: Subject) -> Iterator[Breach]:
     if decode.get(_OVERLAP_OFF):
-        softer: Severity | None = "note" if decode.speculates else None  # Dynamo's Llama 4 with Eagle3 has it off
+        softer: Severity | None = "note" if decode.speculates else None  # Dynamo's Llama 4 config with Eagle3 does so
         yield Breach(_OVERLAP_OFF, decode.says(_OVERLAP_OFF), decode.set(_OVERLAP_OFF, False), softer)
 
 
