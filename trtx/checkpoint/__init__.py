@@ -1,11 +1,12 @@
-"""Turns the name of a model into a Hugging Face directory that every engine, the frontend and aiperf can load.
+"""Resolves a model name to a Hugging Face directory that every engine, the frontend and aiperf can load.
 
-Owns look-up (a directory, the Hugging Face cache), the reading of config.json and of what says how weights are stored,
-and the synthetic checkpoints: shapes, tokenizer, weights, cache.
-Does not read weights into an engine: ``trtx.torch_engine`` does, and draws those of the big shapes on its device.
-Enter through :func:`resolve_checkpoint`; :func:`list_shapes` names what ``synthetic:`` knows. Facts of any model come
-with the checkpoint; :func:`read_model_config` reads a dense decoder strictly: each field is honoured or refused.
-A returned path is complete, never half written, and nothing here imports torch, except the training script.
+Owns the look-up (a directory, the Hugging Face cache), the parsing of config.json, of quantization configs and of
+weight indexes, and the synthetic checkpoints: shapes, tokenizer, weights, cache.
+Does not load weights into an engine: ``trtx.torch_engine`` does, and generates the weights of the big synthetic shapes
+on its device.
+Enter through :func:`resolve_checkpoint`; :func:`list_shapes` lists the ``synthetic:`` names. A :class:`Checkpoint` has
+the facts of any model; :func:`read_model_config` parses a dense decoder strictly and honours or refuses each field.
+Invariants: a returned path is complete, never half written; and only the training scripts import torch.
 """
 
 from trtx.checkpoint.facts import Checkpoint, read_end_ids

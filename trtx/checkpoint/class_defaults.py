@@ -1,8 +1,8 @@
-"""Values that transformers' config classes take for the fields that a ``config.json`` leaves out.
+"""The defaults of transformers' config classes for fields that are missing in a ``config.json``.
 
-Published files leave out what equals their class's default: LLaVA 1.5's decoder states no size at all. Importing
-transformers for these few numbers takes seconds, so they stand here. ``tests/unit/checkpoint/test_class_defaults.py``
-holds them to the installed classes (5.23).
+Published files omit values that equal the default of their class: the decoder of LLaVA 1.5 states no size at all.
+Importing transformers takes seconds, so the defaults are copied here.
+``tests/unit/checkpoint/test_class_defaults.py`` compares them with the installed classes (5.23).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _TEXT, _TYPE = "text_config", "model_type"
 
 @dataclass(frozen=True, slots=True)
 class NestedClass:
-    """Class of a nested config. ``model_type``: where the object names none. ``empty``: fields of a missing object,
-    which differ from the class's own. ``is_fixed``: transformers takes this class whatever the object names."""
+    """The class of a nested config.
+
+    ``model_type``: the class if the object has no ``model_type``. ``empty``: the fields of a missing object, as far as
+    they differ from the defaults of the class. ``is_fixed``: transformers uses this class for any ``model_type``.
+    """
 
     model_type: str
     empty: Mapping[str, Any] = field(default_factory=dict)
@@ -28,8 +31,11 @@ class NestedClass:
 
 @dataclass(frozen=True, slots=True)
 class ConfigClass:
-    """Defaults of one class. ``aliases``: other names of its fields. ``is_flat``: without a ``text_config``, the
-    decoder's fields stand beside the wrapper's."""
+    """The defaults of one config class.
+
+    ``theta``: the default of rope_theta. ``aliases``: alternative names of fields. ``is_flat``: if there is no
+    ``text_config``, the decoder's fields are in the same object as the wrapper's.
+    """
 
     fields: Mapping[str, Any]
     theta: float = DEFAULT_THETA
@@ -41,7 +47,7 @@ class ConfigClass:
 def _decoder(
     vocab: int, hidden: int, inner: int, layers: int, heads: int, positions: int, **more: Any
 ) -> dict[str, Any]:
-    """Fields that every decoder's class has."""
+    """Returns the defaults of the fields that every decoder class has, and of those in ``more``."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -149,16 +155,16 @@ CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
         aliases=_QWEN_ALIASES,
     ),
 })  # fmt: skip
-"""By ``model_type``: the families that the torch engine computes, and Gemma, whose memory is planned."""
+"""The classes by ``model_type``: the families that the torch engine supports, and Gemma, whose memory trtx plans."""
 
-# Every how many layers one attends to all tokens. Their classes have no such field any more, and derive layer_types.
+# One layer in this many attends to all tokens. The classes no longer have the field; they derive layer_types from it.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 
 
 class ConfigValues(dict[str, Any]):
-    """Fields of a config and, for those that the file leaves out, the defaults of its class.
+    """The fields of a config, with the defaults of its class for missing fields.
 
-    ``absent``: names of the latter.
+    ``absent``: the names of the fields that the file does not have.
     """
 
     def __init__(self, values: Mapping[str, Any], absent: frozenset[str]) -> None:
@@ -167,8 +173,10 @@ class ConfigValues(dict[str, Any]):
 
 
 def complete(values: Mapping[str, Any]) -> ConfigValues:
-    """A whole ``config.json`` with the defaults of its class and those of the configs that it nests. A field that is
-    null stays null, and a ``model_type`` that is not in :data:`CLASSES` gets none."""
+    """Adds the defaults of its class, and of the classes of its nested configs, to a whole ``config.json``.
+
+    A null field stays null. A config whose ``model_type`` is not in :data:`CLASSES` gets no defaults.
+    """
     return _complete(values, values.get(_TYPE))
 
 

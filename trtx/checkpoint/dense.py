@@ -1,4 +1,4 @@
-"""The tensors of a dense decoder's checkpoint: the one list that the runner loads and the memory plan counts."""
+"""Lists the tensors of a dense decoder's checkpoint. The runner loads this list, and the memory plan counts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "mo
 
 @dataclass(frozen=True, slots=True)
 class LinearModule:
-    """One linear module of the checkpoint; ``tensors``: its weight as it is stored, by suffix."""
+    """One linear module of the checkpoint. ``tensors``: its stored tensors (weight and scales), by suffix."""
 
     name: str
     rows: int
@@ -23,7 +23,7 @@ class LinearModule:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Linear modules of the same input, which are computed as one product. ``loading``: None in full precision."""
+    """Linear modules with the same input, computed as one matmul. ``loading``: None for full precision."""
 
     modules: tuple[LinearModule, ...]
     has_bias: bool
@@ -38,19 +38,25 @@ class Product:
         return self.modules[0].columns
 
     def is_kept(self, *, scaled_products: bool) -> bool:
-        """Whether a quantized weight is multiplied as it is stored, on a device with scaled products or without."""
+        """Returns whether the engine keeps the weight quantized, as stored, for the matmul.
+
+        ``scaled_products``: whether the device supports scaled matmuls.
+        """
         return self.loading is not None and scaled_products and self.loading.is_kept(self.rows, self.columns)
 
 
 def product_parameters(config: ModelConfig) -> int:
-    """Of all layers' products, biases apart."""
+    """Returns the number of parameters in the matmuls of all layers, without biases."""
     hidden = config.hidden_size
     attention = hidden * (2 * config.q_size + 2 * config.kv_size)
     return config.num_layers * (attention + 3 * hidden * config.intermediate_size)
 
 
 def layer_products(config: ModelConfig, layer: int) -> dict[str, Product]:
-    """Raises UsageError where modules of one product are quantized and others are not."""
+    """Returns the matmuls of one layer by name.
+
+    Raises UsageError if only some of the modules of one matmul are quantized.
+    """
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.q_size, config.kv_size
@@ -81,7 +87,7 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
 
 
 def layer_norms(config: ModelConfig, layer: int) -> dict[str, Stored]:
-    """Of the layer's inputs, and of heads where the model has such."""
+    """Returns the norm weights of a layer by name: the two layer norms, and the head norms if the model has them."""
     at = f"model.layers.{layer}"
     names = [f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"]
     found = {name: Stored((config.hidden_size,)) for name in names}
@@ -91,13 +97,16 @@ def layer_norms(config: ModelConfig, layer: int) -> dict[str, Stored]:
 
 
 def kv_scale_names(layer: int) -> tuple[str, str]:
-    """Of keys and of values."""
+    """Returns the names of the scales of a layer's keys and of its values."""
     attention = f"model.layers.{layer}.self_attn"
     return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
 
 
 def checkpoint_tensors(config: ModelConfig) -> dict[str, Stored]:
-    """Every tensor of the checkpoint by name, in the order in which weights are drawn. Raises UsageError."""
+    """Returns every tensor of the checkpoint by name, in the order in which random weights are generated.
+
+    Raises UsageError.
+    """
     found: dict[str, Stored] = {}
     has_kv_scales = config.quantization is not None and config.quantization.kv_cache_algorithm is not None
     for layer in range(config.num_layers):

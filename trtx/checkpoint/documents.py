@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, read strictly: an object of typed fields, or a sentence that names file and field."""
+"""A strict reader of a checkpoint's JSON files: typed fields, and errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxlevel = 6, 4, 2
 
 
 def shown(value: object) -> str:
-    """A value for a message: cut to some ten words, whatever it is."""
+    """Formats any value for a message, cut to about ten words."""
     return _SHOWN.repr(value)
 
 
 def shown_name(name: str) -> str:
-    """The same for a name, without quotes."""
+    """Formats a name for a message as :func:`shown` does, without quotes."""
     return shown(name)[1:-1]
 
 
 def read_object(path: Path, expected: str) -> dict[str, Any]:
-    """The JSON object in ``path``. Raises UsageError, naming the file and what was ``expected`` of it, for all else.
+    """Reads the JSON object in ``path``. Raises UsageError, which names the file and the ``expected`` content.
 
-    A key that stands twice is refused: readers differ in which of the two they take.
+    Duplicate keys are refused, because JSON parsers differ in which value they keep.
     """
     try:
         if path.exists() and not path.is_file():
@@ -64,7 +64,7 @@ def config_fields(directory: Path) -> Fields:
 
 
 class _Unreadable(Exception):
-    """Ends a sentence that begins with the path."""
+    """The reason why a file can't be read; the message completes a sentence that begins with the path."""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def _article(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Typed look-ups in one object of a file. Every refusal names the file, the field and its value.
+    """Typed access to the fields of one JSON object. Every error names the file, the field and its value.
 
-    ``parent``: what stands before a field's name, such as ``rope_parameters.``; "" in the file's own object.
+    ``parent``: the prefix of the field names, such as ``rope_parameters.``; "" for the top-level object.
     """
 
     values: Mapping[str, Any]
@@ -93,22 +93,22 @@ class Fields:
 
     @property
     def name(self) -> str:
-        """Of the field that holds this object."""
+        """The path of the field that contains this object."""
         return self.parent.removesuffix(".")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there with a value; null is none."""
+        """Returns whether the field exists and is not null."""
         return self.values.get(name) is not None
 
     def count(self, name: str, *, most: int, least: int = 1) -> int:
-        """An integer from ``least`` to ``most``."""
+        """Returns an integer from ``least`` to ``most``."""
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self.refuse(name, f"an integer from {least} to {most}")
         return value
 
     def number(self, name: str, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
-        """A finite number. ``above``, ``at_least``: its bounds."""
+        """Returns a finite number that is greater than ``above`` and not less than ``at_least``."""
         value = self.values.get(name)
         bound = (
             f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
@@ -120,7 +120,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, missing: bool) -> bool:
-        """true or false; ``missing`` where the field is not there or null."""
+        """Returns a boolean, or ``missing`` if the field is missing or null."""
         value = self.values[name] if self.has(name) else missing
         if not isinstance(value, bool):
             self.refuse(name, "true or false")
@@ -133,7 +133,7 @@ class Fields:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of them."""
+        """Returns the token ids in a field that holds one id or a list of ids."""
         value = self.values.get(name)
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in ids):
@@ -141,7 +141,7 @@ class Fields:
         return tuple(ids)
 
     def inner(self, name: str) -> Fields | None:
-        """The object in a field; None where the field is missing or null."""
+        """Returns the object in a field, or None if the field is missing or null."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -150,11 +150,11 @@ class Fields:
         return Fields(value, self.file, f"{self.parent}{name}.")
 
     def refuse(self, name: str, expected: str) -> NoReturn:
-        """``expected``: what would have been right, and what to do where that isn't the same."""
+        """Raises UsageError for the field. ``expected``: the valid values and, if it is not obvious, the fix."""
         raise UsageError(self._refusal(name, expected))
 
     def refuse_here(self, name: str, expected: str) -> NoReturn:
-        """As :meth:`refuse`, of what may be right and is not computed by the torch engine."""
+        """Raises UnsupportedModel for a value that may be valid but that the torch engine does not support."""
         raise UnsupportedModel(self._refusal(name, expected))
 
     def _refusal(self, name: str, expected: str) -> str:
@@ -170,5 +170,5 @@ class Fields:
 def _is_finite(value: int | float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer beyond the range of a float
         return False

@@ -1,4 +1,4 @@
-"""What the rest of trtx needs to know of a checkpoint without opening its weights."""
+"""The facts about a checkpoint that the rest of trtx uses, read without loading the weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NESTED = ("text_config", "llm_config")
 class Checkpoint:
     """A Hugging Face directory, ready to serve.
 
-    ``path``: directory with ``config.json`` and tokenizer; safetensors too when ``has_weights``, else
-    ``config.json`` carries ``trtx_synthetic: {seed, init_std}`` and the engine draws the weights.
-    ``context_length``: the most tokens, prompt and output together, that the positions allow; None where the config
-    leaves it to the model's code (Gemma 3).
+    ``path``: a directory with ``config.json`` and the tokenizer. If ``has_weights``, it also has safetensors files;
+    otherwise ``config.json`` contains ``trtx_synthetic: {seed, init_std}`` and the engine generates random weights.
+    ``context_length``: the maximum number of tokens, prompt and output together, that the positions allow; None if the
+    config leaves it to the model's code (Gemma 3).
     ``architecture``: as in ``config.json``, such as ``Qwen3ForCausalLM``.
-    ``weight_bytes``: of the files; of all parameters in ``dtype`` where weights are drawn.
+    ``weight_bytes``: the size of the weight files, or of all parameters in ``dtype`` if the weights are generated.
     """
 
     path: Path
@@ -46,14 +46,16 @@ class Checkpoint:
         return DTYPE_BYTES.get(self.dtype, 2)
 
     def context_by(self, engine: str) -> int | None:
-        """``context_length`` as ``engine`` takes it. The torch engine follows YaRN beyond ``max_position_embeddings``;
-        TensorRT-LLM does not (``infer_max_seq_len`` of its models, 1.3.0rc20). Raises UsageError for a model that the
-        torch engine refuses."""
+        """Returns the context length that ``engine`` supports.
+
+        The torch engine applies YaRN beyond ``max_position_embeddings``; TensorRT-LLM does not (``infer_max_seq_len``
+        of its models, 1.3.0rc20). Raises UsageError for a model that the torch engine refuses.
+        """
         return read_model_config(self.path).max_position if engine == "torch" else self.context_length
 
 
 def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
-    """Reads ``config.json`` of a directory. Raises UsageError where it describes no model that generates text."""
+    """Reads the facts of the checkpoint in a directory. Raises UsageError if it is no text generation model."""
     config = read_config(path)
     text = text_config(config)
     if not all(isinstance(text.get(field), int) for field in ("hidden_size", "num_hidden_layers")):
@@ -81,22 +83,22 @@ def _drawn_bytes(path: Path, config: Mapping[str, Any], dtype: str) -> int:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first of ``architectures``, else ``model_type``, else "unknown"."""
+    """Returns the first entry of ``architectures``, else ``model_type``, else "unknown"."""
     listed = config.get("architectures")
     named = listed[0] if isinstance(listed, list) and listed else listed
     return next((name for name in (named, config.get("model_type")) if name and isinstance(name, str)), "unknown")
 
 
 def context_length_of(config: Mapping[str, Any]) -> int | None:
-    """The positions of the decoder; None where the config leaves them to the model's code."""
+    """Returns the decoder's ``max_position_embeddings``, or None if the config leaves it to the model's code."""
     positions = text_config(config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
 
 
 def read_end_ids(path: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids: ``generation_config.json``'s, else ``config.json``'s, else none.
+    """Returns the end-of-sequence ids in ``generation_config.json``, else those in ``config.json``, else none.
 
-    Raises UsageError, naming the file, for a file that is no JSON object and for ids that are none.
+    Raises UsageError, which names the file, for a file that is no JSON object and for invalid ids.
     """
     for name in (_GENERATION, CONFIG):
         if (path / name).exists():
@@ -107,13 +109,13 @@ def read_end_ids(path: Path) -> tuple[int, ...]:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that describes the decoder: multimodal checkpoints nest it."""
+    """Returns the part of ``config.json`` that describes the decoder; multimodal checkpoints nest it."""
     nested = next(filter(None, map(config.get, _NESTED)), None)
     return nested if isinstance(nested, Mapping) else config
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the head is the embedding; transformers' Gemma 3 ties the two where the file is silent."""
+    """Returns whether the head shares the embedding's weights. In transformers Gemma 3 ties them by default."""
     if architecture_of(config) in WRAPPERS:
         return any(bool(place.get("tie_word_embeddings")) for place in (config, text_config(config)))
     silent = architecture_of(config).startswith("Gemma3")
@@ -121,14 +123,14 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def dtype_of(path: Path, config: Mapping[str, Any]) -> str:
-    """What config.json names, at its top or for the decoder, else what the weights are stored in."""
+    """Returns the dtype in config.json, at its top level or in the decoder's part, else the dtype of the weights."""
     stated = (of.get(name) for of in (config, text_config(config)) for name in ("dtype", "torch_dtype"))
     return str(next(filter(None, stated), None) or stored_dtype(path))
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """``config.json`` of a directory, whatever model it describes. Raises UsageError, naming the file, for no JSON
-    object, and for sizes that no model has."""
+    """Reads ``config.json`` of any model. Raises UsageError, which names the file, if it is no JSON object, and for
+    sizes beyond those of any model."""
     config = config_fields(path)
     is_dense = architecture_of(config.values) in FAMILIES or architecture_of(config.values) in WRAPPERS
     _check_sizes(config, is_dense=is_dense)
@@ -139,8 +141,11 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _check_sizes(fields: Fields, *, is_dense: bool) -> None:
-    """``is_dense``: of a family that the torch engine knows, whose sizes all have the bounds of ``read_model_config``.
-    Elsewhere some sizes may be 0, and lists of one a layer pass."""
+    """Refuses sizes outside their bounds.
+
+    ``is_dense``: the model belongs to a family that the torch engine supports, so all sizes have the bounds of
+    ``read_model_config``. In other models some sizes may be 0, and a size may be a list with one entry per layer.
+    """
     for name, most in LARGEST.items():
         value = fields.values.get(name)
         if value is not None and not isinstance(value, (list, dict)):

@@ -1,4 +1,4 @@
-"""What transformers' config class of a dense architecture assumes where ``config.json`` says nothing."""
+"""The properties of a dense architecture that transformers' config class and model imply."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from trtx.checkpoint.rope import Mrope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What transformers' model of an architecture computes, and what its config class derives from other fields.
+    """The features of transformers' model of an architecture, and the fields that its config class derives.
 
-    Defaults of missing fields are in :data:`trtx.checkpoint.class_defaults.CLASSES`. ``kv_heads``: whether null means
-    as many as query heads. ``derives_head_dim``: where it is missing or null. ``window``: of ``sliding_window`` where
-    ``use_sliding_window`` switches it on, a field that the class does not know, or one that holds whatever a switch
-    says.
+    :data:`trtx.checkpoint.class_defaults.CLASSES` has the defaults of missing fields.
+    ``kv_heads``: "derived" if null means as many KV heads as query heads. ``derives_head_dim``: the class computes
+    head_dim if it is missing or null. ``window``: whether ``sliding_window`` applies only if ``use_sliding_window`` is
+    true ("switched"), the class does not have the field ("unknown"), or it applies whatever the switch says ("always").
     """
 
     model_type: str
     kv_heads: Literal["derived", "stated"] = "derived"
     derives_head_dim: bool = False
     window: Literal["switched", "unknown", "always"] = "switched"
-    qkv_bias: bool | None = None  # None: as attention_bias says, of the output projection too; else whatever it says
+    qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
     qk_norm: bool = False
-    takes_head_dim: bool = True  # else it is hidden_size / num_attention_heads whatever the field says
+    takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
     mrope: Mrope | None = None

@@ -1,5 +1,7 @@
-"""``python3 -m trtx.checkpoint.fetch NAME --directory DIR``: a model's files into a directory, for a container that
-starts before those that read it. Run again it fetches what is missing."""
+"""``python3 -m trtx.checkpoint.fetch NAME --directory DIR`` downloads a model's files into a directory.
+
+An init container runs it before the containers that read the model. A second run fetches only the missing files.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from trtx.errors import TrtxError, UsageError
 
 
 def fetch(name: str, directory: Path, *, revision: str | None, with_weights: bool) -> None:
-    """``name``: ``synthetic:<shape>`` or a name of the hub. Raises UsageError where it can't be had or written."""
+    """Writes the files of a model into ``directory``.
+
+    ``name``: ``synthetic:<shape>`` or a model name on the hub. Raises UsageError if the model can't be fetched or the
+    directory can't be written.
+    """
     if not name.startswith(PREFIX):
         fetch_from_hub(name, directory, revision=revision, with_weights=with_weights)
         return

@@ -1,7 +1,7 @@
-"""Every format of weights that trtx knows, one row each: names, bytes, what the torch engine and ``trtx build`` do.
+"""The table of weight formats that trtx knows: names, sizes, and their support in the torch engine and ``trtx build``.
 
-Whoever needs a fact of a format asks this table: the reader of checkpoints, the memory plan, the runner and the build.
-The arithmetic of one, with torch, is ``trtx.torch_engine.runner.formats``.
+The checkpoint parser, the memory plan, the runner and the build all use this table. The computation of each format,
+with torch, is in ``trtx.torch_engine.runner.formats``.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from math import ceil, prod
 from types import MappingProxyType
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""In which a model computes."""
+"""The dtypes that a model can compute in."""
 FP8_DTYPE = "float8_e4m3fn"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8_DTYPE: 1, "int32": 4, "int8": 1, "uint8": 1}
-"""By torch's name without its "torch."."""
+"""Bytes of an element, by torch's dtype name without the "torch." prefix."""
 KV_BYTES = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of an element of a quantized KV cache, scales included; exports write the names in capitals."""
+"""Bytes of an element of a quantized KV cache, including scales. Exports spell these names in capitals."""
 FP8_CAPABILITY = (8, 9)
-"""Compute capability from which a GPU converts and multiplies float8_e4m3fn: Ada, Hopper and later."""
+"""The lowest compute capability with conversions and matmuls of float8_e4m3fn: Ada, Hopper and later."""
 SCALED_MULTIPLE = 16
-"""torch._scaled_mm takes no other rows and columns."""
+"""torch._scaled_mm requires rows and columns to be multiples of this."""
 NVFP4_BLOCK = 16
 AWQ_GROUP = 128
 _MX_BLOCK = 32
 _FP8_BLOCK = 128  # rows and columns
-_LARGE = 1 << 20  # rows and columns of a module, by which all blocks and groups divide
+_LARGE = 1 << 20  # rows and columns of an example module; all block and group sizes divide it
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a checkpoint holds under one name, and in which ``dtype`` the engine wants it; None: in its own.
+    """The shape of one stored tensor, and the ``dtype`` that the engine needs it in; None: the engine's own dtype.
 
-    A wanted float of 16 bits or more may be stored as any other such float.
+    If the needed dtype is a float of 16 bits or more, the checkpoint may store any other such float.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Stored:
     is_optional: bool = False
 
     def nbytes(self, own_dtype: str) -> int:
-        """As the engine holds it. ``own_dtype``: the engine's."""
+        """Returns the size of the tensor in the engine. ``own_dtype``: the dtype that the engine computes in."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype or own_dtype]
 
 
@@ -50,16 +50,16 @@ def _scale(*shape: int, is_optional: bool = False) -> Stored:
 
 
 Layout = Callable[[int, int, int], dict[str, Stored]]
-"""(rows, columns, group size) of a linear module to what an export holds for it, by suffix."""
+"""Maps (rows, columns, group size) of a linear module to the tensors that an export stores for it, by suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What the torch engine does with a format. It dequantizes a weight when it loads it, unless ``is_multiplied``.
+    """How the torch engine loads a format. It dequantizes a weight at load time, unless ``is_multiplied``.
 
-    ``stays``: suffixes that a product keeps beside its dequantized weight, one each. ``rounding_bytes``: an element of
-    a product's input, at the widest moment of rounding it to the format; 0 where inputs stay as they are.
-    ``is_multiplied``: kept as stored on a GPU with scaled products (:func:`has_scaled_products`).
+    ``stays``: the suffixes of the tensors that a matmul keeps in addition to its dequantized weight.
+    ``rounding_bytes``: peak memory per input element while the input is rounded to the format; 0 without rounding.
+    ``is_multiplied``: the weight stays as stored on a GPU with scaled matmuls (:func:`has_scaled_products`).
     """
 
     stays: tuple[str, ...]
@@ -67,16 +67,17 @@ class Loading:
     is_multiplied: bool = False
 
     def is_kept(self, rows: int, columns: int) -> bool:
-        """Whether a scaled product of that size takes the weight as it is stored."""
+        """Returns whether a scaled matmul of this size can use the weight as stored."""
         return self.is_multiplied and not (rows % SCALED_MULTIPLE or columns % SCALED_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Weights of a decoder's linear layers. ``algorithm``: TensorRT-LLM's QuantAlgo, as ModelOpt's exports have it.
+    """A format of the weights of a decoder's linear layers.
 
-    ``layout``: what an export holds for a module, optional tensors included. ``loading``: None where the torch engine
-    does not load it. ``methods``: what other exporters call it, a ``quant_method`` of config.json.
+    ``algorithm``: the name of TensorRT-LLM's QuantAlgo, as in ModelOpt's exports. ``layout``: the tensors that an
+    export stores for a module, including optional ones. ``loading``: None if the torch engine does not load the format.
+    ``methods``: the names that other exporters write as ``quant_method`` in config.json.
     """
 
     algorithm: str
@@ -86,21 +87,24 @@ class Format:
 
     @property
     def bytes_a_parameter(self) -> float:
-        """Of a large module, scales of blocks and groups included; one for each row or column is next to nothing."""
+        """Bytes per parameter of a large module, including the scales of blocks and groups.
+
+        Scales per row or column are negligible and not included.
+        """
         tensors = self.layout(_LARGE, _LARGE, AWQ_GROUP).values()
         return sum(tensor.nbytes("float32") for tensor in tensors if len(tensor.shape) > 1) / _LARGE**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFormat(Format):
-    """One that ``trtx build`` makes too, by a recipe of ModelOpt."""
+    """A format that ``trtx build`` can produce, with a recipe of ModelOpt."""
 
-    name: str  # of --quant
-    recipe: str  # the config's name in modelopt.torch.quantization
-    block: int  # a linear layer's inputs are cut into blocks of this many
-    passes: int  # over the calibration text
-    oldest: tuple[int, int]  # compute capability that can run it
-    generation: str  # the same in words
+    name: str  # the value of --quant
+    recipe: str  # the name of the config in modelopt.torch.quantization
+    block: int  # the number of inputs of a linear layer in one block
+    passes: int  # the number of passes over the calibration text
+    oldest: tuple[int, int]  # the lowest compute capability that can run the format
+    generation: str  # the GPU generations in words
 
 
 def _fp8(rows: int, columns: int, _: int) -> dict[str, Stored]:
@@ -172,10 +176,10 @@ def _mxfp4(rows: int, columns: int, _: int) -> dict[str, Stored]:
     }
 
 
-# Generations: the support matrix in TensorRT-LLM's documentation (features/quantization). fp8: the engines' scaled
-# products want rows of 16. int8_sq: the PyTorch backend's matrix has no row for it.
-# Layouts: ModelOpt 0.47's export; of those that are not loaded, where only the bytes count: DeepSeek-V3's 128 x 128
-# blocks with a float32 scale, gpt-oss's OCP MX with a byte for 32 values, AutoGPTQ's groups.
+# Generations: from the support matrix in TensorRT-LLM's documentation (features/quantization). fp8: the engines' scaled
+# matmuls need multiples of 16 rows. int8_sq: the matrix of the PyTorch backend has no row for it.
+# Layouts: those of ModelOpt 0.47's export. For formats that the engine does not load only the sizes matter; these are
+# DeepSeek-V3's 128 x 128 blocks with a float32 scale, gpt-oss's OCP MX with one byte per 32 values, AutoGPTQ's groups.
 _FORMATS = (
     BuiltFormat(
         "FP8", _fp8, Loading(("input_scale",), 8, is_multiplied=True), ("fp8",),
@@ -210,17 +214,17 @@ _FORMATS = (
 )  # fmt: skip
 FORMATS: Mapping[str, Format] = MappingProxyType({form.algorithm: form for form in _FORMATS})
 LOADED: Mapping[str, Loading] = MappingProxyType({form.algorithm: form.loading for form in _FORMATS if form.loading})
-"""Those that the torch engine loads, by algorithm."""
+"""The formats that the torch engine loads, by algorithm."""
 BUILT: Mapping[str, BuiltFormat] = MappingProxyType(
     {form.name: form for form in _FORMATS if isinstance(form, BuiltFormat)}
 )
-"""Those that ``trtx build`` makes, by the name that ``--quant`` has for it."""
+"""The formats that ``trtx build`` produces, by their ``--quant`` name."""
 METHODS: Mapping[str, str] = MappingProxyType({method: form.algorithm for form in _FORMATS for method in form.methods})
 
 
 def has_scaled_products(capability: tuple[int, int] | None, dtype: str) -> bool:
-    """Whether products of float8 operands run on a GPU of ``capability`` (None: a CPU, or not known).
+    """Returns whether the engine multiplies float8 operands on a GPU of ``capability`` (None: a CPU, or unknown).
 
-    ``dtype``: what the engine computes in; float32 asks for exactness.
+    ``dtype``: the dtype that the engine computes in. With float32 the user wants exactness, so the answer is False.
     """
     return capability is not None and capability >= FP8_CAPABILITY and dtype != "float32"

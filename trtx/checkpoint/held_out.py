@@ -1,6 +1,6 @@
-"""How well a model does on the held-out split: exact answers and perplexity, on anything that scores token ids.
+"""Scores a model on the held-out split: exact answers and perplexity.
 
-:func:`perplexity` and the text it is measured on take any engine; :func:`score_tasks` drives a transformers model.
+:func:`perplexity` works with any engine that scores token ids; :func:`score_tasks` runs a transformers model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import sentences
 from trtx.stats.proportions import wilson_interval
 
-HELD_OUT_SEED = 1_000_003  # text has no split by content, so its seed is one that training never uses
-# Log-probabilities (natural) of ids[1:], each given all ids before it.
+HELD_OUT_SEED = 1_000_003  # text has no split by content; training never uses this seed
+# Maps ids to the natural log-probabilities of ids[1:], each given all previous ids.
 TokenLogprobs = Callable[[Sequence[int]], Sequence[float]]
 
 
-# What makes a task harder, and the bands (from, to) that it is scored in.
+# For each task, the unit of its difficulty and the bands (from, to) of the scores.
 DIFFICULTIES: MappingProxyType[str, tuple[str, tuple[tuple[int, int], ...]]] = MappingProxyType(
     {
         "addition-1": ("digits", ((1, 1),)),
@@ -38,10 +38,10 @@ SENTENCES_PER_TEXT, TEXT_PROMPT_TOKENS = 4, 24
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One band of one task, without and with the chat template.
+    """The score of one band of one task, without and with the chat template.
 
-    ``plain`` and ``chat``: exact answers of ``count``, the same samples in both forms. The perplexities are those of
-    the answers' tokens.
+    ``plain`` and ``chat``: the number of exact answers to the same ``count`` samples in both forms. The perplexities
+    are over the tokens of the answers.
     """
 
     task: str
@@ -54,7 +54,7 @@ class Score:
 
 
 def size(sample: Sample) -> int:
-    """How hard it is, in the unit that ``DIFFICULTIES`` names."""
+    """Returns the difficulty of a sample, in the unit that ``DIFFICULTIES`` names."""
     unit = DIFFICULTIES[sample.task][0]
     if unit == "digits":
         return max(len(term) for term in sample.key.replace("+", "-").split("-"))
@@ -62,19 +62,20 @@ def size(sample: Sample) -> int:
 
 
 def held_out_samples(task: str, count: int, seed: int = 0) -> list[Sample]:
-    """``count`` held-out samples, the same for the same seed."""
+    """Returns ``count`` held-out samples, determined by the seed."""
     return list(itertools.islice(samples(task, "held-out", seed), count))
 
 
 def held_out_texts(count: int) -> list[str]:
-    """``count`` short texts like those trained on, never trained on."""
+    """Returns ``count`` short texts like the training text that the model was not trained on."""
     return list(sentences(HELD_OUT_SEED, count))
 
 
 def held_out_prompts(encode: Callable[[str], list[int]], count: int) -> list[list[int]]:
-    """Token ids of about ``count`` prompts: as many of each task as of every other, and beginnings of as many texts.
+    """Returns the token ids of about ``count`` prompts: half are tasks, equally many of each; half are text beginnings.
 
-    Answers to tasks that a model masters have no near ties, and hardly a format turns one; text goes on with many.
+    Answers to tasks that a model has mastered have no near ties, so quantization hardly ever changes them. The
+    continuations of text have many.
     """
     per_task = max(1, count // 2 // len(TASKS))
     prompts = [encode(sample.prompt) for task in TASKS for sample in held_out_samples(task, per_task)]
@@ -83,15 +84,16 @@ def held_out_prompts(encode: Callable[[str], list[int]], count: int) -> list[lis
 
 
 def held_out_passages(count: int) -> list[str]:
-    """``count`` texts of a few sentences each, none of which was trained on."""
+    """Returns ``count`` texts of a few sentences each, none of them from the training."""
     found = held_out_texts(count * SENTENCES_PER_TEXT)
     return ["".join(found[at : at + SENTENCES_PER_TEXT]) for at in range(0, len(found), SENTENCES_PER_TEXT)]
 
 
 def perplexity(pieces: Iterable[tuple[Sequence[int], int]], token_logprobs: TokenLogprobs) -> float:
-    """``exp`` of the mean negative log-probability over every piece's ids from position ``first`` (at least 1) on.
+    """Returns exp of the mean negative log-probability of the scored tokens.
 
-    ``pieces``: ``(ids, first)``; ids before ``first`` are context.
+    ``pieces``: pairs ``(ids, first)``. The ids from position ``first`` (at least 1) on are scored; those before it are
+    context. Raises ValueError if there is no token to score.
     """
     total, counted = 0.0, 0
     for ids, first in pieces:
@@ -104,7 +106,7 @@ def perplexity(pieces: Iterable[tuple[Sequence[int], int]], token_logprobs: Toke
 
 
 def answer_pieces(tokenizer: Any, pairs: Iterable[tuple[str, str]]) -> list[tuple[list[int], int]]:
-    """Prompt and answer as one row of ids, and where the answer starts."""
+    """Returns each prompt with its answer as one list of ids, and the position of the answer."""
     pieces = []
     for prompt, answer in pairs:
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -113,10 +115,10 @@ def answer_pieces(tokenizer: Any, pairs: Iterable[tuple[str, str]]) -> list[tupl
 
 
 def score_tasks(model: Any, tokenizer: Any, per_band: int) -> list[Score]:
-    """Every band of every task, on up to ``per_band`` held-out samples, no two with the same prompt.
+    """Scores every band of every task on up to ``per_band`` held-out samples with distinct prompts.
 
-    Greedy decoding yields exactly the answer if and only if each of its ids is the most likely one given the prompt
-    and the ids before it, so one forward pass a sample tells.
+    Greedy decoding gives exactly the answer if and only if each of its ids is the most likely one given the prompt and
+    the previous ids, so one forward per sample suffices.
     """
     scores = []
     for task, (unit, bands) in DIFFICULTIES.items():
@@ -135,7 +137,7 @@ def score_tasks(model: Any, tokenizer: Any, per_band: int) -> list[Score]:
 
 
 def share_text(right: int, count: int) -> str:
-    """In per cent, with the interval: "98.0 (95.0 to 99.2)"."""
+    """Formats a share in per cent with its Wilson interval, such as "98.0 (95.0 to 99.2)"."""
     low, high = wilson_interval(right, count)
     return f"{100 * right / count:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -159,14 +161,14 @@ def transformers_logprobs(model: Any) -> TokenLogprobs:
 
 
 def _answers(model: Any, pieces: Sequence[tuple[list[int], int]]) -> list[tuple[bool, list[float]]]:
-    """Of each piece's answer: whether greedy decoding gives it, and its tokens' log-probabilities."""
+    """Returns for each piece whether greedy decoding gives its answer, and the log-probabilities of the answer."""
     import torch
 
     found: list[tuple[bool, list[float]]] = []
     for batch in (pieces[at : at + _BATCH] for at in range(0, len(pieces), _BATCH)):
         width = max(len(ids) for ids, _ in batch)
         rows = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=model.device)
-        with torch.inference_mode():  # causal: what is padded at the end changes nothing before it
+        with torch.inference_mode():  # attention is causal, so padding at the end does not affect earlier positions
             logprobs = model(input_ids=rows, use_cache=False).logits.float().log_softmax(-1)
         for row, (ids, first) in zip(logprobs, batch, strict=True):
             answer, scored = ids[first:], row[first - 1 : len(ids) - 1]

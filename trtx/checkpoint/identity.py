@@ -1,9 +1,9 @@
-"""Which files a checkpoint is: one hash that is the same wherever the same files lie, in seconds at any size.
+"""Identifies the files of a checkpoint by one hash, which does not depend on their location and takes only seconds.
 
-A file of up to 64 MiB is hashed whole: every text file, and the weights of a small model. Of a larger one the hash
-takes its size, its safetensors header (name, type, shape and place of every tensor) and 64 samples of 16 KiB at even
-distances, the first and the last bytes among them. So it is a *sampled* hash: another model, training, quantization or
-a file that was cut changes it; a change of weights that falls between all samples of a large file does not.
+A file of up to 64 MiB is hashed completely: every text file, and the weights of a small model. For a larger file the
+hash covers the size, the safetensors header (name, type, shape and offset of every tensor) and 64 samples of 16 KiB at
+even distances, including the first and the last bytes. It is therefore a *sampled* hash: another model, training or
+quantization changes it, and so does a truncated file. A change of weights between the samples of a large file does not.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from trtx.errors import UsageError
 
 WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 16 << 10
-_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")  # configuration, tokenizer, index, code of the model
-_OF_THE_BUILD = "manifest.json"  # when and how `trtx build` made it: no engine reads it
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")  # configuration, tokenizer, index, the model's code
+_OF_THE_BUILD = "manifest.json"  # records when and how `trtx build` made the checkpoint; no engine reads it
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``sampled_sha256``: over names and contents, as the module says. ``revision``: the commit on the hub, None where
-    the directory is no snapshot in its cache."""
+    """The identity of a set of files.
+
+    ``sampled_sha256``: the hash of names and contents that the module describes. ``revision``: the commit on the hub;
+    None if the directory is no snapshot in the hub's cache.
+    """
 
     revision: str | None
     count: int
@@ -36,12 +39,12 @@ class Identity:
 
 
 def identify_model(directory: Path) -> Identity:
-    """Of the weights that the index names and of all text files. Raises UsageError for one that can't be read."""
+    """Identifies the weight files in the index and all text files. Raises UsageError if one can't be read."""
     return _identify(directory, {*weight_files(directory), *_text_files(directory)})
 
 
 def identify_tokenizer(directory: Path) -> Identity:
-    """Of the text files alone: prompts don't depend on weights. Raises UsageError."""
+    """Identifies the text files only, because prompts don't depend on weights. Raises UsageError."""
     return _identify(directory, _text_files(directory))
 
 
@@ -87,11 +90,11 @@ def _content_hash(file: BufferedReader, size: int, *, has_header: bool) -> str:
 
 
 def sample_offsets(size: int) -> Sequence[int]:
-    """Where the samples of a file of ``size`` bytes begin: even distances, from its first byte to its last."""
+    """Returns the offsets of the samples of a file: at even distances, from the first byte to the last."""
     return [number * (size - SAMPLE_BYTES) // (SAMPLES - 1) for number in range(SAMPLES)]
 
 
 def _revision(directory: Path) -> str | None:
-    """The hub's cache keeps a snapshot in ``models--<owner>--<name>/snapshots/<commit>``."""
+    """Returns the commit if ``directory`` is ``models--<owner>--<name>/snapshots/<commit>`` of the hub's cache."""
     is_snapshot = directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--")
     return directory.name if is_snapshot else None

@@ -1,17 +1,18 @@
-"""Fields of ``config.json`` that leave the tokens of a dense decoder as they are, and those that must have one value.
+"""The fields of ``config.json`` that don't affect a dense decoder's tokens, and the fields with a required value.
 
-A config of a dense family may hold these, the fields that :mod:`trtx.checkpoint.model_config` reads, and nothing else
-but what is null, false, 0 or empty: a field that nobody here knows may ask for a computation that the torch engine does
-not do.
+The config of a dense family may contain these fields and those that :mod:`trtx.checkpoint.model_config` reads. Any
+other field must be null, false, 0 or empty, because an unknown field may request a computation that the torch engine
+does not support.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# transformers' own; token ids and lengths, which are the tokenizer's; defaults of generate(), which old releases kept
-# here and a request has of its own; training and initialization (pretraining_tp: slices of products, the same sums);
-# a choice of kernel, and the epsilon of another norm: these families have RMS norms alone, which read rms_norm_eps.
+# transformers' own fields; token ids and lengths, which belong to the tokenizer; defaults of generate(), which old
+# releases stored here and which requests set themselves; training and initialization (pretraining_tp slices matmuls and
+# gives the same sums); the choice of a kernel; and the epsilon of layer norms: these families have only RMS norms,
+# which use rms_norm_eps.
 _NAMES = """
 architectures model_type transformers_version auto_map dtype torch_dtype use_cache return_dict return_dict_in_generate
 output_attentions output_hidden_states output_scores output_logits torchscript use_bfloat16 tf_legacy_loss
@@ -34,20 +35,20 @@ use_flash_attn layer_norm_eps
 """
 
 WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Whatever their value."""
+"""Fields that have no effect, whatever their value."""
 
 PREFIXES_WITHOUT_EFFECT = ("_", "unsloth_", "trtx_")
-"""Private notes of the program that wrote them."""
+"""Prefixes of private fields of the program that wrote the config."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),  # two names of one function
     "mlp_bias": (False,),
-    "is_causal": (True,),  # transformers' masks follow it
+    "is_causal": (True,),  # transformers' attention masks depend on it
     "is_decoder": (True, False),  # Llama and Qwen are decoders either way
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "rope_interleaved": (False,),
     "rope_ratio": (1, 1.0),
-    "tie_last_hidden_states": (True, False),  # which states are returned, not how they come about
+    "tie_last_hidden_states": (True, False),  # affects which states are returned, not their values
 }
-"""The values that the torch engine computes; null counts as the first."""
+"""The values that the torch engine supports; null means the first."""

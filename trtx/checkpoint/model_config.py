@@ -1,4 +1,4 @@
-"""``config.json`` of a dense decoder becomes one checked value, which the torch engine and its plans share."""
+"""Parses and validates the ``config.json`` of a dense decoder, for the torch engine and its memory plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trtx.checkpoint.windows import Windows, read_windows, refuse_nested_windows
 from trtx.errors import UnsupportedModel
 
 DRAWN_WEIGHTS = "trtx_synthetic"
-"""The key of config.json that says "no weights here: draw them", with their seed and standard deviation."""
+"""The key of config.json that marks a checkpoint without weights: the engine generates them from its seed and std."""
 
 LARGEST = {
     "vocab_size": 1 << 24,
@@ -40,8 +40,8 @@ LARGEST = {
     "head_dim": 1 << 12,
     "max_position_embeddings": 1 << 24,
 }
-"""A multiple of every published model's (Llama 4 Scout has 10,485,760 positions): what is larger is no model, and
-would be counted and allocated for a long time before that shows."""
+"""Upper bounds of the sizes, well above those of every published model (Llama 4 Scout has 10,485,760 positions). A
+larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
 
 
 FAMILIES = {
@@ -51,7 +51,7 @@ FAMILIES = {
     "MistralForCausalLM": Family("mistral", kv_heads="stated", derives_head_dim=True, window="always", qkv_bias=False),
 }
 
-# Decoders that are nested alone, by their model_type.
+# Decoders that exist only nested in a multimodal model, by model_type.
 NESTED_FAMILIES = {
     "qwen2_5_vl_text": Family(
         "qwen2_5_vl_text",
@@ -74,9 +74,9 @@ KNOWN = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a dense decoder: one of FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
+    """The shape of a dense decoder of one of the FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
 
-    architecture: str  # the checkpoint's: of the wrapper where the decoder is nested
+    architecture: str  # the checkpoint's architecture; if the decoder is nested, that of the wrapper
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -85,17 +85,17 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     norm_eps: float
-    max_position: int  # of a sequence, scaling included
+    max_position: int  # the longest sequence in tokens, including rope scaling
     rope: RopeConfig
     tied_head: bool
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
-    dtype: str  # the checkpoint's: "bfloat16"
-    synthetic_seed: int | None  # weights are drawn, not read, when the directory holds none
+    dtype: str  # the checkpoint's dtype, such as "bfloat16"
+    synthetic_seed: int | None  # the seed of generated weights; None: the weights are stored
     synthetic_std: float
     quantization: Quantization | None = None
-    vision: VisionConfig | None = None  # of the wrapper
+    vision: VisionConfig | None = None  # the wrapper's multimodal inputs
     windows: Windows = ()
 
     @property
@@ -108,10 +108,10 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Reads ``model_dir/config.json`` and what is said of quantization.
+    """Reads ``model_dir/config.json`` and the quantization config.
 
-    Every field is honoured as transformers 5.23 does, or refused: raises UsageError, naming file, field and value, for
-    what is missing or no such value, and for what the torch engine does not compute exactly.
+    Every field is honoured as in transformers 5.23, or refused. Raises UsageError, which names file, field and value,
+    for a missing field, for an invalid value, and for a feature that the torch engine does not compute exactly.
     """
     config = config_fields(model_dir)
     architecture = _architecture(config)
@@ -136,13 +136,13 @@ def _architecture(config: Fields) -> str:
             f"one of {', '.join(known)}, or the engine tensorrt-llm"
         )
     wanted = known[architecture]
-    if config.values.get("model_type") != wanted:  # transformers goes by the one, engines by the other
+    if config.values.get("model_type") != wanted:  # transformers uses model_type, engines use architectures
         config.refuse("model_type", f"{wanted!r}, as architectures says {architecture}")
     return architecture
 
 
 def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelConfig:
-    """The decoder that ``text_config`` describes."""
+    """Parses the decoder in ``text_config``."""
     vision = parse_vision(config, architecture)
     text = decoder_fields(config, architecture)
     own, family = _text_family(text, WRAPPERS[architecture])
@@ -150,7 +150,7 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
     if read_quantization(model_dir, config.values) is not None or text.has("quantization_config"):
         refuse_quantized(model_dir, architecture)
     outer, inner = _dtype(config), _dtype(text)
-    if outer and inner and outer != inner:  # which of them a module gets depends on how transformers is called
+    if outer and inner and outer != inner:  # which one a module gets depends on how transformers is called
         text.refuse("dtype" if text.has("dtype") else "torch_dtype", f"{outer!r} as outside text_config")
     seed, std = _synthetic(config)
     decoder = _parse(text, own, family, None, model_dir)
@@ -167,7 +167,10 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
 
 
 def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
-    """By ``model_type``, which transformers goes by there; ``architectures`` may be silent. And a name for messages."""
+    """Returns the name for messages and the family of a nested decoder.
+
+    The family follows from ``model_type``, as in transformers; ``architectures`` may be missing there.
+    """
     dense = {family.model_type: (name, family) for name, family in FAMILIES.items()}
     known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
     kind = text.word("model_type", f"one of {', '.join(known)}")
@@ -184,7 +187,7 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
 
 
 def _refuse_unknown(config: Fields, architecture: str) -> None:
-    """The rule that keeps fields from being dropped: what nobody knows is refused, unless it is null, 0 or empty."""
+    """Refuses unknown fields, unless they are null, false, 0 or empty, so that no field is silently ignored."""
     for name, allowed in ONLY.items():
         if config.has(name) and config.values[name] not in allowed:
             config.refuse_here(
@@ -238,7 +241,7 @@ def _parse(
 
 
 def _is_needed(name: str, config: Fields, family: Family) -> bool:
-    """All sizes, but for those that transformers' class of the family derives from others."""
+    """Returns whether a size must be in the config: it is present, or transformers' class does not derive it."""
     if config.has(name):
         return True
     if name == "num_key_value_heads":
@@ -247,7 +250,7 @@ def _is_needed(name: str, config: Fields, family: Family) -> bool:
 
 
 def head_shape(sizes: Mapping[str, Any]) -> tuple[int, int, int]:
-    """(heads, KV heads, size of one) of any decoder, with the defaults that transformers has for most of them."""
+    """Returns (heads, KV heads, head_dim) of any decoder, with the defaults that transformers has for most models."""
     heads = int(sizes["num_attention_heads"])
     return (
         heads,
@@ -257,7 +260,7 @@ def head_shape(sizes: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _heads(config: Fields, family: Family, sizes: dict[str, int]) -> tuple[int, int, int]:
-    """(heads, KV heads, size of one)"""
+    """Returns (heads, KV heads, head_dim), checked for consistency."""
     (heads, kv_heads, head_dim), hidden = head_shape(sizes), sizes["hidden_size"]
     if heads % kv_heads:
         config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
@@ -286,7 +289,7 @@ def _dtype(config: Fields) -> str | None:
 
 
 def _synthetic(config: Fields) -> tuple[int | None, float]:
-    """(seed, standard deviation) of weights that are drawn"""
+    """Returns (seed, standard deviation) of generated weights; the seed is None if the weights are stored."""
     std = config.number("initializer_range", at_least=0.0) if config.has("initializer_range") else 0.02
     stated = config.inner(DRAWN_WEIGHTS)
     if stated is None or not stated.values:

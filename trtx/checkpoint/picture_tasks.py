@@ -1,4 +1,4 @@
-"""Questions about drawn pictures, each with its one right answer, which a wrong picture makes wrong."""
+"""Questions about generated images. Each has exactly one right answer, which depends on the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtx.checkpoint.tokenizer import IM_END, IM_START
 TASKS = ("colour", "background", "shape", "place", "side", "count", "digit", "format", "which-colour", "which-digit")
 _ORDINALS = ("first", "second", "third")
 _WEIGHTS: dict[Kind, float] = {"one": 3.0, "two": 3.0, "count": 3.0, "digit": 2.0}
-_SEVERAL = 0.35  # of the training's conversations: about several pictures
+_SEVERAL = 0.35  # the share of training conversations about several images
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PictureSample:
-    """One question about one or more pictures."""
+    """One question about one or more images."""
 
     scenes: tuple[Scene, ...]
     question: Question
 
 
 def questions(scene: Scene, where: str = "") -> list[Question]:
-    """All that can be asked about a picture. ``where``: " in the first picture" where there are several."""
+    """Returns all questions about an image. ``where``: such as " in the first picture" if there are several."""
     first = scene.figures[0]
     found = [Question("background", f"Which colour is the background{where}?", scene.background)]
     for figure in scene.figures if scene.kind == "two" else (first,):
@@ -67,7 +67,10 @@ def _sides(scene: Scene, where: str) -> list[Question]:
 
 
 def several(rng: random.Random, split: Split, count: int) -> tuple[Scene, ...]:
-    """Pictures of one kind, and of one shape in different colours, so that one taken for another answers wrong."""
+    """Draws ``count`` images of one kind in different colours, so that a mix-up of images gives a wrong answer.
+
+    The images show one shape, the same in all of them, or different digits.
+    """
     while True:
         if rng.random() < 0.5:
             shape = rng.choice(SHAPES)
@@ -81,7 +84,7 @@ def several(rng: random.Random, split: Split, count: int) -> tuple[Scene, ...]:
 
 
 def questions_of_several(scenes: Sequence[Scene]) -> list[Question]:
-    """Of each picture its colour, or its digit and that one's colour."""
+    """Returns for each image the question about its colour and, if it shows a digit, about the digit."""
     found = []
     for ordinal, scene in zip(_ORDINALS, scenes, strict=False):
         for question in questions(scene, f" in the {ordinal} picture"):
@@ -91,7 +94,7 @@ def questions_of_several(scenes: Sequence[Scene]) -> list[Question]:
 
 
 def conversation(rng: random.Random, split: Split) -> tuple[tuple[Scene, ...], list[Question]]:
-    """Pictures and questions about them in random order, for the training."""
+    """Returns images and the questions about them in random order, for training."""
     if rng.random() < _SEVERAL:
         scenes = several(rng, split, rng.choice((2, 2, 3)))
         asked = questions_of_several(scenes)
@@ -104,7 +107,7 @@ def conversation(rng: random.Random, split: Split) -> tuple[tuple[Scene, ...], l
 
 
 def held_out(task: str, count: int, seed: int = 0) -> Iterator[PictureSample]:
-    """``count`` questions of one task about pictures that nothing was trained on, the same for the same seed."""
+    """Yields ``count`` questions of one task about held-out images, determined by the seed."""
     rng = random.Random(f"{seed}/{task}/held-out")
     while count:
         if task.startswith("which-"):
@@ -119,15 +122,17 @@ def held_out(task: str, count: int, seed: int = 0) -> Iterator[PictureSample]:
 
 
 def turn(question: Question, pictures: int = 0, *, after: bool = False) -> tuple[str, str]:
-    """Prompt and completion as the chat template renders them. ``pictures``: how many stand before the text of the
-    question, or ``after`` it; none do but in the first turn."""
+    """Returns prompt and completion as the chat template renders them.
+
+    ``pictures``: the number of images before the text of the question, or after it if ``after``; 0 for later turns.
+    """
     shown = "".join(f"{number}<image>" for number in range(1, pictures + 1))
     said = question.text + shown if after else shown + question.text
     return f"{IM_START}user\n{said}{IM_END}\n{IM_START}assistant\n", f"{question.answer}{IM_END}"
 
 
 def corpus() -> Iterator[str]:
-    """What the tokenizer is trained on beside text: every word of questions and answers is a token or two."""
+    """Yields training text for the tokenizer, so that each word of questions and answers becomes one or two tokens."""
     rng = random.Random(0)
     for _ in range(3000):
         _, asked = conversation(rng, "train")

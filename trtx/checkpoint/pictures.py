@@ -1,7 +1,7 @@
-"""Pictures that ``synthetic:tiny-vl-trained`` learns from: coloured shapes and digits, drawn from a description.
+"""The training images of ``synthetic:tiny-vl-trained``: coloured shapes and digits, drawn from a description.
 
-A picture's content (what is on it, in which colours) decides its split by a hash, and the sizes of the two splits have
-none in common: so a held-out score is of contents that no training picture had, at sizes that none had.
+A hash of an image's content (its objects and colours) decides its split, and the two splits share no image size. A
+held-out score therefore measures contents and sizes that never occurred in training.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ COLOURS: MappingProxyType[str, tuple[int, int, int]] = MappingProxyType(
     }
 )
 LARGEST_COUNT = 5
-APART = 0.2  # of the picture's width and height, at least, between the centres of two shapes
-_JITTER = 14  # of a colour's channels, up or down
-_NOISE = 6.0  # at most, the standard deviation of each pixel
-# Sides in pixels: even ones are trained on, odd ones (and larger) held out.
+APART = 0.2  # the minimum distance of the centres of two shapes, as a share of the image's width and height
+_JITTER = 14  # the largest change of a colour channel, up or down
+_NOISE = 6.0  # the largest standard deviation of the pixel noise
+# Sides in pixels: training uses even sides; the held-out split uses odd sides, and larger ones.
 _SIDES: MappingProxyType[Split, range] = MappingProxyType({"train": range(48, 130, 2), "held-out": range(41, 242, 2)})
 _LARGEST_ASPECT = 1.6
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A shape or a digit. ``x``, ``y``: of its centre, in widths and heights of the picture; ``radius``: half of its
-    size, in shorter sides."""
+    """A shape or a digit.
+
+    ``x``, ``y``: its centre, as a share of the image's width and height. ``radius``: half of its size, as a share of
+    the image's shorter side.
+    """
 
     name: str
     colour: str
@@ -55,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is on a picture. ``seed`` decides jitter and noise alone."""
+    """The content of an image. ``seed`` determines only jitter and noise."""
 
     kind: Kind
     width: int
@@ -66,7 +69,7 @@ class Scene:
 
     @property
     def key(self) -> str:
-        """Its content, places and sizes left out."""
+        """The content as text, without positions and sizes."""
         named = sorted(f"{figure.colour} {figure.name}" for figure in self.figures)
         return f"{self.kind}: {', '.join(named)} on {self.background}"
 
@@ -77,7 +80,7 @@ class Scene:
 
 
 def draw_scene(rng: random.Random, split: Split, kind: Kind, figure: str | None = None) -> Scene:
-    """One of ``split``. ``figure``: the shape that has to be on it, of a kind with one figure."""
+    """Draws a scene of ``split``. ``figure``: the required shape, for a kind with one shape."""
     while True:
         width, height = _size(rng, split)
         background, *colours = rng.sample(list(COLOURS), 3)
@@ -89,7 +92,7 @@ def draw_scene(rng: random.Random, split: Split, kind: Kind, figure: str | None 
 
 
 def _size(rng: random.Random, split: Split) -> tuple[int, int]:
-    """A third of the pictures each square, wide and tall; the latter by a quarter at least."""
+    """Draws a size. A third of the images is square, wide and tall each; the longer side is at least 25 % longer."""
     shape, side = rng.choice(("square", "wide", "tall")), rng.choice(_SIDES[split])
     if shape == "square":
         return side, side
@@ -129,20 +132,20 @@ def _figures(
 
 
 def _two(rng: random.Random, colours: list[str], aspect: float) -> tuple[Figure, ...]:
-    """Two shapes, to one side and above or below of each other: a mirrored picture has another answer."""
+    """Draws two shapes that differ in both x and y, so that a mirrored image has another answer."""
     names = rng.sample(SHAPES, 2)
     while True:
         radii = [rng.uniform(0.16, 0.19) for _ in names]
         places = [(rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8)) for _ in names]
         right, down = abs(places[1][0] - places[0][0]), abs(places[1][1] - places[0][1])
-        # In shorter sides; of squares the corners reach furthest.
+        # In units of the shorter side. The corners of squares reach furthest.
         apart = max(right * max(aspect, 1.0), down * max(1 / aspect, 1.0))
         if min(right, down) >= APART and apart > sum(radii):
             return tuple(Figure(n, c, *p, r) for n, c, p, r in zip(names, colours, places, radii, strict=True))
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The picture, RGB, of the scene's own size: the same for the same scene and Pillow release."""
+    """Renders the scene as an RGB image of the scene's size, determined by the scene and the Pillow release."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 

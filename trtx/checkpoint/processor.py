@@ -1,4 +1,4 @@
-"""A checkpoint's image processor: what it makes of a picture has to be what the tower of config.json takes."""
+"""Checks that a checkpoint's image processor produces images of the sizes that the vision tower takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from trtx.checkpoint.documents import Fields, read_object
 
 PROCESSOR, _WHOLE_PROCESSOR, _NESTED = "preprocessor_config.json", "processor_config.json", "image_processor"
-# Defaults of transformers' image processors (5.23): Qwen2-VL's, with the tower's names for the same, and the crop of
-# CLIP's and LLaVA's. test_class_defaults.py holds them to the installed classes.
+# Defaults of transformers' image processors (5.23): those of Qwen2-VL with the tower's name for each field, and the
+# crop size of CLIP and LLaVA. test_class_defaults.py compares them with the installed classes.
 QWEN = {"patch_size": ("patch_size", 14), "merge_size": ("spatial_merge_size", 2),
         "temporal_patch_size": ("temporal_patch_size", 2)}  # fmt: skip
 CROP = {"height": 224, "width": 224}
@@ -16,8 +16,11 @@ _LARGEST = 1 << 14
 
 
 def check_processor(model_dir: Path, tower: Fields) -> None:
-    """``tower``: ``vision_config``. Raises UsageError where pictures come out in other sizes than it takes: its first
-    picture would fail, or one row would stand for another part of it. A directory without a processor passes."""
+    """Raises UsageError if the image processor produces other sizes than the tower takes.
+
+    With such a mismatch the first image would fail, or an embedding row would represent another part of the image.
+    ``tower``: ``vision_config``. A directory without an image processor passes.
+    """
     stated = _stated(model_dir)
     if stated is None:
         return
@@ -31,7 +34,10 @@ def check_processor(model_dir: Path, tower: Fields) -> None:
 
 
 def _stated(model_dir: Path) -> Fields | None:
-    """Where transformers looks: nested in processor_config.json, as it writes it since 5.0, else a file of its own."""
+    """Returns the image processor's options from where transformers reads them; None if there are none.
+
+    They are nested in processor_config.json, as transformers writes them since 5.0, else in preprocessor_config.json.
+    """
     whole = model_dir / _WHOLE_PROCESSOR
     if whole.is_file():
         nested = Fields(read_object(whole, "a processor's options"), str(whole)).inner(_NESTED)
@@ -42,11 +48,11 @@ def _stated(model_dir: Path) -> Fields | None:
 
 
 def _check_size(stated: Fields, wanted: int) -> None:
-    """CLIP's: what is cropped last decides, else what is resized to."""
+    """Checks CLIP's image size: the size of the center crop, or without a crop the size after resizing."""
     name = "crop_size" if stated.flag("do_center_crop", missing=True) else "size"
     value = stated.values.get(name, CROP if name == "crop_size" else None)
     sides = [value.get("height"), value.get("width")] if isinstance(value, dict) else [value, value]
-    if name == "size" and not isinstance(value, dict):  # one number is the shorter side's
+    if name == "size" and not isinstance(value, dict):  # one number is the length of the shorter side
         sides = [None]
     if sides != [wanted, wanted]:
         stated.refuse(name, f'{{"height": {wanted}, "width": {wanted}}}, image_size of the tower in config.json')

@@ -1,4 +1,4 @@
-"""How a checkpoint says that its weights are quantized: ModelOpt's own file, or ``quantization_config``."""
+"""Reads a checkpoint's quantization config: ModelOpt's file, or ``quantization_config`` in config.json."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _FP8_BLOCKS = "FP8_BLOCK_SCALES"
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """``algorithm`` is TensorRT-LLM's QuantAlgo, or the method's own name where it has none; None: full precision.
+    """The quantization of a checkpoint.
 
-    ``method``: who exported it, "modelopt" or another ``quant_method``. ``kv_cache_algorithm``: of the KV cache where
-    it was calibrated. ``excluded``: module names in full precision, with shell wildcards. ``source``: for errors.
+    ``method``: the exporter, "modelopt" or another ``quant_method``. ``algorithm``: the name of TensorRT-LLM's
+    QuantAlgo, or the method's own name if there is none; None: full precision. ``kv_cache_algorithm``: the algorithm of
+    the KV cache if it was calibrated. ``excluded``: the names of modules in full precision, with shell wildcards.
+    ``source``: the file, for error messages.
     """
 
     method: str
@@ -33,23 +35,24 @@ class Quantization:
     source: str
 
     def covers(self, module: str) -> bool:
-        """Whether the linear module of that Hugging Face name is quantized."""
+        """Returns whether the linear module with this Hugging Face name is quantized."""
         return self.algorithm is not None and not any(fnmatchcase(module, pattern) for pattern in self.excluded)
 
     @property
     def loading(self) -> Loading:
-        """What the torch engine does with it, once :func:`check_loadable` has passed it and it covers a module."""
+        """How the torch engine loads the format. :func:`check_loadable` must have passed, with a quantized module."""
         return LOADED[str(self.algorithm)]
 
     def stored(self, rows: int, columns: int) -> dict[str, Stored]:
-        """What is stored for a linear module that it covers, by suffix; its algorithm is one of formats.FORMATS."""
+        """Returns the stored tensors of a quantized linear module, by suffix. The algorithm must be in FORMATS."""
         return FORMATS[str(self.algorithm)].layout(rows, columns, self.group_size)
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
-    """From ``hf_quant_config.json``, else from ``config`` (config.json's content); None: an unquantized checkpoint.
+    """Reads the quantization from ``hf_quant_config.json``, else from ``config`` (the content of config.json).
 
-    Knows every format by name; raises UsageError for what can't be read as one.
+    Returns None for an unquantized checkpoint. Formats of any name are accepted; raises UsageError for a config that
+    can't be parsed.
     """
     own = read_modelopt_file(directory)
     if own is not None:
@@ -58,7 +61,7 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantizatio
 
 
 def read_modelopt_file(directory: Path) -> dict[str, Any] | None:
-    """What ``hf_quant_config.json`` says under ``quantization``; None where there is no such file."""
+    """Returns the ``quantization`` object of ``hf_quant_config.json``, or None if there is no such file."""
     path = directory / MODELOPT_FILE
     if not path.exists():
         return None
@@ -71,7 +74,7 @@ def read_modelopt_file(directory: Path) -> dict[str, Any] | None:
 
 
 def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
-    """What config.json itself says, whatever lies beside it."""
+    """Returns the quantization that config.json itself states, regardless of ``hf_quant_config.json``."""
     stated = config.get("quantization_config")
     if stated is None or stated == {}:
         return None
@@ -86,7 +89,7 @@ def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantiz
 
 
 def check_loadable(found: Quantization | None, directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises UsageError for what the torch engine does not load: every format but ModelOpt's in formats.LOADED."""
+    """Raises UsageError unless the torch engine loads the format: only ModelOpt exports of formats in LOADED."""
     if found is None:
         return
     known = (None, *LOADED)
@@ -116,7 +119,7 @@ def _parsed(stated: Mapping[str, Any], source: str, method: str, *, excluded: st
         algorithm=_algorithm(fields, method),
         kv_cache_algorithm=_kv_cache(fields),
         excluded=tuple(modules),
-        # Other methods' own: GPTQ's -1 is a whole row.
+        # Only ModelOpt's group_size is used; other methods differ: for GPTQ, -1 means a whole row.
         group_size=fields.count("group_size", most=1 << 20)
         if method == _MODELOPT and fields.has("group_size")
         else AWQ_GROUP,
@@ -135,7 +138,7 @@ def _algorithm(fields: Fields, method: str) -> str | None:
 
 
 def _kv_cache(fields: Fields) -> str | None:
-    """ModelOpt's file names the algorithm; config.json has a scheme, of which only float8 is anybody's."""
+    """Returns the KV cache algorithm: ModelOpt's file names it, config.json has a scheme, in practice only float8."""
     scheme = fields.values.get("kv_cache_scheme")
     if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
         return "FP8"

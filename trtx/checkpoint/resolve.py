@@ -1,4 +1,4 @@
-"""From the name a person types to a :class:`Checkpoint`: a directory, ``synthetic:<shape>`` or a name of the hub."""
+"""Resolves a model name to a :class:`Checkpoint`. A name is a directory, ``synthetic:<shape>`` or a hub name."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DOWNLOAD_TIMEOUT_S = 10.0
 
 
 def default_model(*, on_gpu: bool) -> str:
-    """What is served when nobody names a model."""
+    """Returns the model to serve if the user names none."""
     return PREFIX + ("qwen3-0.6b" if on_gpu else "tiny-trained")
 
 
 def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | None = None) -> Checkpoint:
-    """Finds, or makes, the checkpoint called ``name``.
+    """Finds the checkpoint called ``name``; downloads or generates it if needed.
 
     ``name``: a directory, ``synthetic:<shape>``, a hub name such as ``Qwen/Qwen3-0.6B``, or empty for
-    :func:`default_model` of ``on_gpu``. ``cache_dir``: where synthetic checkpoints are kept, instead of
+    :func:`default_model` of ``on_gpu``. ``cache_dir``: the directory of synthetic checkpoints, instead of
     ``$TRTX_CACHE/checkpoints`` or ``~/.cache/trtx/checkpoints``. Raises UsageError.
     """
     name = name or default_model(on_gpu=on_gpu)
@@ -46,8 +46,10 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
 
 
 def describe_checkpoint(name: str) -> Checkpoint:
-    """As :func:`resolve_checkpoint`, for a model that is served elsewhere: its weights need not be here, and those of
-    the hub are not fetched. Raises UsageError."""
+    """Resolves a model that another machine serves, as :func:`resolve_checkpoint` does but without its weights.
+
+    The weights need not be on this machine, and they are not downloaded from the hub. Raises UsageError.
+    """
     directory = Path(name).expanduser()
     if name.startswith(PREFIX):
         return resolve_checkpoint(name)
@@ -61,13 +63,15 @@ def describe_checkpoint(name: str) -> Checkpoint:
 
 
 def hub_revision(directory: Path) -> str | None:
-    """The commit of a directory of the Hugging Face cache; None for any other directory."""
+    """Returns the commit of a snapshot in the Hugging Face cache; None for any other directory."""
     return directory.name if directory.parent.name == "snapshots" else None
 
 
 def load_hub() -> Any:
-    """``huggingface_hub``, which reads its variables as it is loaded. Raises UsageError where one that takes a number
-    holds none."""
+    """Imports ``huggingface_hub``, which reads its environment variables during the import.
+
+    Raises UsageError if a variable that must be a number is none.
+    """
     try:
         import huggingface_hub.constants
     except ValueError as error:
@@ -80,7 +84,7 @@ def load_hub() -> Any:
 
 
 def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_weights: bool) -> None:
-    """A model's files from the hub into ``directory``. Raises UsageError."""
+    """Downloads a model's files from the hub into ``directory``. Raises UsageError."""
     try:
         _snapshot(name, with_weights=with_weights, revision=revision, local_dir=directory)
     except UsageError:
@@ -100,13 +104,13 @@ def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
         raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
     files = weight_files(directory)
     check_weights(directory, files)
-    if not files and DRAWN_WEIGHTS not in read_config(directory):  # those are drawn by the engine
+    if not files and DRAWN_WEIGHTS not in read_config(directory):  # with the key, the engine generates the weights
         raise UsageError(without_weights(directory))
     return read_checkpoint(directory.resolve(), served_model_name)
 
 
 def _shown(name: str) -> str:
-    return "that is given as an address" if "://" in name else repr(name)  # which may hold a token
+    return "that is given as an address" if "://" in name else repr(name)  # a URL may contain a token
 
 
 def _find_on_hub(name: str, *, with_weights: bool = True) -> Path:
@@ -126,7 +130,7 @@ def _find_on_hub(name: str, *, with_weights: bool = True) -> Path:
             raise
         except Exception as error:
             reason = error
-    if found is not None:  # without its weights: what is said of a directory is said of it
+    if found is not None:  # cached without its weights: the caller reports it as for any directory
         return found
     raise UsageError(
         f"model {name!r} is not in the Hugging Face cache and cannot be fetched ({type(reason).__name__}); "
@@ -140,9 +144,9 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _snapshot(name: str, *, with_weights: bool, **options: Any) -> Path:
-    """A model's files from the hub or its cache: of its weights those that transformers would load, and no others.
+    """Fetches a model's files from the hub or its cache; of the weights only the files that transformers would load.
 
-    Which they are stands in what is fetched first: the one file, where there is one, else the index.
+    The first download gets the single weight file if there is one, or the index, which lists the files to fetch next.
     """
     snapshot_download = load_hub().snapshot_download
     patterns = [*_DESCRIPTION, *([SINGLE] if with_weights else [])]

@@ -1,4 +1,4 @@
-"""Rotary positions of a dense decoder: one reading of the two places where configs have stated them."""
+"""Parses the rotary position embedding of a dense decoder from the two places where configs state it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trtx.checkpoint.class_defaults import DEFAULT_THETA
 from trtx.checkpoint.documents import Fields, shown
 from trtx.errors import UsageError
 
-# By rope type what it needs beside theta. What a type does not use is refused: a "factor" without its "llama3" is a
-# scaling that somebody believes in, and transformers ignores it with a warning.
+# The fields of each rope type besides theta. Fields that a type does not use are refused: transformers ignores a
+# "factor" without rope type "llama3" with a warning, while the author of the config expects it to scale.
 _ORIGINAL = "original_max_position_embeddings"
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -22,7 +22,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
         "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
     ),
 }  # fmt: skip
-# The other rope types of transformers 5.23, and why the torch engine has none of them.
+# The other rope types of transformers 5.23, and why the torch engine does not support them.
 _NOT_COMPUTED = {
     "dynamic": "its angles change with the length of a sequence, and cached keys keep the angles that they were given",
     "longrope": "its angles change with the length of a sequence, and cached keys keep the angles that they were given",
@@ -37,11 +37,11 @@ _ADVICE = "put the scaling with its rope_theta into rope_parameters, and delete 
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """What YaRN has beside factor and original positions, resolved as transformers 5.23 does where a field is missing.
+    """YaRN's parameters besides factor and original positions. Missing fields are resolved as in transformers 5.23.
 
-    ``attention_factor`` scales cosines and sines. Pairs that turn more than ``beta_fast`` times within the original
-    positions keep their frequency, those that turn less than ``beta_slow`` times are stretched, and a ramp lies
-    between; ``truncate`` rounds its ends to whole pairs.
+    ``attention_factor`` scales cosines and sines. Pairs with more than ``beta_fast`` rotations within the original
+    positions keep their frequency, pairs with fewer than ``beta_slow`` rotations are interpolated, and a linear ramp
+    connects the two; ``truncate`` rounds the ends of the ramp to whole pairs.
     """
 
     attention_factor: float
@@ -52,12 +52,15 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """``low_freq_factor`` and ``high_freq_factor`` hold for ``llama3`` alone, ``original_max_position`` for ``llama3``
-    and ``yarn``, ``factor`` for these and ``linear``.
+    """The parameters of a rotary embedding.
 
-    ``mrope_section``: of a model that gives a token three positions (time, height, width), how many of a head's pairs
-    turn by each; None where there is one. They follow each other, or take turns where they are ``mrope_interleaved``:
-    pair 0 by time, 1 by height, 2 by width, 3 by time, and time turns those that are left.
+    ``low_freq_factor`` and ``high_freq_factor`` apply only to ``llama3``, ``original_max_position`` to ``llama3`` and
+    ``yarn``, ``factor`` to these two and ``linear``.
+
+    ``mrope_section``: for a model with three positions per token (time, height, width), the number of a head's pairs
+    that each position rotates; None for one position per token. The sections are consecutive or, if
+    ``mrope_interleaved``, alternate: pair 0 rotates by time, 1 by height, 2 by width, 3 by time; the remaining pairs
+    rotate by time.
     """
 
     theta: float
@@ -71,11 +74,11 @@ class RopeConfig:
     yarn: Yarn | None = None
 
     def longest(self, max_position: int) -> int:
-        """Positions that the model takes: YaRN's factor times the original ones, where that is more than
-        ``max_position``, its ``max_position_embeddings``.
+        """Returns the number of positions that the model supports.
 
-        The model cards of Qwen2.5 and Qwen3 add YaRN and leave ``max_position_embeddings`` as it was. Other types
-        are published with the positions after scaling.
+        It is ``max_position`` (``max_position_embeddings``) or, if that is more, YaRN's factor times the original
+        positions: the model cards of Qwen2.5 and Qwen3 add YaRN and leave ``max_position_embeddings`` unchanged. Models
+        with other rope types are published with the positions after scaling.
         """
         if self.yarn is None:
             return max_position
@@ -84,7 +87,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Mrope:
-    """Of a family with three positions a token. ``silent``: transformers' sections where the file has none."""
+    """The rotary sections of a family with three positions per token.
+
+    ``silent``: transformers' default if the file has no sections.
+    """
 
     silent: tuple[int, int, int]
     interleaved: bool
@@ -93,12 +99,12 @@ class Mrope:
 def read_rope(
     config: Fields, *, default_theta: float, max_position: int, mrope: Mrope | None = None, head_dim: int = 0
 ) -> RopeConfig:
-    """Reads ``rope_parameters`` (transformers 5), or ``rope_theta`` beside ``rope_scaling`` (earlier releases).
+    """Reads ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` (earlier releases).
 
-    ``default_theta``: the config class's own, for a file without one. ``max_position``: ``max_position_embeddings``.
-    ``mrope``: of a family with three positions, whose sections have to fill ``head_dim``. Raises UsageError for a
-    missing field, for two places that contradict each other, and for types and fields that the torch engine does not
-    compute.
+    ``default_theta``: the default of the config class. ``max_position``: ``max_position_embeddings``. ``mrope``: for a
+    family with three positions per token; the sum of its sections must be half of ``head_dim``. Raises UsageError for a
+    missing field, for a contradiction between the two places, and for types and fields that the torch engine does not
+    support.
     """
     stated = _the_one_place(config)
     kind = "default" if stated is None else _kind(stated, mrope)
@@ -121,7 +127,7 @@ def _scaled(config: Fields, stated: Fields, kind: str, theta: float, max_positio
             stated.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
         original = _original_positions(config, stated)
         if original is None:
-            # transformers 5 falls back to max_position_embeddings, releases before it end with a KeyError.
+            # transformers 5 falls back to max_position_embeddings; earlier releases raise a KeyError.
             stated.refuse(_ORIGINAL, "the positions that the model was trained with before it was scaled, such as 8192")
         return RopeConfig(theta, "llama3", factor, low, high, original)
     if kind == "yarn":
@@ -130,7 +136,7 @@ def _scaled(config: Fields, stated: Fields, kind: str, theta: float, max_positio
 
 
 def _yarn(config: Fields, stated: Fields, theta: float, max_position: int) -> RopeConfig:
-    """As ``_compute_yarn_parameters`` of transformers 5.23 reads it."""
+    """Parses YaRN as ``_compute_yarn_parameters`` of transformers 5.23 does."""
     if theta <= 1.0:
         (stated if stated.has("rope_theta") else config).refuse("rope_theta", "a number above 1 for rope type 'yarn'")
     original = _original_positions(config, stated) or max_position
@@ -138,7 +144,7 @@ def _yarn(config: Fields, stated: Fields, theta: float, max_position: int) -> Ro
     factor = max_position / original if has_null else stated.number("factor", above=0.0)
     if factor * original > _LARGEST_CONTEXT:
         stated.refuse("factor", f"at most {_LARGEST_CONTEXT} positions in all, as {_ORIGINAL} is {original}")
-    # 0 is as good as missing to transformers; a null truncate is false to it, and true to most readers.
+    # transformers treats 0 as missing. It treats a null truncate as false, while most readers would expect true.
     fast, slow = (
         (stated.number(name, at_least=0.0) if stated.has(name) else 0.0) or silent
         for name, silent in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -166,13 +172,16 @@ def _attention_factor(factor: float, scale: float) -> float:
 
 
 def _the_one_place(config: Fields) -> Fields | None:
-    """The object that states the type, empty ones aside. Two that mean the same are one."""
+    """Returns the object that states the rope type, or None; empty objects don't count.
+
+    If both ``rope_parameters`` and ``rope_scaling`` exist, they must mean the same. Raises UsageError otherwise.
+    """
     modern, legacy = (config.inner(name) for name in ("rope_parameters", "rope_scaling"))
     if modern is None or not modern.values:
         return legacy if legacy is not None and legacy.values else None
     if legacy is not None and legacy.values:
-        # transformers 5.23 (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict) takes rope_scaling, and of
-        # rope_parameters not even the theta; engines that read rope_parameters serve other tokens.
+        # transformers 5.23 (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict) uses rope_scaling and ignores
+        # rope_parameters, even its theta; engines that read rope_parameters generate other tokens.
         outer = config.values.get("rope_theta", DEFAULT_THETA)
         if _meaning(modern.values, outer) != _meaning(legacy.values, outer):
             raise UsageError(
@@ -197,7 +206,7 @@ def _sections(config: Fields, stated: Fields | None, mrope: Mrope, head_dim: int
     if not is_right or sum(found) != pairs:
         silent = "" if found != list(mrope.silent) else f" (transformers takes {found} where it is missing)"
         (stated or config).refuse(name, wanted + silent)
-    order = "mrope_interleaved"  # which transformers doesn't look at: the family decides
+    order = "mrope_interleaved"  # transformers ignores the field: the family decides
     if stated is not None and stated.has(order) and stated.flag(order, missing=False) != mrope.interleaved:
         stated.refuse(order, f"{str(mrope.interleaved).lower()}, as transformers computes it, or no such field")
     time, height, width = found
@@ -206,7 +215,7 @@ def _sections(config: Fields, stated: Fields | None, mrope: Mrope, head_dim: int
 
 def _kind(stated: Fields, mrope: Mrope | None) -> str:
     kinds = {name: stated.word(name, _one_of_types()) for name in ("rope_type", "type") if stated.has(name)}
-    if mrope is not None:  # Qwen2.5-VL's files call it a type; to transformers 5.23 it is the default one with sections
+    if mrope is not None:  # Qwen2.5-VL's files have the type "mrope"; transformers 5.23 treats it as "default"
         kinds = {name: "default" if kind == _MROPE else kind for name, kind in kinds.items()}
     for name, kind in kinds.items():
         if reason := _NOT_COMPUTED.get(kind):
@@ -242,13 +251,13 @@ def _theta(config: Fields, stated: Fields | None, default: float) -> float:
         return default
     found = [place.number("rope_theta", above=0.0) for place in places]
     if len(set(found)) > 1:
-        # transformers 5 reads the inner one, releases before it the outer one.
+        # transformers 5 reads the inner value, earlier releases the outer one.
         config.refuse("rope_theta", f"{found[0]:g} as in {places[0].name}: keep the one that is meant")
     return found[0]
 
 
 def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
-    """Heads that are rotated in part: transformers' Llama and Qwen follow the field for some rope types alone."""
+    """Refuses partially rotated heads; transformers' Llama and Qwen apply the field only for some rope types."""
     for place in filter(None, (config, stated)):
         name = "partial_rotary_factor"
         if place.has(name) and place.number(name) != 1.0:
@@ -256,7 +265,10 @@ def _check_rotary_share(config: Fields, stated: Fields | None) -> None:
 
 
 def _original_positions(config: Fields, stated: Fields) -> int | None:
-    """transformers 5.23 lets the outer field win (standardize_rope_params, called again by the model)."""
+    """Returns the original positions, or None. Raises UsageError if the two places differ.
+
+    In transformers 5.23 the outer field wins (standardize_rope_params, which the model calls again).
+    """
     places = [place for place in (stated, config) if place.has(_ORIGINAL)]
     found = [place.count(_ORIGINAL, most=_LARGEST_CONTEXT) for place in places]
     if len(set(found)) > 1:

@@ -1,6 +1,7 @@
-"""What each row of a drawn picture's embedding should say: targets beside the answers, for the training alone.
+"""Training targets for each row of an image's embedding, in addition to the answers.
 
-Answers alone teach a tower slowly: one word for a whole picture. A row is told what covers its patch.
+Answers alone train a vision tower slowly, because they give one word for a whole image. These targets describe the
+content of each row's patch.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ from trtx.checkpoint.pictures import COLOURS, SHAPES, Scene
 NAMES = ("nothing", *SHAPES, *map(str, range(10)))
 SURFACES = ("padding", *COLOURS)
 CENTRES = ("none", "one")
-_POINTS = 6  # of a patch's side, that are looked at
-_REACHES = 0.1  # of them, for a figure to be the patch's
+_POINTS = 6  # sample points along a patch's side
+_REACHES = 0.1  # the share of a patch's points that a shape must cover to be the patch's shape
 
 
 def target_sizes(side: int) -> tuple[int, ...]:
-    """Of the classifications of a row."""
+    """Returns the number of classes of each target of a row."""
     return len(NAMES), len(SURFACES), len(CENTRES), side, side
 
 
 def row_targets(scene: Scene, side: int) -> list[tuple[int, int, int, int, int]]:
-    """Of ``side * side`` patches, row by row: the figure that reaches into it, which its outline tells best; the colour
-    of most of it, whether a figure's centre is in it, how far to the right and down it is. A picture is padded to a
-    square around its middle, as its image processor does."""
+    """Returns the targets of ``side * side`` patches, row by row.
+
+    They are the shape that reaches into the patch (its outline identifies it best), the patch's main colour, whether it
+    contains a shape's centre, its column and its row. The image is padded to a square around its middle, as the image
+    processor does.
+    """
     longest, shorter = max(scene.width, scene.height), min(scene.width, scene.height)
     before = ((longest - scene.width) / 2, (longest - scene.height) / 2)
     names = np.full((side, side), NAMES.index("nothing"))
     centres = np.zeros((side, side), int)
     places = (np.arange(side * _POINTS) + 0.5) / (side * _POINTS) * longest
-    x, y = np.meshgrid(places - before[0], places - before[1])  # of points, in pixels of the picture
+    x, y = np.meshgrid(places - before[0], places - before[1])  # coordinates of the points, in pixels of the image
     is_inside = (x >= 0) & (x < scene.width) & (y >= 0) & (y < scene.height)
     surfaces = _most(is_inside, side)
     surfaces = np.where(surfaces, SURFACES.index(scene.background), SURFACES.index("padding"))
@@ -49,7 +53,10 @@ def row_targets(scene: Scene, side: int) -> list[tuple[int, int, int, int, int]]
 
 
 def _covered(name: str, right: npt.NDArray[np.float64], down: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which points, in radii from its centre, are on a figure as ``draw`` draws it; of a digit, around it."""
+    """Returns which points lie on a shape as ``draw`` draws it, or within the circle around a digit.
+
+    ``right``, ``down``: the offsets from the centre, in radii.
+    """
     if name == "square":
         return np.asarray(np.maximum(abs(right), abs(down)) <= 1)
     if name == "triangle":
@@ -58,7 +65,7 @@ def _covered(name: str, right: npt.NDArray[np.float64], down: npt.NDArray[np.flo
 
 
 def _share(covered: npt.NDArray[np.bool_], side: int) -> npt.NDArray[np.float64]:
-    """Of each patch's points."""
+    """Returns the share of each patch's points that are covered."""
     return np.asarray(covered.reshape(side, _POINTS, side, _POINTS).mean(axis=(1, 3)))
 
 

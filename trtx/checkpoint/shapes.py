@@ -1,4 +1,4 @@
-"""The shapes behind ``synthetic:<shape>``: real configurations, as their publishers' ``config.json`` state them."""
+"""The shapes of the ``synthetic:<shape>`` models: real configurations, as in the publishers' ``config.json`` files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PREFIX = "synthetic:"
 class Shape:
     """One synthetic model.
 
-    ``config`` is ``config.json`` without the token ids, which the tokenizer decides. ``stored`` says whether the
-    weights are written as safetensors; where they are not, the engine draws them from ``seed`` and
-    ``config["initializer_range"]``. ``trained`` marks a shape whose weights are in the repository.
-    ``media`` and ``processor``: special tokens and ``preprocessor_config.json`` of a model that sees.
+    ``config``: ``config.json`` without the token ids, which the tokenizer determines. ``stored``: the weights are
+    written as safetensors; otherwise the engine generates them from ``seed`` and ``config["initializer_range"]``.
+    ``trained``: the repository contains the weights. ``media`` and ``processor``: the special tokens and the
+    ``preprocessor_config.json`` of a multimodal model.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Shape:
 
 
 def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
-    """Qwen3 dense, after Qwen/Qwen3-*: 40,960 positions, theta 1e6, head_dim 128 whatever the hidden size."""
+    """Returns the config of a dense Qwen3, after Qwen/Qwen3-*: 40,960 positions, theta 1e6, always head_dim 128."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -72,7 +72,10 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: in
 
 
 def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
-    """Qwen2.5 dense, after Qwen/Qwen2.5-7B-Instruct: biases on q, k and v, untied head, no head_dim field."""
+    """Returns the config of a dense Qwen2.5, after Qwen/Qwen2.5-7B-Instruct.
+
+    It has biases on q, k and v, an untied head and no head_dim field.
+    """
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -98,7 +101,10 @@ def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: in
 
 
 def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
-    """Llama 3.1 dense, after meta-llama/Llama-3.1-8B-Instruct: 131,072 positions by rope scaling of type llama3."""
+    """Returns the config of a dense Llama 3.1, after meta-llama/Llama-3.1-8B-Instruct.
+
+    It has 131,072 positions by rope scaling of type llama3.
+    """
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -130,7 +136,7 @@ def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: i
     }
 
 
-# float32: greedy tokens are compared with transformers on a CPU, where a bfloat16 tie would be a rounding accident.
+# float32: tests compare greedy tokens with transformers on a CPU, and rounding decides ties in bfloat16.
 _SMALL: dict[str, Any] = {"torch_dtype": "float32", "max_position_embeddings": 8192}
 
 _SHAPES = (
@@ -158,7 +164,7 @@ _SHAPES = (
     Shape(
         "tiny-llama",
         "Llama 3.1 architecture (llama3 rope scaling, untied head), 3 layers, random, float32: for tests",
-        # 8,192 positions of an original 1,024: all three branches of the scaling are at work.
+        # 8,192 positions from an original 1,024, so that all three branches of the scaling apply.
         _llama3(256, 3, 8, 2, 768, 4096)
         | _SMALL
         | {
@@ -261,12 +267,12 @@ SHAPES: Mapping[str, Shape] = MappingProxyType({shape.name: shape for shape in _
 
 
 def list_shapes() -> tuple[tuple[str, str], ...]:
-    """Every ``synthetic:<shape>`` name with one line about it, for help texts."""
+    """Returns every ``synthetic:<shape>`` name with a one-line summary, for help texts."""
     return tuple((PREFIX + shape.name, shape.summary) for shape in _SHAPES)
 
 
 def find_shape(name: str) -> Shape:
-    """The shape called ``name`` (without the prefix). Raises UsageError with the nearest names."""
+    """Returns the shape called ``name`` (without the prefix). Raises UsageError, which names the nearest shapes."""
     if name in SHAPES:
         return SHAPES[name]
     near = difflib.get_close_matches(name, SHAPES, n=3, cutoff=0.4) or list(SHAPES)

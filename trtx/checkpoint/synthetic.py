@@ -1,4 +1,4 @@
-"""Makes synthetic checkpoints, once, in a cache that two processes or a ``kill -9`` can not leave half written."""
+"""Generates synthetic checkpoints once, in a cache that concurrent processes and ``kill -9`` never leave incomplete."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from trtx.checkpoint.vision import TEXT, VISION
 from trtx.checkpoint.weights import write_random_weights
 from trtx.errors import UsageError
 
-# The modules that decide a checkpoint's bytes: their text is part of every cached directory's name.
+# The modules that determine a checkpoint's bytes. A hash of their source is part of each cached directory's name.
 _GENERATOR = tuple(
     Path(__file__).with_name(f"{name}.py")
     for name in ("synthetic", "text", "tokenizer", "weights", "dense", "towers", "vision")
 )
-# Where ``python -m trtx.checkpoint.train_tiny`` writes: package data.
+# ``python -m trtx.checkpoint.train_tiny`` writes to this directory, which is package data.
 TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
 
 
 def trained_directory(shape: Shape) -> Path:
-    """Of a shape whose weights come with the package, where its training script writes them."""
+    """Returns the directory of a shape whose trained weights are part of the package."""
     return Path(__file__).with_name(shape.name.replace("-", "_"))
 
 
 def default_cache_dir() -> Path:
-    """``$TRTX_CACHE``, else ``~/.cache/trtx``, and in it ``checkpoints``."""
+    """Returns ``$TRTX_CACHE/checkpoints``, or ``~/.cache/trtx/checkpoints`` if the variable is not set."""
     return Path(os.environ.get("TRTX_CACHE") or Path.home() / ".cache" / "trtx").expanduser() / "checkpoints"
 
 
 def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
-    """The directory of ``shape``, made if it is not there yet. Safe to call from several processes at once.
+    """Returns the directory of ``shape``, generated if it does not exist. Several processes may call it at once.
 
-    The trained one comes with the package. Raises UsageError where the cache cannot be written.
+    Trained shapes are part of the package. Raises UsageError if the cache can't be written.
     """
     if shape.trained:
         return trained_directory(shape)
@@ -72,7 +72,7 @@ def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
 
 
 def _publish(making: Path, target: Path) -> None:
-    """Renames, which is atomic. A target that is there by now came from a process that was faster: the same bytes."""
+    """Moves ``making`` to ``target`` atomically. If another process was faster, its target has the same bytes."""
     try:
         making.rename(target)
     except OSError:
@@ -81,7 +81,7 @@ def _publish(making: Path, target: Path) -> None:
 
 
 def _sweep(cache: Path) -> None:
-    """Removes what processes that were killed have left: hidden directories that nobody has touched for an hour."""
+    """Removes the leftovers of killed processes: hidden directories that have not changed for an hour."""
     for left in cache.glob(".*-*-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED_S:
@@ -128,9 +128,9 @@ def config_json(shape: Shape) -> dict[str, Any]:
 
 
 def write_processor_files(processor: Mapping[str, Any], directory: Path) -> None:
-    """What transformers' image processor and processor are made from."""
+    """Writes the config files of transformers' image processor and processor."""
     rows = {"processor_class": processor["processor_class"]}
-    if processor["processor_class"] == "LlavaProcessor":  # which counts CLIP's class token itself, and takes it off
+    if processor["processor_class"] == "LlavaProcessor":  # it counts CLIP's class token itself, and subtracts it
         config = read_config(directory)
         rows |= {
             "image_token": "<image>",
@@ -143,7 +143,7 @@ def write_processor_files(processor: Mapping[str, Any], directory: Path) -> None
 
 
 def write_model_files(config: dict[str, Any], tokenizer: TokenizerFiles, directory: Path) -> None:
-    """``config.json``, ``generation_config.json`` and the tokenizer's files."""
+    """Writes ``config.json``, ``generation_config.json`` and the tokenizer's files."""
     generation = {
         "bos_token_id": config["bos_token_id"],
         "eos_token_id": list(EOS_IDS),

@@ -1,7 +1,7 @@
-"""The tasks that ``synthetic:tiny-trained`` learns, generated, with a held-out split that no training sample enters.
+"""The generated tasks that ``synthetic:tiny-trained`` learns, with a held-out split that is never trained on.
 
-A task's content decides its split by a hash, not by chance: ``7 + 12`` and ``12 + 7`` fall on the same side, worded
-or not, so held-out accuracy measures what was learned, not what was memorized.
+A hash of a sample's content decides its split, not chance. ``7 + 12`` and ``12 + 7`` are in the same split in every
+wording, so held-out accuracy measures learning, not memorization.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLOURS = ("red", "green", "blue", "yellow", "white", "black", "brown", "grey", 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One question and its one right answer, as text. ``key`` is the content that decides the split."""
+    """A question and its only right answer, as text. ``key``: the content that decides the split."""
 
     task: str
     prompt: str
@@ -38,11 +38,11 @@ class Sample:
         return "held-out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
     def plain(self) -> tuple[str, str]:
-        """Prompt and completion without a chat template; the completion ends in its end-of-text token."""
+        """Returns prompt and completion without a chat template; the completion ends with the end-of-text token."""
         return self.prompt, f" {self.answer}{END_OF_TEXT}"
 
     def chat(self) -> tuple[str, str]:
-        """Prompt and completion as the chat template renders one user message."""
+        """Returns prompt and completion as the chat template renders one user message."""
         return (
             f"{IM_START}user\n{self.prompt}{IM_END}\n{IM_START}assistant\n",
             f"{self.answer}{IM_END}",
@@ -104,7 +104,7 @@ TASKS: MappingProxyType[str, Callable[[random.Random], Sample]] = MappingProxyTy
 
 
 def samples(task: str, split: Split, seed: int) -> Iterator[Sample]:
-    """Samples of one task and split without end, the same for the same seed."""
+    """Yields samples of one task and split without end, determined by the seed."""
     rng, make = random.Random(f"{seed}/{task}/{split}"), TASKS[task]
     while True:
         sample = make(rng)

@@ -1,4 +1,4 @@
-"""Generated English-like text: what the synthetic tokenizers are trained on, with no file to ship and no licence."""
+"""Generates English-like text to train the synthetic tokenizers on, which needs no data file and no licence."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _ADJECTIVE = _words(
 _SUFFIXES = ("", "", "", "", "s", "ed", "ing", "er", "ly", "ness", "'s", "ful")
 _ENDS = (". ", ". ", ". ", ", ", ", ", "; ", "? ", "! ", ": ", ".\n", ".\n\n", " - ")
 
-# What the training tasks are about.
+# The words of the training tasks.
 NOUNS = _NOUN
 
 
 def sentences(seed: int, count: int) -> Iterator[str]:
-    """``count`` pieces of text, the same for the same seed: prose, numbers, JSON, some code."""
+    """Yields ``count`` pieces of text, determined by the seed: prose, numbers, JSON, some code."""
     rng = random.Random(seed)
     for index in range(count):
         if index % 23 == 0:

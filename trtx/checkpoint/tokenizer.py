@@ -1,8 +1,8 @@
-"""The synthetic models' tokenizer: a real byte-level BPE, trained here, that covers every id of the model's vocabulary.
+"""The tokenizer of the synthetic models: a byte-level BPE, trained here, with text for every id of the vocabulary.
 
 A random model samples any id. If an id had no text, its chunk would be empty: the detokenizer would hold it back, and a
-load generator that counts tokens by tokenizing the answer would count too few. So ids that the BPE does not use are
-whole made-up words (" bakodu"); ``ignore_merges`` lets each of them encode back to its one id.
+load generator that counts tokens by tokenizing the answer would count too few. The ids that the BPE does not use are
+therefore whole made-up words (" bakodu"), and ``ignore_merges`` makes each of them encode back to its single id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAD, BOS, END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = (
     "<|im_end|>",
 )
 EOS_IDS = (SPECIAL_TOKENS.index(IM_END), SPECIAL_TOKENS.index(END_OF_TEXT))
-BASE_VOCABULARY = 2048  # special tokens, 256 bytes and merges of the tokenizers for random models
+BASE_VOCABULARY = 2048  # the special tokens, 256 bytes and merges of a tokenizer; made-up words fill the rest
 
 _BEFORE_PARTS = (
     "{% for message in messages %}"
@@ -42,16 +42,16 @@ CHAT_TEMPLATE = _BEFORE_PARTS + _AFTER_PARTS
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """Special tokens of a model that sees, and what its chat template writes for a part that is a picture."""
+    """The special tokens of a multimodal model, and the text that its chat template writes for an image part."""
 
     tokens: tuple[str, ...]
     picture: str
-    video: str = ""  # none: the template writes nothing for one
-    is_numbered: bool = False  # the template writes its number before a picture: 1, 2, 3 of the conversation
+    video: str = ""  # "": the template writes nothing for a video
+    is_numbered: bool = False  # the template writes each image's number in the conversation (1, 2, 3) before the image
 
     @property
     def chat_template(self) -> str:
-        """One placeholder a picture or video, in the order of the parts."""
+        """The template, which writes one placeholder for each image or video, in the order of the parts."""
         begin, number = "", ""
         if self.is_numbered:
             begin = "{% set seen = namespace(pictures=0) %}"
@@ -66,16 +66,17 @@ class MediaTokens:
 
 
 LLAVA_TOKENS = MediaTokens(tokens=("<image>",), picture="<image>")
-NUMBERED_TOKENS = replace(LLAVA_TOKENS, is_numbered=True)  # a small model tells pictures apart by their numbers
+NUMBERED_TOKENS = replace(LLAVA_TOKENS, is_numbered=True)  # a small model needs the numbers to distinguish images
 QWEN_TOKENS = MediaTokens(
     tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     picture="<|vision_start|><|image_pad|><|vision_end|>",
     video="<|vision_start|><|video_pad|><|vision_end|>",
 )
 
-# Qwen2's pieces: words with the one character before them, single digits, runs of punctuation, runs of blanks.
-# AutoTokenizer of transformers 5 (seen: 5.23) rebuilds a qwen2 model's tokenizer with them, whatever tokenizer.json
-# says: so both agree on prompts. It drops ignore_merges too, so there alone a made-up word encodes to several ids.
+# Qwen2's pre-tokenization: words with one preceding character, single digits, runs of punctuation, runs of whitespace.
+# AutoTokenizer of transformers 5 (seen in 5.23) rebuilds the tokenizer of a qwen2 model with this pattern and ignores
+# the one in tokenizer.json; with the same pattern in both, they agree on prompts. It also drops ignore_merges, so only
+# there a made-up word encodes to several ids.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -86,7 +87,7 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvwz" for vowe
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The three files' contents, and the ids whose text is no whole word (special tokens, bytes, fragments)."""
+    """The contents of the three files, and the ids whose text is no whole word (special tokens, bytes, fragments)."""
 
     tokenizer: dict[str, Any]
     config: dict[str, Any]
@@ -104,8 +105,8 @@ def make_tokenizer(
 ) -> TokenizerFiles:
     """Trains the BPE up to ``BASE_VOCABULARY`` ids, and fills the rest up to ``vocab_size`` with made-up words.
 
-    ``corpus``: what to train on instead of generated text. ``media``: of a model that sees. The same bytes for the
-    same arguments and the same ``tokenizers`` release.
+    ``corpus``: the training text; default: generated text. ``media``: the special tokens of a multimodal model. The
+    result is determined by the arguments and the ``tokenizers`` release.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -145,7 +146,10 @@ def _is_word(token: str) -> bool:
 
 
 def _made_up_word(index: int) -> str:
-    """Word ``index`` of 421,875: three syllables, no two alike. The step has no factor with their number in common."""
+    """Returns word ``index`` of 421,875 distinct words of three syllables.
+
+    The step between successive words and the number of words are coprime, so no word occurs twice.
+    """
     index = index * 152_447 % len(_SYLLABLES) ** 3
     first, rest = divmod(index, len(_SYLLABLES) ** 2)
     second, third = divmod(rest, len(_SYLLABLES))

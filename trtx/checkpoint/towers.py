@@ -1,5 +1,7 @@
-"""The tensors of a vision tower and its projector, from a wrapper's config: what random weights are drawn for, and what
-a plan counts. Names as transformers writes them (5.23). The tower itself is transformers' module, which checks them.
+"""Lists the tensors of a vision tower and its projector, from a wrapper's config.
+
+Random weights are generated for this list, and the memory plan counts it. The names are those that transformers writes
+(5.23). The tower itself is transformers' module, which checks the names at load time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def _layer_norm(name: str, width: int) -> Tensors:
 
 
 def _llava(config: Mapping[str, Any]) -> Tensors:
-    """CLIP's tower, whole, and the two linear modules of LLaVA's projector."""
+    """Returns the tensors of the whole CLIP tower and of the two linear modules of LLaVA's projector."""
     tower, text = config["vision_config"], config["text_config"]
     width, inner, patch = tower["hidden_size"], tower["intermediate_size"], tower["patch_size"]
     at = "vision_tower.embeddings"
@@ -45,7 +47,7 @@ def _llava(config: Mapping[str, Any]) -> Tensors:
 
 
 def _qwen2_5_vl(config: Mapping[str, Any]) -> Tensors:
-    """Blocks of RMS norms and a gated MLP, and the merger."""
+    """Returns the tensors of the blocks (RMS norms, gated MLP) and of the merger."""
     tower, at = config["vision_config"], "visual"
     width, inner = tower["hidden_size"], tower["intermediate_size"]
     found = _patches(at, tower)
@@ -62,7 +64,7 @@ def _qwen2_5_vl(config: Mapping[str, Any]) -> Tensors:
 
 
 def _qwen3_vl(config: Mapping[str, Any]) -> Tensors:
-    """Blocks of layer norms, learned positions, the merger, and one more for each level of the deepstack."""
+    """Returns the tensors of the blocks (layer norms), the learned positions, the merger and the deepstack mergers."""
     tower, at = config["vision_config"], "model.visual"
     width, inner = tower["hidden_size"], tower["intermediate_size"]
     found = _patches(at, tower) | {f"{at}.patch_embed.proj.bias": (width,)}
@@ -96,7 +98,9 @@ _TOWERS: MappingProxyType[str, Callable[[Mapping[str, Any]], Tensors]] = Mapping
 
 
 def tower_tensors(config: Mapping[str, Any]) -> Tensors:
-    """Shapes by stored name, of a whole ``config.json`` that :func:`trtx.checkpoint.vision.parse_vision` has taken;
-    none where its architecture nests no decoder."""
+    """Returns the tensor shapes by stored name; empty for an architecture without a vision tower.
+
+    ``config``: a whole ``config.json`` that :func:`trtx.checkpoint.vision.parse_vision` has accepted.
+    """
     tensors = _TOWERS.get(str(config["architectures"][0]))
     return tensors(config) if tensors is not None else {}

@@ -1,7 +1,7 @@
 """Trains ``synthetic:tiny-trained``: ``python -m trtx.checkpoint.train_tiny``, 18 minutes of one core.
 
-Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory is loadable from
-the first evaluation on. A run that is cut leaves ``--state``, and the same command goes on from there.
+Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory can be loaded from
+the first evaluation on. An interrupted run leaves the file ``--state``, and the same command resumes from it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger("train_tiny")
 
 SHAPE = SHAPES["tiny-trained"]
 STEPS, TOKENS_PER_STEP = 2000, 4096
-# Long rows, later and dearer, stretch over a longer context what short ones have taught.
+# The long rows, which cost more, come later and extend to a longer context what the short rows have taught.
 ROW_LENGTHS_FIRST, ROW_LENGTHS_LATER, LATER_FROM = (128,), (128, 512), 0.7
-# Prompts and text are mostly chance: their full loss would drown the answers' in noise.
+# Prompts and text are mostly random: at full weight, their loss would drown the loss of the answers in noise.
 PROMPT_WEIGHT, TEXT_WEIGHT = 0.05, 0.25
-MUON_RATE, ADAM_RATE = 0.015, 4e-3  # peaks: matrices of the layers, everything else
+MUON_RATE, ADAM_RATE = 0.015, 4e-3  # peak learning rates: of the layers' matrices, and of everything else
 WARM_UP_STEPS, LAST_RATE = 50, 0.02
 MIX = {
     "addition-1": 1.0,
@@ -48,26 +48,26 @@ MIX = {
     "json": 2.0,
     "text": 1.0,
 }
-# A table is dear to read and its answer is a word: half of the tables are asked about several times, in one chat.
+# Reading a table is expensive and an answer is one word, so half of the tables get several questions in one chat.
 QUESTIONS_PER_TABLE = 6
 EMBEDDING_STD = 0.04
-# The first layer's heads begin as heads that look 1, 2, 3 and 4 tokens back. See initialize().
+# The heads of the first layer are initialized to attend 1, 2, 3 and 4 tokens back. See initialize().
 CONSTANT, OFFSET_PAIRS, OFFSET_GAIN, OFFSET_NOISE = 4 * EMBEDDING_STD, 6, 2.0, 0.1
 STATE_EVERY, EVALUATE_EVERY = 50, 250
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One step's rows: token ids ``[rows, length]`` int64 and the loss weight of each token as a target, float32."""
+    """The rows of one step: token ids ``[rows, length + 1]`` int64; loss weight of each target ``[rows, length]``."""
 
     ids: torch.Tensor
     weights: torch.Tensor
 
 
 class Documents:
-    """The training documents of one step, without end: token ids and loss weights, plain and in the chat template.
+    """An endless iterator over the training documents of one step: token ids and loss weights, plain and as chats.
 
-    ``seed`` and ``step`` decide them, so that a run that goes on sees what it would have seen.
+    ``seed`` and ``step`` determine the documents, so a resumed run sees the same documents as an uninterrupted one.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], seed: int, step: int) -> None:
@@ -99,7 +99,7 @@ class Documents:
 
 
 def several_questions(table: Sample, rng: random.Random) -> list[tuple[str, str]]:
-    """A chat about one table of look-up: prompts and completions, one after the other."""
+    """Returns a chat with several questions about one look-up table, as pairs of prompt and completion."""
     pairs = [entry.split(" is ") for entry in table.key.split(", ")]
     before, turns = f"{table.key}. ", list[tuple[str, str]]()
     for name, value in rng.sample(pairs, min(len(pairs), QUESTIONS_PER_TABLE)):
@@ -111,7 +111,7 @@ def several_questions(table: Sample, rng: random.Random) -> list[tuple[str, str]
 
 
 def corpus(seed: int) -> Iterator[str]:
-    """What the tokenizer is trained on: text and tasks, so that the words to copy are mostly one token each."""
+    """Yields the tokenizer's training text: text and tasks, so that most words to copy become one token each."""
     yield from sentences(seed, 3000)
     for task in TASKS:
         for sample in itertools.islice(samples(task, "train", seed), 1500):
@@ -122,7 +122,7 @@ def corpus(seed: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """On the steps so far, all runs together; ``tokens`` are those that were scored."""
+    """Time and tokens spent on all steps so far, over all runs. ``tokens``: the tokens with a loss."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -133,7 +133,7 @@ Optimizers = tuple[tuple[torch.optim.Optimizer, float], ...]
 
 
 def suspend(state: Path, model: Any, optimizers: Optimizers, step: int, spent: Spent) -> None:
-    """Written whole or not at all."""
+    """Writes the training state to a file atomically."""
     part = state.with_suffix(".part")
     held = {
         "model": model.state_dict(),
@@ -146,7 +146,7 @@ def suspend(state: Path, model: Any, optimizers: Optimizers, step: int, spent: S
 
 
 def resume(state: Path, model: Any, optimizers: Optimizers) -> tuple[int, Spent]:
-    """The step to go on with, and what the ones before it took."""
+    """Restores the training state; returns the next step, and the time and tokens of the previous ones."""
     held = torch.load(state, map_location="cpu")
     model.load_state_dict(held["model"])
     for (optimizer, _), one in zip(optimizers, held["optimizers"], strict=True):
@@ -155,7 +155,7 @@ def resume(state: Path, model: Any, optimizers: Optimizers) -> tuple[int, Spent]
 
 
 def fill_rows(source: Documents, length: int) -> Rows:
-    """One step's rows. A row starts with a document and is filled with more of them; the last one is cut."""
+    """Returns the rows of one step. A row consists of whole documents; the last one is truncated."""
     ids, weights = [], []
     for _ in range(TOKENS_PER_STEP // length):
         row_ids: list[int] = []
@@ -170,13 +170,14 @@ def fill_rows(source: Documents, length: int) -> Rows:
 
 
 def initialize(model: Any) -> None:
-    """Layers add nothing at first (output projections are zero), so that a token's identity is not drowned in noise.
+    """Initializes the weights. Output projections are zero, so that at first no layer adds noise to a token's identity.
 
-    Look-up needs a head that carries a name to its value, another that carries it to the question, and a third that
-    finds one by the other: from random weights, none pays before the others are there, and 9 million tokens leave it
-    at chance. So the first two kinds are there from the start: one dimension of the embedding is the same for every
-    token, the first layer's queries and keys are made from it, and the rotation of the positions makes head ``h``
-    look ``h + 1`` tokens back. (The idea: Trockman and Kolter, Mimetic Initialization of Self-Attention Layers, 2023.)
+    The look-up task needs a head that carries a name to its value, another that carries it to the question, and a third
+    that matches the two. From random weights none of them helps before the others exist, and after 9 million tokens the
+    task is still at chance. The first two kinds of heads are therefore built in: one dimension of the embedding is the
+    same for every token, the queries and keys of the first layer are computed from it, and the rotation of the
+    positions makes head ``h`` attend ``h + 1`` tokens back. (The idea: Trockman and Kolter, Mimetic Initialization of
+    Self-Attention Layers, 2023.)
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -196,19 +197,19 @@ def initialize(model: Any) -> None:
             projection.weight.mul_(OFFSET_NOISE)
             norm.weight.fill_(OFFSET_GAIN)
             for head, rows in enumerate(projection.weight.view(-1, head_dim, projection.in_features)):
-                for pair in range(OFFSET_PAIRS):  # the fastest: their sum has the narrowest peak
+                for pair in range(OFFSET_PAIRS):  # the pairs of highest frequency: their sum has the narrowest peak
                     angle = -(head + 1) * theta ** (-2 * pair / head_dim) if looks_back else 0.0
                     rows[pair, 0], rows[pair + head_dim // 2, 0] = math.cos(angle), math.sin(angle)
 
 
 def rate(step: int, steps: int) -> float:
-    """Of a peak learning rate: a linear warm-up, then half a cosine."""
+    """Returns the learning rate as a share of its peak: a linear warm-up, then half a cosine."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
 
 
 def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: str) -> None:
-    """Trains, or goes on from ``state``, a file that a run that was cut has left."""
+    """Trains the model. If the file ``state`` of an interrupted run exists, resumes from it."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -273,7 +274,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
 
 
 def save(model: Any, out: Path) -> None:
-    """bfloat16 safetensors under the names of the Hugging Face checkpoint; the tied head is not stored twice."""
+    """Writes bfloat16 safetensors with Hugging Face tensor names; the tied head is not stored twice."""
     from safetensors.torch import save_file
 
     state = {name: value.detach().bfloat16().cpu().contiguous() for name, value in model.state_dict().items()}

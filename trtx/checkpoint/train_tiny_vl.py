@@ -1,9 +1,10 @@
 """Trains ``synthetic:tiny-vl-trained``: ``python -m trtx.checkpoint.train_tiny_vl``.
 
-First the tower and the projector, by what covers each patch (``row_targets``): a hundred small answers a picture, where
-a question has one. Then, with the tower as it is, the projector and the decoder by questions and answers.
-Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory is loadable from
-the first evaluation on. A run that is cut leaves ``--state``, and the same command goes on from there.
+It first trains the tower and the projector on the content of each patch (``row_targets``), which gives a hundred small
+targets per image instead of one per question. Then it freezes the tower and trains the projector and the decoder on
+questions and answers.
+Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory can be loaded from
+the first evaluation on. An interrupted run leaves the file ``--state``, and the same command resumes from it.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ log = logging.getLogger("train_tiny_vl")
 SHAPE = SHAPES["tiny-vl-trained"]
 TOWER_STEPS, PICTURES = 3000, 64
 STEPS, CONVERSATIONS, MOST_TURNS, HALVES = 1500, 32, 5, 2
-AFTER_SHARE = 0.25  # of the conversations: the pictures stand after the first question
+AFTER_SHARE = 0.25  # the share of conversations whose images come after the first question
 PROMPT_WEIGHT = 0.02
-GROUND_WEIGHT = 0.1  # of a row that no figure covers, which most are
+GROUND_WEIGHT = 0.1  # the loss weight of a row without a shape; most rows have none
 TOWER_KINDS: dict[Kind, float] = {"one": 4.0, "two": 4.0, "count": 1.0, "digit": 3.0}
 MUON_RATE, ADAM_RATE = 0.015, 3e-3
 EMBEDDING_STD, PLACE_STD = 0.04, 0.2
@@ -55,8 +56,11 @@ STATE_EVERY, EVALUATE_EVERY = 50, 500
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Conversations of similar length: ids ``[rows, length + 1]`` int64, padded at their ends; the loss weight of each
-    id as a target, float32; pixels ``[pictures, 3, side, side]`` float32 in the order of the rows' placeholders."""
+    """Conversations of similar length.
+
+    ``ids``: ``[rows, length + 1]`` int64, padded at the end. ``weights``: the loss weight of each target id, float32.
+    ``pixels``: ``[images, 3, side, side]`` float32, in the order of the placeholders in the rows.
+    """
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -64,7 +68,7 @@ class Batch:
 
 
 class Conversations:
-    """Batches without end. ``seed`` and ``step`` decide them, so that a run that goes on sees what it would have."""
+    """Generates the batches of each step. ``seed`` and ``step`` determine them, so a resumed run sees the same ones."""
 
     def __init__(self, encode: Callable[[str], list[int]], pixels: Callable[[Scene], torch.Tensor], rows: int) -> None:
         self._encode, self._pixels, self._rows = encode, pixels, rows
@@ -105,10 +109,11 @@ class Conversations:
 
 
 def initialize(model: Any) -> None:
-    """Layers add nothing at first (output projections are zero), so that what a row is isn't drowned in noise.
+    """Initializes the weights. Output projections are zero, so that at first no layer adds noise to a row's content.
 
-    A patch's place is as loud as what is on it: the sum of a vector for its row and one for its column. What is on it
-    is seen by cosines, the slowest first, with a patch's mean made no louder than its edges.
+    A patch's position embedding, the sum of a vector for its row and one for its column, has about the same magnitude
+    as its content. The patch embedding's filters are cosines, lowest frequencies first, scaled so that a patch's mean
+    is no stronger than its edges.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -127,7 +132,7 @@ def initialize(model: Any) -> None:
 
 
 def cosines(count: int, side: int) -> torch.Tensor:
-    """``[count, 3, side, side]``: the slowest two-dimensional cosines, each of every channel."""
+    """Returns ``[count, 3, side, side]``: the two-dimensional cosines of lowest frequency, each for every channel."""
     places = (torch.arange(side) + 0.5) * math.pi / side
     waves = [torch.cos(places * frequency) / math.sqrt(side / (2 if frequency else 1)) for frequency in range(side)]
     pairs = sorted(((v, u) for v in range(side) for u in range(side)), key=lambda pair: (sum(pair), pair))
@@ -139,9 +144,9 @@ def cosines(count: int, side: int) -> torch.Tensor:
 
 
 def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, threads: int, scored: int) -> None:
-    """Trains, or goes on from ``state``, a file that a run that was cut has left.
+    """Trains the model. If the file ``state`` of an interrupted run exists, resumes from it.
 
-    ``scored``: how many held-out questions of each task the report is of.
+    ``scored``: the number of held-out questions per task in the report.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -214,7 +219,10 @@ def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, th
 def tower_step(
     model: Any, rows_head: torch.nn.Linear, pixels: Callable[[Scene], torch.Tensor], rng: random.Random
 ) -> tuple[float, int]:
-    """Gradients of what a linear head reads off the rows of drawn pictures; the loss, and how many pictures."""
+    """Computes the gradients of a linear head that predicts the row targets of generated images.
+
+    Returns the loss and the number of images.
+    """
     kinds = rng.choices(list(TOWER_KINDS), list(TOWER_KINDS.values()), k=PICTURES)
     scenes = [draw_scene(rng, "train", kind) for kind in kinds]
     found = model.model.get_image_features(pixel_values=torch.stack([pixels(scene) for scene in scenes])).pooler_output
@@ -229,7 +237,10 @@ def tower_step(
 
 
 def answers_step(model: Any, batches: Iterator[Batch]) -> tuple[float, int]:
-    """Gradients of the answers' mean loss; logits are made of what counts alone. The loss, and how many pictures."""
+    """Computes the gradients of the mean loss of the answers, with logits only for tokens of nonzero weight.
+
+    Returns the loss and the number of images.
+    """
     of_step = list(batches)
     answers, total = sum(float(batch.weights.sum()) for batch in of_step), 0.0
     for batch in of_step:
@@ -257,7 +268,7 @@ def _write_files(out: Path) -> None:
 
 
 def save(model: Any, out: Path) -> None:
-    """bfloat16 safetensors, as transformers names them; the tied head is not stored twice."""
+    """Writes bfloat16 safetensors with transformers' tensor names; the tied head is not stored twice."""
     import copy
 
     copy.deepcopy(model).bfloat16().save_pretrained(out / "saving", safe_serialization=True)

@@ -1,6 +1,6 @@
-"""``TRAINING.md`` of ``synthetic:tiny-trained``: how it was trained, and its held-out score.
+"""Writes ``TRAINING.md`` of ``synthetic:tiny-trained``: how it was trained, and its held-out score.
 
-``python -m trtx.checkpoint.training_report`` scores the weights that are there and renews the second part.
+``python -m trtx.checkpoint.training_report`` scores the stored weights and rewrites the second part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Perplexity of held-out generated text: {perplexity:.2f} a token. {parameters:,} 
 def write_training(
     out: Path, command: str, steps: int, tokens: int, seconds: float, cpu_seconds: float, where: str
 ) -> None:
-    """The first part; what was there is replaced."""
+    """Writes the first part of the report; replaces the whole file."""
     text = _TRAINING.format(
         command=command,
         steps=steps,
@@ -54,7 +54,7 @@ def write_training(
 
 
 def write_scores(out: Path) -> None:
-    """The second part, measured on the weights in ``out``."""
+    """Measures the weights in ``out`` and writes the second part of the report."""
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
     scores = _SCORES.format(

@@ -1,4 +1,4 @@
-"""What a config.json says of pictures: the placeholder, the rows that stand for one, and the decoder that is nested."""
+"""Parses the multimodal part of a config.json: placeholders, embedding rows of an image, and the nested decoder."""
 
 from __future__ import annotations
 
@@ -18,53 +18,52 @@ _LARGEST_SIZE, _LARGEST_DEPTH, _LARGEST_IMAGE = 1 << 18, 1 << 12, 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """Pictures of a model, as its decoder sees them: ``hidden_size`` columns, a row for each placeholder."""
+    """The image inputs of a model's decoder. An image's embedding has one row for each placeholder in the prompt."""
 
     architecture: str  # "LlavaForConditionalGeneration"
-    hidden_size: int  # columns of an embedding: the decoder's
+    hidden_size: int  # the decoder's hidden size
     image_token_id: int
-    tokens_per_image: int | None  # fixed (LLaVA); None: by grid
-    spatial_merge: int = 1  # patches per side that one row stands for
+    tokens_per_image: int | None  # a fixed number (LLaVA); None: depends on the grid
+    spatial_merge: int = 1  # patches per side that one row represents
     video_token_id: int | None = None
-    deepstack_levels: int = 0  # further vectors of a row, which the first layers add to the hidden state
-    temporal_patch: int = 1  # frames of a video that one row stands for
-    tokens_per_second: int | None = None  # by which a video's time positions count (Qwen2.5-VL); None: by frames
+    deepstack_levels: int = 0  # additional vectors in a row, which the first layers add to the hidden state
+    temporal_patch: int = 1  # video frames that one row represents
+    tokens_per_second: int | None = None  # the unit of a video's time positions (Qwen2.5-VL); None: frames
 
     @property
     def columns(self) -> int:
-        """Of an embedding: those of each level of deepstack stand behind a row's own."""
+        """The columns of an embedding: ``hidden_size``, followed by as many for each deepstack level."""
         return self.hidden_size * (1 + self.deepstack_levels)
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """An architecture that nests a decoder beside a vision tower.
+    """An architecture that combines a nested decoder with a vision tower.
 
-    ``decoder``: beginnings of stored tensors' names and what the decoder alone calls them: the longest that fits holds,
-    and the first of those with one name is what transformers writes. ``tower``: beginnings of what belongs to the tower
-    and its projector, looked for before those.
-    ``fields``: of the outer config, all of which are read here.
+    ``decoder``: pairs of a prefix of stored tensor names and the prefix in the decoder alone. The longest matching
+    prefix applies; of several pairs with the same decoder prefix, transformers writes the first. ``tower``: prefixes of
+    the tensors of the tower and its projector, matched first. ``fields``: the known fields of the outer config.
     """
 
     model_type: str
     decoder: tuple[tuple[str, str], ...]
     tower: tuple[str, ...]
     fields: frozenset[str]
-    text_type: str | None = None  # the one model_type of its decoder; None: any dense family
+    text_type: str | None = None  # the only model_type of its decoder; None: any dense family
     tower_types: tuple[str, ...] = ()
-    is_flat: bool = False  # where there is no text_config, its fields stand beside vision_config
-    ties_by_decoder: bool = True  # tie_word_embeddings of text_config holds too
+    is_flat: bool = False  # without a text_config, the decoder's fields are at the top level, next to vision_config
+    ties_by_decoder: bool = True  # tie_word_embeddings in text_config also ties the head
 
 
 _QWEN_FIELDS = frozenset((
     "image_token_id", "video_token_id",
-    "vision_start_token_id", "vision_end_token_id", "vision_token_id",  # no position needs them
+    "vision_start_token_id", "vision_end_token_id", "vision_token_id",  # positions don't depend on them
 ))  # fmt: skip
 
 WRAPPERS = {
     "LlavaForConditionalGeneration": Wrapper(
         "llava",
-        # As transformers writes them (5.23), and as its modules are called.
+        # First the names that transformers writes (5.23), then those of its modules.
         decoder=(
             ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
             ("model.language_model.", "model."), ("lm_head.", "lm_head."),
@@ -73,7 +72,7 @@ WRAPPERS = {
         fields=frozenset((
             "image_token_index", "image_token_id", "projector_hidden_act", "vision_feature_select_strategy",
             "vision_feature_layer", "multimodal_projector_bias",
-            "image_seq_length", "ignore_index",  # transformers computes nothing from the one, a loss from the other
+            "image_seq_length", "ignore_index",  # transformers does not use the first, and the second only in a loss
         )),
     ),
     "Qwen2_5_VLForConditionalGeneration": Wrapper(
@@ -100,10 +99,10 @@ _OF_EVERY_WRAPPER = (TEXT, VISION, "tie_word_embeddings", "vocab_size", "quantiz
 
 
 def read_vision_config(model_dir: Path) -> VisionConfig | None:
-    """From ``model_dir/config.json``. None: a text model, or one whose pictures trtx does not know.
+    """Reads the multimodal part of ``model_dir/config.json``; None for a text model and for an unknown architecture.
 
-    Raises UsageError, naming file, field and value, for what is missing, for what trtx does not compute, and for a
-    ``preprocessor_config.json`` whose pictures are not the tower's.
+    Raises UsageError, which names file, field and value, for a missing field, for an unsupported value, and for a
+    ``preprocessor_config.json`` that does not fit the tower.
     """
     config = config_fields(model_dir)
     listed = config.values.get("architectures")
@@ -116,9 +115,9 @@ def read_vision_config(model_dir: Path) -> VisionConfig | None:
 
 
 def parse_vision(config: Fields, architecture: str) -> VisionConfig:
-    """The outer fields and the tower's, of one of :data:`WRAPPERS`. Raises UsageError."""
+    """Parses the outer fields and the tower's fields of one of the :data:`WRAPPERS`. Raises UsageError."""
     text = decoder_fields(config, architecture)
-    if text.parent:  # a flat file's fields are looked at as the decoder's
+    if text.parent:  # in a flat file, the fields are checked as the decoder's
         _refuse_unknown(config, architecture)
     tower = _nested(config, VISION, "the vision tower's fields")
     vocab_size = text.count("vocab_size", most=1 << 24)
@@ -132,7 +131,7 @@ def parse_vision(config: Fields, architecture: str) -> VisionConfig:
 
 
 def _qwen(config: Fields, tower: Fields, architecture: str, hidden: int, vocab_size: int) -> VisionConfig:
-    """Qwen2.5-VL and Qwen3-VL: pictures of any size, whose rows follow from their grid."""
+    """Parses Qwen2.5-VL and Qwen3-VL, which take images of any size; the grid determines the number of rows."""
     types = WRAPPERS[architecture].tower_types
     if tower.has("model_type") and tower.values["model_type"] not in types:
         tower.refuse("model_type", f"{' or '.join(map(repr, types))}, the tower of a {architecture}, or no such field")
@@ -173,7 +172,7 @@ def _qwen(config: Fields, tower: Fields, architecture: str, hidden: int, vocab_s
 
 
 def _layers_of(tower: Fields, name: str, depth: int) -> int:
-    """How many layers are listed, each once."""
+    """Returns the number of layers in a list of distinct layer indices."""
     listed = tower.values.get(name)
     if (
         not isinstance(listed, list)
@@ -185,7 +184,10 @@ def _layers_of(tower: Fields, name: str, depth: int) -> int:
 
 
 def decoder_fields(config: Fields, architecture: str) -> Fields:
-    """What ``text_config`` holds; of a Qwen2.5-VL as it is published, the file's own fields but for the wrapper's."""
+    """Returns the decoder's fields: ``text_config`` or, in a flat file, the top-level fields without the wrapper's.
+
+    Qwen2.5-VL is published as a flat file.
+    """
     wrapper = WRAPPERS[architecture]
     if wrapper.is_flat and config.values.get(TEXT) is None:
         outer = {TEXT, VISION, "architectures", *wrapper.fields}
@@ -203,8 +205,11 @@ def _nested(config: Fields, name: str, holds: str) -> Fields:
 
 
 def is_tied(config: Fields, architecture: str) -> bool:
-    """Of a wrapper. transformers 5.23 ties the head of a LLaVA and a Qwen2.5-VL where either config says so
-    (``__post_init__`` of their classes), that of a Qwen3-VL by the outer one."""
+    """Returns whether a wrapper ties the head to the embedding.
+
+    transformers 5.23 ties the head of a LLaVA or a Qwen2.5-VL if either config requests it (``__post_init__`` of their
+    classes), and that of a Qwen3-VL only if the outer config does.
+    """
     text = decoder_fields(config, architecture)
     outer, inner = (place.flag("tie_word_embeddings", missing=False) for place in (config, text))
     if inner and not outer and not WRAPPERS[architecture].ties_by_decoder:
@@ -213,8 +218,11 @@ def is_tied(config: Fields, architecture: str) -> bool:
 
 
 def decoder_name(architecture: str, stored: str) -> str | None:
-    """What the decoder calls a tensor of a checkpoint; None for one of the vision tower. A text model's name stays,
-    and so does one that belongs nowhere."""
+    """Maps a stored tensor name to the decoder's name; None for a tensor of the vision tower.
+
+    The names of a text model stay unchanged. For a wrapper, a name without a known prefix maps to a name that no
+    decoder has.
+    """
     wrapper = WRAPPERS.get(architecture)
     if wrapper is None:
         return stored
@@ -224,12 +232,12 @@ def decoder_name(architecture: str, stored: str) -> str | None:
     if fitting:
         begin, own = max(fitting, key=lambda pair: len(pair[0]))
         return own + stored.removeprefix(begin)
-    # Nothing of a wrapper is called as in the decoder alone: "model." would else let a text model's file pass.
+    # An unknown name must not map to a decoder name, or the "model." tensors of a text model's file would be accepted.
     return f"{architecture}: {stored}"
 
 
 def stored_name(architecture: str, own: str) -> str:
-    """The reverse: as transformers writes the decoder's tensor ``own``."""
+    """Maps the decoder's tensor name ``own`` to the name that transformers stores; the reverse of decoder_name."""
     wrapper = WRAPPERS.get(architecture)
     begin, inner = next(pair for pair in wrapper.decoder if own.startswith(pair[1])) if wrapper else ("", "")
     return begin + own.removeprefix(inner)
@@ -247,7 +255,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
 
 
 def _placeholder(config: Fields, names: tuple[str, ...], vocab_size: int) -> int:
-    """The id of a placeholder, which may go by several names."""
+    """Returns the token id of a placeholder; the field may have any of several names."""
     found = {name: config.values[name] for name in names if config.has(name)}
     if not found:
         config.refuse(names[0], f"the id of the placeholder of pictures, from 0 to {vocab_size - 1}")
@@ -260,7 +268,7 @@ def _placeholder(config: Fields, names: tuple[str, ...], vocab_size: int) -> int
 
 
 def _clip_rows(config: Fields, tower: Fields) -> int:
-    """Rows of a picture: the patches of LLaVA's CLIP tower, and its class token with the strategy ``full``."""
+    """Returns the rows of an image: the patches of LLaVA's CLIP tower, plus the class token with strategy ``full``."""
     wanted = "'clip_vision_model', the tower of a llava that the torch engine knows"
     if tower.word("model_type", wanted) != "clip_vision_model":
         tower.refuse_here("model_type", f"{wanted}; use another checkpoint or the engine tensorrt-llm")
@@ -288,12 +296,12 @@ def _check_layers(config: Fields, depth: int) -> None:
     layers = stated if isinstance(stated, list) else [stated]
     if not layers or not all(type(layer) is int and -depth - 1 <= layer <= depth for layer in layers):
         config.refuse("vision_feature_layer", f"a layer of the tower from {-depth - 1} to {depth}, or a list of them")
-    if stated == 0:  # to which transformers 5.23 (select_hidden_states) ends with a TypeError
+    if stated == 0:  # transformers 5.23 (select_hidden_states) raises a TypeError for 0
         config.refuse("vision_feature_layer", f"{-depth - 1}, which is the same layer")
 
 
 def refuse_quantized(model_dir: Path, architecture: str) -> None:
-    """Raises UsageError: which of its modules are the decoder's is not looked into."""
+    """Raises UsageError: trtx does not determine which quantized modules belong to the decoder."""
     raise UnsupportedModel(
         f"{model_dir} is a quantized {architecture}; the torch engine loads such models in full precision alone: use "
         "the original checkpoint, or the engine tensorrt-llm"

@@ -1,4 +1,4 @@
-"""Configurations of the synthetic models that see, around a decoder's own, and of their image processors."""
+"""The configs of the synthetic multimodal models, built around a decoder's config, and of their image processors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ IMAGE_SIZE, PATCH_SIZE = 60, 12
 
 LLAVA_PROCESSOR: Mapping[str, Any] = MappingProxyType(
     {
-        # transformers takes its PIL variant where torchvision is not installed. Of LLaVA 1.5: a picture is padded to a
-        # square before it is resized, so that all of it is seen, and wide ones look other than tall ones.
+        # Without torchvision, transformers uses the PIL variant. As in LLaVA 1.5, an image is padded to a square before
+        # it is resized, so that the model sees all of it and can distinguish wide images from tall ones.
         "image_processor_type": "LlavaImageProcessor",
         "processor_class": "LlavaProcessor",
         "do_convert_rgb": True,
@@ -33,7 +33,10 @@ LLAVA_PROCESSOR: Mapping[str, Any] = MappingProxyType(
 
 
 def llava(text: dict[str, Any], *, width: int = 128, layers: int = 2) -> dict[str, Any]:
-    """LLaVA after llava-hf/llava-1.5-7b-hf: CLIP of 60 pixels a side, 25 patches of 12, around the decoder ``text``."""
+    """Returns the config of a LLaVA with the decoder ``text``, after llava-hf/llava-1.5-7b-hf.
+
+    Its CLIP tower takes images of 60 x 60 pixels, in 25 patches of 12 x 12.
+    """
     outer = ("torch_dtype", "tie_word_embeddings", "initializer_range")
     return {
         "architectures": ["LlavaForConditionalGeneration"],
@@ -100,8 +103,11 @@ QWEN3_PROCESSOR: Mapping[str, Any] = MappingProxyType(
 
 
 def qwen2_5_vl(text: dict[str, Any], sections: list[int], tower: dict[str, int], full: list[int]) -> dict[str, Any]:
-    """Qwen2.5-VL after Qwen/Qwen2.5-VL-7B-Instruct around the decoder ``text``, a Qwen2's: nested, as transformers 5
-    writes it. ``tower``: its sizes; ``full``: its layers without windows."""
+    """Returns the config of a Qwen2.5-VL with the Qwen2 decoder ``text``, after Qwen/Qwen2.5-VL-7B-Instruct.
+
+    The decoder is nested, as transformers 5 writes it. ``tower``: the sizes of the tower; ``full``: its layers with
+    full attention.
+    """
     return _qwen(text, "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", {"mrope_section": sections}) | {
         "vision_config": {
             "model_type": "qwen2_5_vl_vision",
@@ -120,8 +126,8 @@ def qwen2_5_vl(text: dict[str, Any], sections: list[int], tower: dict[str, int],
 
 
 def qwen3_vl(text: dict[str, Any], sections: list[int], tower: dict[str, int], deepstack: list[int]) -> dict[str, Any]:
-    """Qwen3-VL after Qwen/Qwen3-VL-4B-Instruct around the decoder ``text``, a Qwen3's."""
-    switches = ("use_sliding_window", "sliding_window", "max_window_layers")  # which its decoder does not know
+    """Returns the config of a Qwen3-VL with the Qwen3 decoder ``text``, after Qwen/Qwen3-VL-4B-Instruct."""
+    switches = ("use_sliding_window", "sliding_window", "max_window_layers")  # its decoder's class lacks these fields
     text = {name: value for name, value in text.items() if name not in switches}
     mrope = {"mrope_section": sections, "mrope_interleaved": True}
     return _qwen(text, "Qwen3VLForConditionalGeneration", "qwen3_vl", mrope) | {

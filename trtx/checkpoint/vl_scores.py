@@ -1,6 +1,6 @@
-"""Held-out score of ``synthetic:tiny-vl-trained`` by transformers, and ``TRAINING.md``, the report.
+"""Scores ``synthetic:tiny-vl-trained`` on held-out images with transformers, and writes the report ``TRAINING.md``.
 
-``python -m trtx.checkpoint.vl_scores`` scores the weights that are there and renews the second part.
+``python -m trtx.checkpoint.vl_scores`` scores the stored weights and rewrites the second part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCORE = "## Held-out score"
 
 @dataclass(frozen=True, slots=True)
 class PictureScore:
-    """Exact answers, end token included, of ``count`` questions."""
+    """The number of exact answers, including the end token, to ``count`` questions of one task."""
 
     task: str
     count: int
@@ -32,10 +32,10 @@ class PictureScore:
 def score_pictures(
     model: Any, tokenizer: Any, processor: Any, count: int, tasks: Sequence[str] = TASKS
 ) -> list[PictureScore]:
-    """Of ``count`` held-out questions a task, through the chat template, pictures first.
+    """Scores ``count`` held-out questions of each task, rendered by the chat template with the images first.
 
-    Greedy decoding yields exactly the answer if and only if each of its ids is the most likely one given the prompt
-    and the ids before it, so one forward pass a batch tells.
+    Greedy decoding gives exactly the answer if and only if each of its ids is the most likely one given the prompt and
+    the previous ids, so one forward per batch suffices.
     """
     model.eval()
     scores = []
@@ -61,7 +61,7 @@ def _exact(model: Any, tokenizer: Any, processor: Any, samples: Sequence[Picture
         ids.append(own + tokenizer.encode(answer, add_special_tokens=False))
     width = max(map(len, ids))
     pixels = processor([draw(scene) for sample in samples for scene in sample.scenes], return_tensors="pt")
-    with torch.inference_mode():  # causal: what is padded at the end changes nothing before it
+    with torch.inference_mode():  # attention is causal, so padding at the end does not affect earlier positions
         rows_of_ids = torch.tensor([one + [0] * (width - len(one)) for one in ids])
         best = model(input_ids=rows_of_ids, pixel_values=pixels["pixel_values"], use_cache=False).logits.argmax(-1)
     return sum(
@@ -100,7 +100,7 @@ questions through the chat template, the pictures before the question.
 
 
 def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
-    """The first part; what was there is replaced. ``spent``: pictures are what it calls tokens."""
+    """Writes the first part of the report; replaces the whole file. ``spent.tokens`` counts images."""
     import torch
 
     text = _TRAINING.format(
@@ -115,7 +115,7 @@ def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
 
 
 def write_scores(out: Path, count: int = PER_TASK) -> None:
-    """The second part, measured on the weights in ``out``: ``count`` questions a task."""
+    """Measures the weights in ``out`` on ``count`` questions per task and writes the second part of the report."""
     import torch
     from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
 

@@ -1,4 +1,4 @@
-"""Seeded random values for the tensors of a small dense checkpoint."""
+"""Generates seeded random weights for a small dense checkpoint."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trtx.checkpoint.dense import EMBEDDING, HEAD, checkpoint_tensors
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import stored_name
 
-if TYPE_CHECKING:  # 0.1 s that a reader of config.json need not pay
+if TYPE_CHECKING:  # importing numpy takes 0.1 s, which code that only reads config.json should not pay
     import numpy as np
     import numpy.typing as npt
 
     FLOATS = npt.NDArray[np.float32]
 
-# Relative size of an embedding row: small enough that the tied head does not simply repeat the last token, since the
-# layers' outputs then outweigh the embedding in the residual stream.
+# The relative size of an embedding row. It is small enough that the layers' outputs outweigh the embedding in the
+# residual stream, so a model with a tied head does not simply repeat the last token.
 EMBEDDING_STD = 0.25
-# Fragments (bytes, special tokens) get short rows: as inputs the first norm gives them full strength, as outputs they
-# never win, so a random model speaks in words and does not end by itself.
+# Fragments (bytes, special tokens) get short rows. As inputs the first norm restores their magnitude; as outputs they
+# never win, so a random model generates words and no end token.
 FRAGMENT_SCALE = 0.05
 
 
@@ -33,9 +33,9 @@ def write_random_weights(
     seed: int,
     path: Path,
 ) -> None:
-    """Writes float32 safetensors, the same bytes for the same arguments (numpy's Philox, a stream per name).
+    """Writes float32 safetensors whose bytes depend only on the arguments (numpy's Philox, one stream per name).
 
-    ``tower``: shapes of a vision tower's tensors by stored name, empty without one.
+    ``tower``: the shapes of the vision tower's tensors by stored name; empty without a tower.
     """
     import numpy as np
     from safetensors.numpy import save_file
@@ -56,8 +56,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
 
     values = _normal(name, shape, seed)
     if name.endswith("norm.weight"):
-        # Around 1, not 1: a runner that forgets a norm's weight must be caught. Twice that for q and k, so that
-        # attention picks some tokens out instead of averaging all.
+        # Around 1, but not exactly 1, so that tests detect a runner that ignores the weight. Around 2 for q and k, so
+        # that attention selects some tokens instead of averaging all.
         center = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
         return np.asarray(center + 0.2 * values, dtype=np.float32)
     if name.endswith(".bias"):
@@ -67,7 +67,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
 
 
 def _draw_tower(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
-    """Norms around 1; the rest by what a product sums over, so that pictures differ in every row."""
+    """Draws a tensor of the tower: norms around 1, other weights scaled by their fan-in, so that images differ in
+    every row."""
     import numpy as np
 
     values = _normal(name, shape, seed)

@@ -1,4 +1,4 @@
-"""Layers that attend to a window: what ``config.json`` says of them, and where the torch engine computes it."""
+"""Sliding-window layers: parses them from ``config.json``, and decides where the torch engine supports them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ELSEWHERE = "the torch engine computes full attention alone there; serve it with the engine tensorrt-llm"
 
 Windows = tuple[int | None, ...]
-"""Of each layer how many positions a query sees, its own the last of them, None: all. Empty where no layer has one."""
+"""For each layer the number of positions that a query attends to, including its own; None: all. Empty if no layer has a
+window."""
 
 
 def read_windows(config: Fields, family: Family, num_layers: int, max_position: int) -> Windows:
-    """transformers takes ``layer_types`` where they are listed, and derives them from ``max_window_layers`` where they
-    are not. A window in a family that has none, and no switch that says otherwise, is taken for meant. One of all
-    positions is none."""
+    """Returns the window of each layer.
+
+    As in transformers, ``layer_types`` decides which layers slide; without it, ``max_window_layers`` does. A window in
+    a family without windows counts as intended unless ``use_sliding_window`` is false, and is refused. A window that
+    covers all positions counts as none.
+    """
     slides = _listed(config, family, num_layers)
     is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
     window = config.values.get("sliding_window") if is_on else None
@@ -45,7 +49,7 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
 
 
 def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | None:
-    """Whether each layer slides, as ``layer_types`` says; None where it says nothing."""
+    """Returns for each layer whether ``layer_types`` makes it slide; None if there is no such field."""
     if "layer_types" in config.values and family.window == "always":
         # transformers 5.23 (AutoConfig.from_pretrained) loads a mistral with this field, null or not, as a ministral.
         config.refuse("layer_types", f"no such field in a {family.model_type}: transformers takes it for another model")
@@ -72,7 +76,7 @@ def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
 
 
 def refuse_nested_windows(text: Fields, windows: Windows) -> None:
-    """Of a decoder beside a vision tower: nobody has compared its windows with another engine's."""
+    """Refuses windows in the decoder of a multimodal model; they were never compared with another engine."""
     if windows and text.has("layer_types"):
         text.refuse_here("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
     if windows:
@@ -82,8 +86,11 @@ def refuse_nested_windows(text: Fields, windows: Windows) -> None:
 def computed_windows(
     windows: Windows, model_dir: Path, *, on_gpu: bool, deterministic: bool, max_seq_len: int | None
 ) -> Windows:
-    """``windows`` as the torch engine computes them: empty on a GPU, where each holds a whole sequence of
-    ``max_seq_len``. Raises UsageError for windows that it does not compute. None: as long as the model allows."""
+    """Returns the windows that the torch engine applies.
+
+    On a GPU, and in deterministic mode, the engine does not support windows: the result is empty if every window covers
+    a sequence of ``max_seq_len`` (None: the model's own limit), else UsageError is raised.
+    """
     if not any(windows) or not (on_gpu or deterministic):
         return windows
     count, window = sum(w is not None for w in windows), min(w for w in windows if w is not None)
