@@ -1,9 +1,9 @@
-"""What a worker needs of its GPU's memory, before anything starts: weights, reserves, KV pool, and whether it fits.
+"""Plans the GPU memory of a worker before it starts: weights, reserves, KV pool, and whether all of it fits.
 
-Owns the arithmetic, the facts of models (from ``config.json`` and safetensors headers) and the table of known GPUs.
-Does not probe a machine (``launch`` does) and starts nothing. What the torch engine takes is in ``torch_engine``: its
-runner sizes its own pool by the same functions.
-Enter through :func:`plan_memory`. A plan that is returned fits; what can't fit raises UsageError with the numbers.
+Owns the arithmetic, the sizes of models (from ``config.json`` and safetensors headers) and the table of known GPUs.
+Does not probe a machine (``launch`` does) and starts no process. The formulas of the torch engine are in
+``torch_engine``; the engine's runner sizes its own pool with the same functions.
+Enter through :func:`plan_memory`. Invariant: a returned plan fits; otherwise UsageError is raised with the numbers.
 """
 
 from trtx.memory.encoder import EncoderShare, Media, encoder_share

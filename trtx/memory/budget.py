@@ -1,4 +1,4 @@
-"""What is left for KV on each GPU of a worker, and the largest value of a field that would still fit."""
+"""Computes the memory that remains for KV on each GPU of a worker, and the largest value of a field that fits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare, Weights, rank_shares
 from trtx.memory.torch_engine import cpu_pool_room, pool_room
 
-# A host swaps and other processes give memory back, so only what is far beyond it is refused.
+# A host can swap, and other processes may free memory, so a CPU worker is refused only far beyond the free memory.
 CPU_MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint as one engine holds it. ``kv_width``: bytes of a KV element.
+    """A checkpoint as one engine loads it.
 
-    ``activation_bytes``: the engine's own formula, of one pass and what comes with it. ``kv_padding``: layers that KV
-    blocks have room for beside the model's. ``encoder_bytes``: of the process that encodes for this worker on the same
-    device, beside the tower's weights; ``shared_bytes``: of encode workers there.
+    ``kv_width``: bytes of a KV element. ``activation_bytes``: the engine's formula for the peak of one forward.
+    ``kv_padding``: padding layers in the KV blocks, in addition to the model's layers. ``encoder_bytes``: memory of the
+    worker's own encoder process on the same device, without the tower's weights. ``shared_bytes``: memory of encode
+    workers on the same device.
     """
 
     shape: ModelShape
@@ -36,7 +37,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One GPU of one pipeline rank; bytes. ``pool`` is what ``max_tokens`` left unsaid would give."""
+    """The memory of one GPU of a pipeline rank, in bytes. ``pool``: the KV pool if ``max_tokens`` is not set."""
 
     share: RankShare
     others: int
@@ -48,7 +49,7 @@ class Budget:
     pool: int
 
     def holds(self, limits: Limits) -> bool:
-        """Whether what was asked for in so many words fits: max_seq_len, max_tokens, else one block."""
+        """Returns whether the explicit requests fit: max_tokens, and one sequence of max_seq_len, else one block."""
         needed = max(1, limits.tokens_per_block, limits.max_seq_len or 0)
         pool = self.pool
         if limits.max_tokens is not None:
@@ -60,13 +61,13 @@ class Budget:
 
 
 def budgets(model: Model, limits: Limits, device: Device) -> list[Budget]:
-    """One a pipeline rank."""
+    """Returns one budget for each pipeline rank."""
     shares = rank_shares(model.shape, model.weights, limits, model.kv_width, model.kv_padding)
     return [_budget(model, limits, device, share) for share in shares]
 
 
 def tightest(model: Model, limits: Limits, device: Device) -> Budget:
-    """The rank that holds the fewest tokens: all others follow it."""
+    """Returns the budget of the rank with room for the fewest tokens, which limits all other ranks."""
     ranks = budgets(model, limits, device)
     return min(ranks, key=lambda budget: budget.pool / max(1.0, budget.share.kv_bytes_per_token))
 
@@ -76,13 +77,13 @@ def fits(model: Model, limits: Limits, device: Device) -> bool:
 
 
 def largest(model: Model, device: Device, changed: Callable[[int], Limits], *, below: int, step: int = 1) -> int | None:
-    """The largest multiple of ``step`` below ``below`` for which ``changed`` gives limits that fit; None for none."""
+    """Returns the largest multiple of ``step`` below ``below`` for which the limits ``changed`` fit, or None."""
     found = _last_true(lambda count: fits(model, changed(count * step), device), (below - 1) // step)
     return found * step or None
 
 
 def _last_true(works: Callable[[int], bool], high: int) -> int:
-    """The largest n of 1..high with ``works(n)``, which holds up to some n and for none beyond; 0 for none."""
+    """Returns the largest n in 1..high with ``works(n)``, or 0. ``works`` must be monotonic: true up to some n."""
     low = 0
     while low < high:
         middle = (low + high + 1) // 2
@@ -119,7 +120,7 @@ def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> B
 
 
 def _cpu_pool(limits: Limits, share: RankShare, room: int) -> tuple[int, int]:
-    """(pool, what is left of the host after it); ``max_tokens`` is the pool's size there, not a bound."""
+    """Returns the pool and the remaining host memory. On a CPU ``max_tokens`` is the size of the pool, not a bound."""
     if limits.max_tokens is not None:
         pool = int(limits.max_tokens * share.kv_bytes_per_token)
     else:

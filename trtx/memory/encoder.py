@@ -1,4 +1,4 @@
-"""What pictures and videos take of a device beside a decoder: a process with the tower, and embeddings."""
+"""The device memory for images and videos in addition to the decoder's: the encoder process, and embeddings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from trtx.memory.gpus import Device
 from trtx.memory.reserves import process_bytes
 
 ARENA_BYTES = 512 << 20
-"""Of a GPU, for embeddings that stay there: the torch engine's own, which is not imported here."""
+"""GPU memory for embeddings that stay on the encoder's GPU. The torch engine has the same constant, which this room
+may not import."""
 _RGB = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a worker of a model that sees has on its device. ``has_encoder``: one of its own, started before its engine.
-    ``embedding_bytes``: of embeddings that it holds at most. ``shared_bytes``: of encode workers that are on the device
-    too, their largest batches included: they may start after the worker's engine."""
+    """The memory for multimodal inputs on the device of a worker.
+
+    ``has_encoder``: the worker has its own encoder process, which starts before the engine. ``embedding_bytes``: the
+    maximum of the embeddings that the worker holds. ``shared_bytes``: the memory of encode workers on the same device,
+    including their largest batches, because they may start after the worker's engine.
+    """
 
     has_encoder: bool
     embedding_bytes: int
@@ -32,8 +36,11 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class EncoderShare:
-    """Of one encoder's process. ``batch_bytes``: while it computes its largest batch, estimated. ``arena_bytes``: for
-    embeddings that stay on its GPU."""
+    """The device memory of one encoder process.
+
+    ``batch_bytes``: an estimate of the peak during its largest batch. ``arena_bytes``: for embeddings that stay on its
+    GPU.
+    """
 
     weight_bytes: int
     context_bytes: int
@@ -46,12 +53,15 @@ class EncoderShare:
 
 
 def arena_bytes(device: Device) -> int:
-    """That an encoder's process keeps there."""
+    """Returns the memory that an encoder process reserves on ``device`` for embeddings; 0 on a CPU."""
     return ARENA_BYTES if device.is_gpu else 0
 
 
 def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *, max_num_tokens: int) -> EncoderShare:
-    """``values``: of its engine config. ``max_num_tokens``: rows of a batch. Raises UsageError as the engine does."""
+    """Computes the memory of an encoder process.
+
+    ``values``: its engine config. ``max_num_tokens``: the rows of its largest batch. Raises the engine's UsageErrors.
+    """
     config, model = read_config(directory), read_model_config(directory)
     assert model.vision is not None, "an encoder's model sees"
     dtype = torch_engine.compute_dtype(values.get("dtype") or "auto", model.dtype, is_gpu=device.is_gpu)
@@ -60,7 +70,7 @@ def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *,
     inner = int(tower.get("intermediate_size") or 4 * hidden)
     patch = int(tower.get("patch_size") or 0)
     columns = _RGB * model.vision.temporal_patch * patch**2
-    # A patch's pixels, the residual and its norm, and the widest of what a block makes of it.
+    # The pixels of a patch, the residual and its norm, and the widest intermediate of a block.
     of_patch = columns + 2 * hidden + max(3 * inner, 4 * hidden)
     patches = max_num_tokens * model.vision.spatial_merge**2
     width = DTYPE_BYTES[dtype]

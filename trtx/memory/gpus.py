@@ -1,4 +1,4 @@
-"""GPUs by name: memory and compute capability, for planning on a machine that has none of them."""
+"""The table of known GPUs: memory and compute capability by name, for planning on a machine without these GPUs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from trtx.memory.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a worker's memory is planned against: one GPU, or a CPU worker's share of the host.
+    """The device that a worker's memory is planned for: one GPU, or a CPU worker's share of the host.
 
-    ``free_bytes`` None: not known, so nothing else is taken to run there. ``capability`` None: not known, or a CPU.
+    ``free_bytes``: None if unknown; the plan then assumes that no other process uses the device. ``capability``: None
+    if unknown, and for a CPU.
     """
 
     name: str
@@ -29,15 +30,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    name: str  # begins NVML's own name, without "NVIDIA "
+    name: str  # a prefix of NVML's name, without "NVIDIA "
     aliases: tuple[str, ...]
     mib: int  # NVML's total
     capability: tuple[int, int]
-    seen: bool = True  # False: the maker's nominal figure, which NVML's is some percent below
+    seen: bool = True  # False: the vendor's nominal size; NVML reports a few percent less
 
 
-# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, but for the nominal ones. Names that hold others
-# come first; the first alias is the name that is listed.
+# Totals as nvidia-smi shows them (memory.total, MiB) in public logs, except the nominal ones. A name that contains
+# another name comes before it. The first alias is the name in listings.
 _KNOWN = (
     _Known("A100-SXM4-40GB", ("A100-40GB", "A100-40"), 40960, (8, 0)),
     _Known("A100-SXM4-80GB", ("A100", "A100-80GB", "A100-80", "A100 80GB PCIe"), 81920, (8, 0)),
@@ -57,12 +58,12 @@ _KNOWN = (
 
 
 def known_gpus() -> tuple[str, ...]:
-    """The names that :func:`device_named` lists."""
+    """Returns the names that :func:`device_named` lists in its error message."""
     return tuple(known.aliases[0] for known in _KNOWN)
 
 
 def device_named(name: str) -> Device:
-    """A GPU that isn't here, such as ``H200``, with all of its memory free. Raises UsageError for an unknown name."""
+    """Returns a GPU of the table, such as ``H200``, with all of its memory free. Raises UsageError if it is unknown."""
     wanted = _plain(name)
     for known in _KNOWN:
         if wanted in map(_plain, (known.name, *known.aliases)):
@@ -74,7 +75,7 @@ def device_named(name: str) -> Device:
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """Compute capability by NVML's name (``NVIDIA H100 80GB HBM3``); None for a GPU that the table lacks."""
+    """Returns the compute capability for NVML's name (``NVIDIA H100 80GB HBM3``); None if the table lacks the GPU."""
     seen = _plain(name)
     for known in _KNOWN:
         if any(_plain(candidate) in seen for candidate in (known.name, *known.aliases)):

@@ -1,4 +1,4 @@
-"""The part of an engine config that decides how much memory a worker takes."""
+"""The fields of an engine config that determine the memory of a worker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ _MAX_BATCH_SIZE = {"tensorrt-llm": 2048, "torch": 256}
 _MAX_NUM_TOKENS = 8192
 _GRAPH_BATCH = 128
 FRACTION = 0.9
-# Bounds of what is counted out one by one, ranks and sizes of graphs; and of everything else, in bytes or tokens.
+# Upper bounds of values that the arithmetic loops over (ranks, sizes of graphs), and of all others (bytes or tokens).
 _MOST_RANKS, _MOST_SEQUENCES, _MOST = 1 << 12, 1 << 20, 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """TensorRT-LLM's field names, short. ``max_seq_len`` None: the model's. ``windows``: repeated over the layers."""
+    """The memory-related fields of an engine config, under shortened names.
+
+    ``max_seq_len``: None: the model's own. ``windows``: attention windows, which repeat over the layers.
+    """
 
     engine: str
     tp: int = 1
@@ -50,19 +53,19 @@ class Limits:
 
     @property
     def world(self) -> int:
-        """GPUs a worker."""
+        """The number of GPUs of a worker."""
         return self.tp * self.pp * self.cp
 
 
 def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
-    """Reads resolved values of one role, as ``trtx.config.resolve_engine_config`` returns them.
+    """Reads the limits from the resolved values of one role, as ``trtx.config.resolve_engine_config`` returns them.
 
-    Raises UsageError naming a field of another type than this arithmetic can calculate with.
+    Raises UsageError, which names the field, for a value that the memory arithmetic can't use.
     """
     config = _Section(values, "")
     kv, transceiver = config.section("kv_cache_config"), config.section("cache_transceiver_config")
     speculative = config.section("speculative_config")
-    balancer = config.section("moe_config").values.get("load_balancer")  # or the name of a file
+    balancer = config.section("moe_config").values.get("load_balancer")  # a mapping, or the name of a file
     usual_batch = _MAX_BATCH_SIZE.get(engine, _MAX_BATCH_SIZE["tensorrt-llm"])
     batch = config.whole("max_batch_size", most=_MOST_SEQUENCES) or usual_batch
     # AutoDeploy shards over world_size and refuses the other parallel fields.
@@ -99,7 +102,7 @@ def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A mapping of an engine config, its fields read as the types that this arithmetic needs. ``prefix``: its path."""
+    """Typed access to the fields of one section of an engine config. ``prefix``: the section's path."""
 
     values: Mapping[str, Any]
     prefix: str
@@ -147,7 +150,10 @@ def _is_whole(value: object, least: int, most: int) -> bool:
 
 
 def _graph_sizes(values: _Section, batch: int) -> tuple[int, ...]:
-    """CUDA graph sizes: those listed, else as TensorRT-LLM makes them (CudaGraphConfig in llm_args.py, 1.3.0rc)."""
+    """Returns the CUDA graph batch sizes: those listed, else TensorRT-LLM's defaults.
+
+    The defaults follow CudaGraphConfig in llm_args.py, 1.3.0rc.
+    """
     if values.values.get("cuda_graph_config", {}) is None:
         return ()
     config = values.section("cuda_graph_config")

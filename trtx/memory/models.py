@@ -1,4 +1,4 @@
-"""A checkpoint as the engine that is planned for would hold it."""
+"""Computes how much memory a checkpoint takes in a given engine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from trtx.memory.weights import full_width, model_weights, width_text
 
 
 def read_model(directory: Path, limits: Limits, device: Device, media: Media | None = None) -> Model:
-    """``media``: None counts the tower's weights alone. Raises UsageError for a checkpoint that the engine refuses,
-    UnknownShapeError for one that nobody counts."""
+    """Reads a checkpoint as the engine in ``limits`` would load it.
+
+    ``media``: None counts only the weights of a vision tower. Raises UsageError for a checkpoint that the engine
+    refuses, and UnknownShapeError for a model that this arithmetic does not cover.
+    """
     config = read_config(directory)
     shape = model_shape(config, dtype=dtype_of(directory, config))
     if limits.engine == "torch":
@@ -61,7 +64,7 @@ def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Devic
     kept = config.quantization.algorithm if is_kept and config.quantization else None
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
-        layers=tuple(Counter({"whole": count}) for count in layers),  # one GPU has them all
+        layers=tuple(Counter({"whole": count}) for count in layers),  # the engine runs on one GPU
         embedding=vocabulary,
         head=0 if config.tied_head else vocabulary,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,

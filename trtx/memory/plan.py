@@ -1,4 +1,4 @@
-"""``plan_memory``: the memory of one worker's tightest GPU, or a refusal with the numbers."""
+"""Plans the memory of a worker's tightest GPU, or refuses the config with the numbers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from trtx.memory.units import size_text
 from trtx.memory.weights import draft_weights
 
 ENCODER_TOKENS = 16384
-"""Rows of an encoder's largest batch: the torch engine's ``DEFAULT_MAX_NUM_TOKENS``, which is not imported here."""
+"""Rows of an encoder's largest batch; equals the torch engine's ``DEFAULT_MAX_NUM_TOKENS``, which this room may not
+import."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One role's worker, on the GPU of it that holds the fewest tokens. Bytes are of that GPU.
+    """The memory of one role's worker, on its GPU with room for the fewest tokens. All bytes are for that GPU.
 
     ``pool_bytes`` = ``free_gpu_memory_fraction`` x (total - others - encoder - shared - context - weights - activations
-    - graphs - transfers), or what ``max_tokens`` asks for if that is less. ``capacity_tokens``: in sequences of
-    ``max_seq_len`` where layers have windows. ``uncertainty_bytes``: by how much the reserves may be off, either way.
-    ``encoder_bytes``: of the process that encodes for this worker, its arena too, beside the tower's weights.
-    ``beside_bytes``: what that takes while it encodes, and embeddings that are held: at most, and in no pool.
-    ``shared_bytes``: of encode workers on the same GPU, all that they take at most.
+    - graphs - transfers), or the size that ``max_tokens`` requests if that is less. ``capacity_tokens``: if layers have
+    windows, the tokens in sequences of ``max_seq_len``. ``uncertainty_bytes``: the possible error of the reserves, in
+    either direction. ``encoder_bytes``: the worker's own encoder process including its embedding arena, without the
+    tower's weights. ``beside_bytes``: the maximum of the encoder's batch and of the embeddings that the worker holds;
+    no pool includes it. ``shared_bytes``: the maximum of all encode workers on the same GPU.
     """
 
     role: str
@@ -62,11 +63,11 @@ class MemoryPlan:
     max_batch_size: int
     uncertainty_bytes: int
     notes: tuple[str, ...]
-    shared_bytes: int = 0  # plans of before had no such workers
+    shared_bytes: int = 0  # the default is for stored plans from before such workers existed
 
     @property
     def sequences(self) -> int:
-        """Sequences of ``max_seq_len`` that the pool holds at once."""
+        """The number of sequences of ``max_seq_len`` that fit in the pool at once."""
         return self.pool_bytes // self.sequence_bytes
 
     @property
@@ -75,7 +76,10 @@ class MemoryPlan:
         return self.sequences >= self.max_batch_size
 
     def sequences_of(self, tokens: int) -> int:
-        """Sequences of ``tokens`` (prompt and output) at once, where no layer has a window; a lower bound otherwise."""
+        """Returns how many sequences of ``tokens`` (prompt and output) fit at once.
+
+        If layers have windows, the result is a lower bound.
+        """
         return self.capacity_blocks // -(-tokens // self.tokens_per_block)
 
 
@@ -88,11 +92,11 @@ def plan_memory(
     device: Device,
     media: Media | None = None,
 ) -> MemoryPlan:
-    """Reads ``config.json`` and the headers of the weights' files; touches no device.
+    """Plans a worker's memory from ``config.json`` and the headers of the weight files, without touching a device.
 
-    ``values``: the resolved engine config of ``role``. ``media``: of a worker that takes images. Raises UsageError for
-    what can't fit, with the numbers and the largest values that would; UnknownShapeError for a model that this
-    arithmetic does not cover.
+    ``values``: the resolved engine config of ``role``. ``media``: for a worker that takes images. Raises UsageError if
+    the config doesn't fit, with the numbers and the largest values that would fit, and UnknownShapeError for a model
+    that this arithmetic does not cover.
     """
     limits = limits_of(values, engine=engine)
     model = read_model(checkpoint, limits, device, media)
@@ -156,7 +160,7 @@ def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budge
 
 
 def _beside_note(room: int, beside: int) -> Iterator[str]:
-    """``room``: what the pool leaves, activations and reserves apart."""
+    """Yields a note if images may need more memory than ``room``, which remains besides pool and reserves."""
     if room < beside:
         yield (
             f"images may take {size_text(beside)} beside the pool, which leaves {size_text(max(0, room))}: lower "
@@ -165,7 +169,7 @@ def _beside_note(room: int, beside: int) -> Iterator[str]:
 
 
 def _formula(model: Model, limits: Limits, budget: Budget) -> str:
-    """Per layer elements by heads or latent, times layers on the GPU, times bytes."""
+    """Formats the KV bytes per token: layers on the GPU times elements per layer (heads or latent) times bytes."""
     shape, layers = model.shape, f"{len(budget.share.kv) - model.kv_padding}"
     if model.kv_padding:
         layers = f"({layers} + {model.kv_padding} of padding)"

@@ -1,4 +1,4 @@
-"""Says why a config can't fit, with the numbers of one GPU and the largest values that would."""
+"""Explains why a config doesn't fit, with the numbers of one GPU and the largest values that would fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HIGHEST_FRACTION = 0.95
 
 
 def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageError:
-    """The error for a config with which :func:`trtx.memory.budget.fits` is false."""
+    """Returns the error for a config for which :func:`trtx.memory.budget.fits` is false."""
     budget = tightest(model, limits, device)
     ways = list(_ways_out(model, limits, _without_margin(device)))
     hint = "what would fit: " + ", or ".join(ways) if ways else "no single setting makes it fit; use a larger GPU"
@@ -26,7 +26,8 @@ def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageErro
 
 
 def _without_margin(device: Device) -> Device:
-    """Only what is far beyond a host's free memory is refused, but nothing beyond it is proposed."""
+    """Returns the device without the CPU margin: the plan tolerates somewhat more than a host's free memory, but the
+    proposed settings must fit in it."""
     return device if device.is_gpu else replace(device, free_bytes=int(device.free_now / CPU_MARGIN))
 
 
@@ -84,7 +85,7 @@ def _ways_out(model: Model, limits: Limits, device: Device) -> Iterator[str]:
 
 
 def _fraction(model: Model, limits: Limits, device: Device) -> float | None:
-    """The smallest higher share, in hundredths, that is enough; at most 0.95."""
+    """Returns the smallest sufficient higher fraction, in steps of 0.01 and at most 0.95, or None."""
     for hundredths in range(int(limits.fraction * 100) + 1, int(_HIGHEST_FRACTION * 100) + 1):
         if fits(model, replace(limits, fraction=hundredths / 100), device):
             return hundredths / 100
@@ -92,7 +93,7 @@ def _fraction(model: Model, limits: Limits, device: Device) -> float | None:
 
 
 def _parallel(model: Model, limits: Limits, device: Device) -> int | None:
-    """The smallest tensor_parallel_size, doubled from the present one, that divides the heads and is enough."""
+    """Returns the smallest sufficient tensor_parallel_size, doubled from the present one, that divides the heads."""
     if limits.engine == "torch":
         return None
     tp = limits.tp * 2

@@ -1,4 +1,4 @@
-"""What memory planning needs of a model, from its ``config.json``: parameters by how they are split, and KV widths."""
+"""Derives from ``config.json`` what memory planning needs: parameter counts by kind of sharding, and KV sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from trtx.checkpoint.facts import architecture_of, is_tied, text_config
 from trtx.checkpoint.model_config import FAMILIES, head_shape
 from trtx.memory.vision import vision_parameters
 
-# Counts by how they are divided: over attention "heads", over "kv_heads" (at least one a GPU), over the width of an
-# "mlp", over routed "experts"; not at all: "latent", MLA's low-rank halves, and "whole", norms and routers.
+# Parameter counts by how tensor parallelism shards them: over attention "heads", over "kv_heads" (at least one per
+# GPU), over the width of an "mlp", over routed "experts". Not sharded: "latent" (MLA's low-rank projections) and
+# "whole" (norms and routers).
 Parameters = Counter[str]
 
 _DENSE = FAMILIES.values()
@@ -27,17 +28,18 @@ _QKV_BIAS = (
 
 
 class UnknownShapeError(Exception):
-    """The config describes something that this arithmetic does not cover, such as recurrent layers."""
+    """The memory arithmetic does not cover the model, for example because it has recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``layers``: linear-layer and other parameters of each decoder layer; ``norms`` of it count as ``whole``.
+    """The sizes of a model.
 
-    ``attention_width``: elements a token that attention holds at its widest, before any split; ``mlp_width``: the
-    same of the dense MLP; ``expert_width``: of the routed experts together, inputs copied for each.
-    ``draft``: one multi-token-prediction layer that the checkpoint carries, empty where it has none.
-    ``latent``: elements of MLA's compressed KV; None for heads. ``windows``: of each layer, None for all tokens.
+    ``layers``: the parameters of each decoder layer; its norms count as ``whole``. ``attention_width``: the peak number
+    of elements per token in attention, before sharding. ``mlp_width``: the same for the dense MLP. ``expert_width``:
+    the same for the routed experts together, with one copy of the input for each. ``draft``: the multi-token-prediction
+    layer in the checkpoint; empty if there is none. ``latent``: the elements of MLA's compressed KV; None for other
+    models. ``windows``: the attention window of each layer; None: all tokens.
     """
 
     architecture: str
@@ -62,14 +64,14 @@ class ModelShape:
 
     @property
     def parameter_count(self) -> int:
-        """Of the decoder with embedding and head, without vision tower and draft layers."""
+        """Parameters of the decoder including embedding and head, without vision tower and draft layers."""
         return self.embedding + self.head + self.hidden + sum(sum(layer.values()) for layer in self.layers)
 
 
 def model_shape(config: Mapping[str, Any], *, dtype: str = "bfloat16") -> ModelShape:
-    """Reads a whole ``config.json``; ``dtype``: of the weights, which it may leave to their files.
+    """Derives the sizes from a whole ``config.json``. ``dtype``: that of the weights, which the config may omit.
 
-    Raises UnknownShapeError naming the field that is missing or not covered.
+    Raises UnknownShapeError, which names the field, if one is missing or not covered.
     """
     text = text_config(config)
     architecture = architecture_of(config)
@@ -127,7 +129,7 @@ def _gqa(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_d
     if text.get("attention_bias") or kind in _QKV_BIAS:
         own += Counter({"heads": query, "kv_heads": 2 * key})
     if text.get("attention_bias"):
-        own += Counter({"whole": hidden})  # the output projection's
+        own += Counter({"whole": hidden})  # the bias of the output projection
     if kind in _QK_NORM:
         own += Counter({"whole": 2 * head_dim})
     if kind == "gpt_oss":
@@ -136,7 +138,10 @@ def _gqa(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_d
 
 
 def _mla(text: Mapping[str, Any], hidden: int, heads: int) -> tuple[Parameters, int]:
-    """DeepSeek-V2/V3's latent attention: the low-rank halves are on every GPU, the halves by head are split."""
+    """Returns the parameters and the width of DeepSeek-V2/V3's latent attention.
+
+    The low-rank projections are replicated on every GPU; the projections per head are sharded.
+    """
     nope, rope, value = (int(text[name]) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     latent, query_rank = int(text["kv_lora_rank"]), text.get("q_lora_rank")
     own: Parameters = Counter({"latent": hidden * (latent + rope), "whole": latent})
@@ -151,13 +156,13 @@ def _mla(text: Mapping[str, Any], hidden: int, heads: int) -> tuple[Parameters, 
 
 
 def _experts(text: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """(routed experts, experts a token, width of one, width of the shared ones together)"""
+    """Returns (routed experts, experts per token, width of one expert, total width of the shared experts)."""
     count = int(text.get("n_routed_experts") or text.get("num_local_experts") or text.get("num_experts") or 0)
     inner = int(text.get("moe_intermediate_size") or text["intermediate_size"])
     top_k = int(text.get("num_experts_per_tok") or text.get("experts_per_token") or 1)
     shared = int(text.get("n_shared_experts") or 0) * inner or int(text.get("shared_expert_intermediate_size") or 0)
     if text.get("model_type") == "llama4_text":
-        shared = inner  # one shared expert of the routed ones' width
+        shared = inner  # one shared expert, as wide as a routed one
     return count, top_k, inner, shared
 
 
@@ -173,7 +178,7 @@ def _mlp(text: Mapping[str, Any], hidden: int, layer: int) -> Parameters:
     if shared:
         own += Counter({"mlp": 3 * hidden * shared})
     if text.get("shared_expert_intermediate_size"):
-        own += Counter({"whole": hidden})  # Qwen's gate of the shared expert
+        own += Counter({"whole": hidden})  # the gate of Qwen's shared expert
     if text.get("model_type") == "gpt_oss":
         own += Counter({"experts": experts * (2 * inner + hidden), "whole": experts})  # biases
     if text.get("topk_method") == "noaux_tc":

@@ -1,4 +1,4 @@
-"""Weights and KV of one pipeline rank: who holds which share of which layer."""
+"""Computes the weights and the KV of one GPU of each pipeline rank, after sharding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtx.memory.shapes import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes as the engine holds them, before any split; ``layers`` in order, draft layers after the decoder's."""
+    """Bytes of the weights in the engine, before sharding. ``layers``: in order, draft layers after the decoder's."""
 
     layers: tuple[Counter[str], ...]
     embedding: int
@@ -29,7 +29,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """KV of one layer on one GPU: bytes a token, and the window beyond which tokens are dropped."""
+    """The KV of one layer on one GPU: bytes per token, and the window beyond which tokens are dropped."""
 
     token_bytes: float
     window: int | None
@@ -37,7 +37,7 @@ class LayerKv:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one GPU of a pipeline rank holds."""
+    """The weights and the KV of one GPU of a pipeline rank."""
 
     rank: int
     weight_bytes: int
@@ -47,7 +47,7 @@ class RankShare:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a token within every window."""
+        """The KV bytes of a token that is within all windows."""
         return sum(layer.token_bytes for layer in self.kv) / self.context_parallel
 
     @property
@@ -55,7 +55,7 @@ class RankShare:
         return any(layer.window is not None for layer in self.kv)
 
     def sequence_bytes(self, tokens: int) -> int:
-        """KV of one sequence in whole blocks; a layer with a window keeps at most that many tokens."""
+        """Returns the KV bytes of one sequence in whole blocks; a layer with a window keeps only the window."""
         held = ceil(sum(layer.token_bytes * self._blocks(tokens, layer.window) for layer in self.kv))
         return ceil(held * self.tokens_per_block / self.context_parallel)
 
@@ -64,7 +64,7 @@ class RankShare:
 
 
 def pipeline_layers(count: int, pp: int) -> list[range]:
-    """As TensorRT-LLM's mapping splits them: the first ranks take one more where it doesn't divide."""
+    """Returns the layers of each pipeline rank as in TensorRT-LLM's mapping: the first ranks take the remainder."""
     base, extra = divmod(count, pp)
     starts = [rank * base + min(rank, extra) for rank in range(pp + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(pp)]
@@ -73,7 +73,10 @@ def pipeline_layers(count: int, pp: int) -> list[range]:
 def rank_shares(
     shape: ModelShape, weights: Weights, limits: Limits, kv_width: float, kv_padding: int
 ) -> list[RankShare]:
-    """One share a pipeline rank; every GPU of a rank holds as much. ``kv_padding``: layers' KV that is no layer's."""
+    """Returns one share for each pipeline rank; all GPUs of a rank have equal shares.
+
+    ``kv_padding``: the number of padding layers in the KV blocks.
+    """
     count = len(shape.layers)
     drafts = weights.layers[count:]
     windows = _layer_windows(limits, count)
@@ -88,7 +91,7 @@ def rank_shares(
         if is_last:
             held += _layer_bytes(drafts, shape, limits) + weights.norm
             kv += [LayerKv(token_bytes, None)] * (len(drafts) + kv_padding)
-            # A tied head is the embedding once more where the last rank is not the first.
+            # With several pipeline ranks, the last rank holds a second copy of a tied embedding as its head.
             head = weights.head or (0 if is_first else weights.embedding)
             held += ceil(head / (limits.tp * limits.cp if limits.lm_head_tp else _vocabulary_ways(limits)))
         shares.append(RankShare(rank, held, tuple(kv), limits.tokens_per_block, limits.cp))
@@ -96,14 +99,17 @@ def rank_shares(
 
 
 def layer_kv_elements(shape: ModelShape, limits: Limits) -> int:
-    """Elements a token of one layer on one GPU. MLA's latent is shared by all heads, so it is never split."""
+    """Returns the KV elements per token of one layer on one GPU.
+
+    MLA's latent is shared by all heads and is therefore never sharded.
+    """
     if shape.latent is not None:
         return shape.latent
     return 2 * _kv_heads_held(shape, limits) * shape.head_dim
 
 
 def _kv_heads_held(shape: ModelShape, limits: Limits) -> int:
-    """With more GPUs than KV heads each holds one, replicated."""
+    """Returns the KV heads on one GPU. With more GPUs than KV heads, the heads are replicated, one on each GPU."""
     return -(-shape.kv_heads // (1 if limits.attention_dp else limits.tp))
 
 
@@ -112,8 +118,8 @@ def _layer_bytes(layers: Iterable[Counter[str]], shape: ModelShape, limits: Limi
     for layer in layers:
         total.update(layer)
     attention = 1 if limits.attention_dp else limits.tp
-    # Dense MLPs and shared experts follow attention: under attention-DP each rank has them whole
-    # (modeling_deepseekv3.py, _compute_mlp_tp_size). HELIX's context ranks split MLPs too.
+    # Dense MLPs and shared experts follow attention: with attention DP each rank holds all of them
+    # (modeling_deepseekv3.py, _compute_mlp_tp_size). HELIX's context ranks shard the MLPs too.
     mlp = 1 if limits.attention_dp else limits.tp * limits.cp
     return (
         ceil(total["heads"] / attention)
@@ -126,7 +132,7 @@ def _layer_bytes(layers: Iterable[Counter[str]], shape: ModelShape, limits: Limi
 
 
 def _expert_share(shape: ModelShape, limits: Limits) -> float:
-    """moe_tp x moe_ep = tp; EPLB's redundant slots are copies of experts."""
+    """Returns the share of all expert weights on one GPU. moe_tp x moe_ep = tp; EPLB's extra slots are copies."""
     if not shape.experts:
         return 0.0
     slots = max(shape.experts, limits.expert_slots)
@@ -140,7 +146,10 @@ def _vocabulary_ways(limits: Limits) -> int:
 
 
 def _layer_windows(limits: Limits, count: int) -> tuple[int | None, ...]:
-    """Windows hold in TensorRT-LLM's pool when max_attention_window lists them; the list repeats over the layers."""
+    """Returns the window of each layer in TensorRT-LLM's pool, which applies only those in max_attention_window.
+
+    The list repeats over the layers.
+    """
     if not limits.windows:
         return (None,) * count
     longest = limits.max_seq_len

@@ -1,4 +1,4 @@
-"""Exact sizes of a checkpoint's weights from the headers of its safetensors files; no tensor is read."""
+"""Reads the exact sizes of a checkpoint's weights from the headers of its safetensors files, without the tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.checkpoint.weight_index import stored_tensors
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\b")
-# First match wins. What is left over (norms, routers, scales of inputs) is on every GPU whole.
+# The first match wins. All other tensors are replicated on every GPU.
 _SPLITS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"norm|router|mlp\.gate\.|input_scale|shared_expert_gate"), "whole"),
     (re.compile(r"q_a_proj|kv_a_proj"), "latent"),
@@ -24,7 +24,7 @@ _SPLITS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Bytes by how they are split. ``layers`` beyond the decoder's own are draft layers (DeepSeek's MTP)."""
+    """Bytes by kind of sharding. ``layers`` after the decoder's own are draft layers (DeepSeek's MTP)."""
 
     layers: dict[int, Counter[str]]
     embedding: int
@@ -35,7 +35,10 @@ class StoredWeights:
 
 
 def stored_weights(directory: Path) -> StoredWeights | None:
-    """None where the directory holds no safetensors, or not all of them. Raises UsageError for a file that is none."""
+    """Returns the sizes of the stored weights; None if there are no safetensors files or not all of them.
+
+    Raises UsageError for an invalid file.
+    """
     tensors = stored_tensors(directory)
     if tensors is None:
         return None

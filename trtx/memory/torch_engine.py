@@ -1,6 +1,6 @@
-"""What the torch engine takes of its device: the formulas that the plan and the runner both call. No torch.
+"""The memory formulas of the torch engine, which the plan and the engine's runner share. Imports no torch.
 
-The runner loads weights, and asks its device what is free then; what it may make of that is computed here alone.
+The runner loads the weights and then queries the free memory of its device; only these functions compute its use.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ from trtx.errors import UsageError
 from trtx.memory.processor import cpu_dtype
 
 RESERVE_BYTES = 1 << 30
-"""Of a GPU: cuBLAS workspaces, CUDA graphs, the allocator's fragments."""
+"""GPU memory reserved for cuBLAS workspaces, CUDA graphs and fragmentation of the allocator."""
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
-_KV_SCALE_BYTES = 2 * 4  # a layer's, of keys and of values, in float32
+_KV_SCALE_BYTES = 2 * 4  # per layer: the scales of keys and of values, float32
 
 
 def compute_dtype(asked: str, own: str, *, is_gpu: bool) -> str:
-    """In which the engine computes: ``asked``, or for "auto" the checkpoint's ``own`` on a GPU, and on a CPU what
-    :func:`trtx.memory.processor.cpu_dtype` says."""
+    """Returns the dtype that the engine computes in.
+
+    It is ``asked`` or, for "auto", the checkpoint's dtype ``own`` on a GPU and
+    :func:`trtx.memory.processor.cpu_dtype` on a CPU. Raises UsageError.
+    """
     return _dtype(asked, field="dtype", auto=own if is_gpu else cpu_dtype(own))
 
 
 def kv_dtype(asked: str, quantization: Quantization | None, computed: str, capability: tuple[int, int] | None) -> str:
-    """Of the KV cache. As TensorRT-LLM: "auto" follows the checkpoint's ``kv_cache_quant_algo``, else ``computed``.
+    """Returns the dtype of the KV cache.
 
-    ``capability``: None on a CPU, or where it is not known. Raises UsageError for a cache that the engine has not.
+    As in TensorRT-LLM, "auto" follows the checkpoint's ``kv_cache_quant_algo``; without one it is ``computed``.
+    ``capability``: None on a CPU, or if unknown. Raises UsageError for a dtype that the engine does not support.
     """
     algorithm = quantization.kv_cache_algorithm if quantization is not None else None
     if asked == "auto" and algorithm not in (None, "FP8"):
@@ -68,7 +72,10 @@ def _dtype(asked: str, *, field: str, auto: str) -> str:
 
 
 def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
-    """The decoder's tensors that a checkpoint's files hold; None where its weights are drawn, or not all there."""
+    """Returns the names of the decoder's tensors in a checkpoint's files.
+
+    None if the weights are generated, or if files are missing.
+    """
     tensors = stored_tensors(directory)
     if tensors is None:
         return None
@@ -79,9 +86,10 @@ def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
 def layer_bytes(
     config: ModelConfig, layer: int, *, dtype: str, scaled_products: bool, stored: Collection[str] | None
 ) -> int:
-    """Weights of one layer on the device. ``stored``: of :func:`stored_names`; a tensor that it lacks takes nothing.
+    """Returns the bytes of one layer's weights on the device.
 
-    Merged FP8 weights whose parts have scales of their own keep 4 bytes a row more; exports by ``trtx build`` have one.
+    ``stored``: the result of :func:`stored_names`; a missing tensor takes no memory. Merged FP8 weights whose parts
+    have different scales take 4 more bytes per row; exports by ``trtx build`` have one scale.
     """
     products = layer_products(config, layer).values()
     norms = sum(norm.nbytes(dtype) for norm in layer_norms(config, layer).values())
@@ -103,35 +111,39 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 
 
 def vocabulary_bytes(config: ModelConfig, dtype: str) -> int:
-    """Of the embedding, and of the head where it is not tied to it."""
+    """Returns the bytes of the embedding; an untied head has the same size."""
     return config.vocab_size * config.hidden_size * DTYPE_BYTES[dtype]
 
 
 def tower_bytes(config: Mapping[str, Any], dtype: str) -> int:
-    """Of the vision tower and its projector, which the encoder holds; 0 without one. ``config``: the whole file."""
+    """Returns the bytes of the vision tower and its projector in the encoder; 0 without one.
+
+    ``config``: the whole ``config.json``.
+    """
     return sum(math.prod(shape) for shape in tower_tensors(config).values()) * DTYPE_BYTES[dtype]
 
 
 def activation_bytes(
     config: ModelConfig, *, max_num_tokens: int, max_batch_size: int, dtype: str, scaled_products: bool
 ) -> int:
-    """Peak of a pass over ``max_num_tokens``: the widest moment is the MLP's, plus logits and what is made of them.
+    """Returns the peak memory of a forward over ``max_num_tokens``: widest activations, logits, and the sampler.
 
-    Where activations are rounded to a format that no product here takes, what that holds of the widest comes on top.
+    If activations are rounded to a format that no matmul on this device takes, the rounding of the widest input is
+    added.
     """
     width = DTYPE_BYTES[dtype]
     token = 2 * config.hidden_size + max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     logits = max_batch_size * config.vocab_size * (2 * width + 4)
-    # Logprobs of 256 of a prompt's tokens, or counts of every row's tokens and logprobs of 64 rows. What penalties make
-    # of every row's logits is the float32 above.
+    # Log-probabilities of 256 prompt tokens at a time, or token counts of every row and log-probabilities of 64 rows.
+    # The logits with penalties of every row are the float32 part above.
     sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
-    tokens = max_num_tokens + padded_tokens(max_num_tokens)  # CUDA graphs keep their own
+    tokens = max_num_tokens + padded_tokens(max_num_tokens)  # CUDA graphs keep activations of their own
     return tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
 
 
-@lru_cache(maxsize=4)  # asked again for each size that a refusal tries
+@lru_cache(maxsize=4)  # a refusal calls it again for each size that it tries
 def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
-    """A token's share of the widest input that is rounded before a dequantized weight multiplies it."""
+    """Returns the bytes per token of the widest input that is rounded before its matmul with a dequantized weight."""
     if config.quantization is None:
         return 0
     rounded = (
@@ -144,16 +156,16 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
 
 
 def padding_layers(windows: Sequence[int | None]) -> int:
-    """Layers that a token's blocks have room for beside the model's own."""
+    """Returns the number of padding layers in the KV blocks of a token."""
     size = block_layers(windows)
     return sum(-count % size for count in Counter(windows).values())
 
 
 def pool_room(left: int, fraction: float) -> int:
-    """Bytes of a GPU for KV, of those ``left`` after weights, activations and reserve."""
+    """Returns the KV bytes on a GPU. ``left``: the bytes that remain after weights, activations and reserve."""
     return int(max(0, left) * fraction)
 
 
 def cpu_pool_room(block_bytes: int, tokens_per_block: int) -> int:
-    """Bytes of a host for KV where ``max_tokens`` is silent."""
+    """Returns the KV bytes on a CPU if ``max_tokens`` is not set."""
     return min(-(-_CPU_TOKENS // tokens_per_block) * block_bytes, _CPU_BYTES)

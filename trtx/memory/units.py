@@ -1,4 +1,4 @@
-"""Bytes, for arithmetic and for people."""
+"""Units of memory, and their text form."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def size_text(count: float) -> str:
-    """``15.26 GiB``, and below one GiB ``268 MiB``."""
+    """Formats bytes as ``15.26 GiB``, or below one GiB as ``268 MiB``."""
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

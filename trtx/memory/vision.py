@@ -1,15 +1,18 @@
-"""About how many parameters a vision tower has, from its ``vision_config``."""
+"""Estimates the number of parameters of a vision tower from its ``vision_config``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_GATED = ("qwen2_5_vl", "qwen2_5_vl_vision")  # three matrices in the MLP; the others have two
+_GATED = ("qwen2_5_vl", "qwen2_5_vl_vision")  # their MLP has three matrices; the other towers' has two
 
 
 def vision_parameters(config: Mapping[str, Any] | None, text_hidden: int) -> int:
-    """0 without a tower. Blocks, patch embedding and projector: within some percent of the published counts."""
+    """Returns the parameters of blocks, patch embedding and projector; 0 without a tower.
+
+    The result is within a few percent of the published counts.
+    """
     if not config:
         return 0
     hidden = int(config.get("hidden_size") or 0)

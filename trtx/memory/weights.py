@@ -1,4 +1,4 @@
-"""Bytes of a model's weights as TensorRT-LLM holds them: read from the files' headers, or counted."""
+"""The size of a model's weights in TensorRT-LLM, read from the files' headers or computed from the config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtx.memory.shapes import ModelShape, Parameters
 from trtx.memory.sizing import Weights
 from trtx.memory.stored import StoredWeights, stored_weights
 
-# By kind of weight, a module name to match exclusions against.
+# For each kind of weight, an example module name to match the exclusions against.
 _MODULES = {
     "heads": "model.layers.0.self_attn.q_proj",
     "kv_heads": "model.layers.0.self_attn.k_proj",
@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def model_weights(directory: Path, shape: ModelShape, quantization: Quantization | None, limits: Limits) -> Weights:
-    """Weights are kept as they are stored; where they are not on this machine they are counted."""
+    """Returns the sizes of the stored weights or, if they are not on this machine, the computed sizes."""
     stored = stored_weights(directory)
     if stored is not None:
         weights = _read(stored, shape, limits)
@@ -37,20 +37,26 @@ def model_weights(directory: Path, shape: ModelShape, quantization: Quantization
 
 
 def draft_weights(limits: Limits) -> StoredWeights | None:
-    """Of a draft model (Eagle3) that lies on this machine."""
+    """Returns the weights of the draft model (Eagle3); None if there is none on this machine."""
     directory = None if limits.draft_model is None else Path(limits.draft_model)
     return stored_weights(directory) if directory is not None and directory.is_dir() else None
 
 
 def _draft_layers(draft: StoredWeights) -> tuple[Counter[str], ...]:
-    """Its layers after the decoder's; what is outside of them (vocabulary, joining product) with the first, split."""
+    """Returns the draft model's layers, to append to the decoder's.
+
+    The weights outside of layers (vocabulary, the joining matmul) count in the first layer and are sharded.
+    """
     first, *others = [layer for _, layer in sorted(draft.layers.items())] or [Counter()]  # Eagle3 names one "midlayer"
     outside = draft.embedding + draft.head + draft.other
     return (first + Counter({"mlp": outside}), *others)
 
 
 def count_weights(shape: ModelShape, quantization: Quantization | None, width: float, *, with_draft: bool) -> Weights:
-    """``width``: bytes of an unquantized parameter. Embedding, head, norms and vision tower are never quantized."""
+    """Computes the sizes of the weights. ``width``: bytes of an unquantized parameter.
+
+    Embedding, head, norms and vision tower are never quantized.
+    """
     layers = shape.layers + ((shape.draft,) if with_draft and shape.draft else ())
     return Weights(
         layers=tuple(_counted(layer, quantization, width) for layer in layers),
@@ -63,19 +69,19 @@ def count_weights(shape: ModelShape, quantization: Quantization | None, width: f
 
 
 def full_width(shape: ModelShape, limits: Limits) -> float:
-    """Bytes of an unquantized parameter or activation."""
+    """Returns the bytes of an unquantized parameter or activation."""
     return float(DTYPE_BYTES.get(shape.dtype if limits.dtype == "auto" else limits.dtype, 2))
 
 
 def parameter_bytes(quantization: Quantization | None, kind: str, full: float) -> float:
-    """Of weights of ``kind``, a key of shapes.Parameters; ``full`` is the unquantized width.
+    """Returns the bytes per parameter of the weights of ``kind``, a key of shapes.Parameters.
 
-    Exporters other than ModelOpt name what they exclude by a part of a module's name.
+    ``full``: the unquantized width. Exporters other than ModelOpt list exclusions by a part of a module's name.
     """
     form = FORMATS.get(str(quantization.algorithm)) if quantization is not None else None
     if quantization is None or form is None or kind not in _MODULES:
         return full
-    if form.algorithm == "MXFP4" and kind != "experts":  # gpt-oss: its experts alone
+    if form.algorithm == "MXFP4" and kind != "experts":  # gpt-oss quantizes only its experts
         return full
     module = _MODULES[kind]
     if any(pattern in module or fnmatch(module, f"{pattern}*") for pattern in quantization.excluded):
@@ -84,7 +90,10 @@ def parameter_bytes(quantization: Quantization | None, kind: str, full: float) -
 
 
 def uses_mtp(limits: Limits) -> bool:
-    """One layer whatever the draft length: it is run again for each token (get_num_spec_layers, MTP with Eagle)."""
+    """Returns whether the model uses MTP, which loads one draft layer for any draft length.
+
+    That layer runs again for each draft token (get_num_spec_layers, MTP with Eagle).
+    """
     return limits.speculation == "MTP"
 
 
@@ -105,5 +114,5 @@ def _read(stored: StoredWeights, shape: ModelShape, limits: Limits) -> Weights:
 
 
 def width_text(width: float) -> str:
-    """Of an unquantized parameter."""
+    """Formats the width of an unquantized parameter."""
     return {4.0: "float32", 2.0: "16 bits"}.get(width, f"{width} B a parameter")
