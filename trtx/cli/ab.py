@@ -1,4 +1,4 @@
-"""``trtx bench ab``: two topologies, one at a time on the same GPUs, restarted each round."""
+"""``trtx bench ab``: compares two topologies on the same GPUs, one at a time, and restarts both in every round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trtx``: the verbs, each loaded when it is called."""
+"""The ``trtx`` command. Each verb's module is imported when the verb is called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtx.config.findings import LIST_ITEM
 from trtx.config.wording import printable
 from trtx.errors import TrtxError, UsageError
 
-# verb, of one word or two -> (module with a Typer app named ``app``, the line that `trtx --help` shows)
+# verb (one or two words) -> (module with a Typer app named ``app``, its line in `trtx --help`)
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "serve join": ("trtx.cli.join", "Run this host's share of a topology that was planned on another."),
@@ -42,15 +42,15 @@ VERBS = {
 }
 
 LONGEST_MESSAGE = 1000
-"""Characters of a usage error, which is one sentence: the middle of a longer one is cut out."""
-READER_GONE = 141  # what a shell reports for SIGPIPE: the reader went away, as in `trtx … | head`
+"""The maximum length of a usage error in characters; a longer message loses its middle."""
+READER_GONE = 141  # the code that a shell reports for SIGPIPE, when the reader has exited, as in `trtx … | head`
 
 
 class Verbs(TyperGroup):
-    """A group whose commands are imported when one is called; a listing takes their lines from ``VERBS``."""
+    """A group that imports a command's module when it is called. Listings use the lines in ``VERBS``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """As a shell completes them: by their first word."""
+        """Returns the verbs of one word, which shell completion offers."""
         return [verb for verb in VERBS if " " not in verb]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -59,7 +59,7 @@ class Verbs(TyperGroup):
         return _command(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """A verb of two words goes before one that is its first word alone."""
+        """Resolves a verb. A verb of two words takes precedence over the verb that is its first word."""
         if (verb := " ".join(args[:2])) in VERBS and len(args) > 1:
             return verb, self.get_command(ctx, verb), args[2:]
         if args[0] not in VERBS and (seconds := [two.split()[1] for two in VERBS if two.startswith(f"{args[0]} ")]):
@@ -74,7 +74,7 @@ class Verbs(TyperGroup):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
 
 
-@functools.cache  # Typer makes it of signatures and hints, and its values' types when they are first typed
+@functools.cache  # Typer builds the command from signatures and type hints, which takes time
 def _command(verb: str) -> Any:
     return typer.main.get_command(importlib.import_module(VERBS[verb][0]).app)
 
@@ -86,7 +86,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     subcommand_metavar="VERB [ARGS]...",
-    rich_markup_mode=None,  # Rich's panels cost `trtx --help` 0.3 s (Typer 0.29)
+    rich_markup_mode=None,  # Rich's panels would add 0.3 s to `trtx --help` (Typer 0.29)
     epilog="Try: trtx bench --mode agg,disagg --concurrency 1,8,64",
 )
 
@@ -119,10 +119,10 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Runs one command line and returns its exit code. The one place that turns errors into exit codes."""
+    """Runs one command line and returns its exit code. Only this function turns errors into exit codes."""
     try:
         return _run(argv)
-    except BrokenPipeError:  # while the error itself was told
+    except BrokenPipeError:  # the reader exited while the error was being printed
         return READER_GONE
 
 
@@ -137,7 +137,7 @@ def _run(argv: list[str]) -> int:
         return _refuse(error)
     except SystemExit as leaving:
         if isinstance(leaving.__context__, BrokenPipeError):
-            return READER_GONE  # Typer and Rich make it a failure of their own (0.29, 14.1)
+            return READER_GONE  # Typer 0.29 and Rich 14.1 turn a broken pipe into an exit code of their own
         return leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
     except TrtxError as error:
         return _complain(str(error), error.exit_code)
@@ -151,20 +151,23 @@ def _run(argv: list[str]) -> int:
 
 
 def _refuse(error: TyperException) -> int:
-    """A command line that Typer itself refuses, in one sentence. A verb without any argument: its help."""
+    """Prints Typer's own error in one sentence, or the help of a verb without arguments; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return error.exit_code
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "trtx"
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
-    message = message.replace("Input should be", "expected")  # pydantic's words, in Typer's (0.29)
+    message = message.replace("Input should be", "expected")  # pydantic's wording inside a message of Typer 0.29
     return _complain(f"{message}; see {path} --help", error.exit_code)
 
 
 def _complain(message: str, exit_code: int) -> int:
-    """What a person typed or wrote is answered in one sentence, findings in a list; elsewhere a log's end keeps its
-    lines. Nothing in it steers a terminal."""
+    """Prints an error and returns the exit code.
+
+    A usage error becomes one line, except that a list of findings keeps one line per finding. Any other error keeps its
+    lines, because it may end with the last lines of a log. Control characters are escaped.
+    """
     is_usage = exit_code == UsageError.exit_code
     line_end = LIST_ITEM if is_usage else "\n"
     text = line_end.join(printable(line) for line in message.split(line_end))
@@ -176,7 +179,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 
 def _is_text(argument: str) -> bool:
-    """Bytes of an argument that are no UTF-8 arrive as lone surrogates."""
+    """Returns whether an argument was valid UTF-8; Python turns invalid bytes into lone surrogates."""
     try:
         argument.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Bars of what a verb does, on a terminal, and who shows them."""
+"""Progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trtx.cli.sentences import wrapped
 
 
 class Bars(Progress):
-    """Gone when they end. Where ``console`` can't redraw there are none, and only what is printed is seen."""
+    """Progress bars that disappear when they end. If ``console`` can't redraw, only printed lines appear."""
 
     def __init__(self, console: ProgressConsole) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         super().__init__(*columns, console=console, disable=not console.can_redraw, transient=True)
 
     def stop(self) -> None:
-        if not self.disable:  # Rich 14.1 prints an empty line
+        if not self.disable:  # on a disabled progress, Rich 14.1's stop() prints an empty line
             super().stop()
 
 
 class BarsView:
-    """Shows bars on stderr while inside: a context manager."""
+    """A context manager that shows progress bars on stderr."""
 
     def __init__(self) -> None:
         self._console = ProgressConsole(stderr=True)
@@ -41,12 +41,12 @@ class BarsView:
         self._bars.stop()
 
     def print_table(self, table: RenderableType, *, to_stderr: bool) -> None:
-        """The result, on standard output unless that is for JSON."""
+        """Prints the result to stdout, or to stderr if stdout is reserved for JSON."""
         console = self._console if to_stderr else ResultConsole()
         console.print()
         console.print(table)
         console.print()
 
     def say(self, line: str) -> None:
-        """Above the bars."""
+        """Prints a line above the bars."""
         self._bars.console.print(wrapped(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``trtx baseline``: the life of what runs are compared with."""
+"""``trtx baseline``: lists, shows, saves, promotes and expires the baselines that runs are compared with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Action(Enum):
     EXPIRE = "expire"
 
 
-# What each action takes behind its name.
+# The arguments of each action.
 _WORDS: dict[Action, tuple[str, ...]] = {
     Action.LIST: (),
     Action.SHOW: ("NAME",),
@@ -43,7 +43,7 @@ _WORDS: dict[Action, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class BaselineRequest:
-    """What was typed."""
+    """The parsed command line of ``trtx baseline``."""
 
     action: Action
     words: tuple[str, ...]
@@ -110,7 +110,7 @@ def baseline(
 
 
 def answer(request: BaselineRequest) -> tuple[Baseline, ...]:
-    """Does what was asked, and returns the baselines that it was about."""
+    """Performs the action and returns the baselines concerned."""
     from trtx.experiment.baselines.store import Baselines, located
 
     baselines = Baselines(request.directory)

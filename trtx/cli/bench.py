@@ -1,4 +1,4 @@
-"""``trtx bench``: serve each mode, or attach, sweep it, and leave a report."""
+"""``trtx bench``: serves each mode, or attaches to a server, measures a sweep, and writes a report."""
 
 from __future__ import annotations
 
@@ -168,8 +168,10 @@ def bench(
 
 
 def asked_of(context: typer.Context) -> ExperimentSpec:
-    """What a command line of ``trtx bench`` asks to measure. Raises UsageError for options that mean nothing beside
-    each other, and for values that no run takes."""
+    """Builds the experiment spec from a command line of ``trtx bench``.
+
+    Raises UsageError for options that exclude each other and for invalid values.
+    """
     given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
     if "sweep" in given and "sweep_file" in given:
         raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
@@ -184,12 +186,12 @@ def asked_of(context: typer.Context) -> ExperimentSpec:
 
 
 def own_command_line() -> list[str]:
-    """As it stands in the record of a run."""
+    """Returns the command line of this process as the run's record stores it."""
     return ["trtx", *sys.argv[1:]]
 
 
 def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
-    """Shows a run while it goes on, then its table and where its report is."""
+    """Performs a run: shows its progress, then its result table and the path of its report."""
     from trtx.cli.bench_view import BenchView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report import console_table, read_run
@@ -227,7 +229,7 @@ def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
 
 
 def show_plans(spec: ExperimentSpec, output: Path) -> None:
-    """What ``--dry-run`` prints: the topology of each mode, its load, aiperf's calls."""
+    """Prints the output of ``--dry-run``: the topology of each mode, its load, and the aiperf commands."""
     from trtx.bench import dataset_of
     from trtx.cli.topology_text import describe_plan
     from trtx.experiment import cells_ahead, estimate, plan_only, read_history
@@ -277,7 +279,7 @@ def _compared_with(baseline: ComparedWith) -> Iterator[str]:
 
 
 def _overlay(given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, as a sweep file would say it. A load or an attachment has its options under its fields' names."""
+    """Converts the options to the structure of a sweep file; options of ``load`` and ``attach`` keep their names."""
     from trtx.experiment import Attach
 
     overlay: dict[str, Any] = {}
@@ -288,7 +290,7 @@ def _overlay(given: dict[str, Any]) -> dict[str, Any]:
     overlay |= sweep_fields(given)
     overlay |= gate_overlay(given)
     attach = {name: given[name] for name in Attach.model_fields if name in given}
-    if attach.keys() - {"model"}:  # a sweep may have the url
+    if attach.keys() - {"model"}:  # the sweep file may contain the URL
         return overlay | {"attach": attach}
     if topology := options.topology_fields(given, overlay.get("modes", [])):
         overlay["topology"] = topology

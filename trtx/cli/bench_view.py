@@ -1,4 +1,4 @@
-"""What ``trtx bench`` shows while it runs: bars on a terminal, lines elsewhere. On stderr; results go to stdout."""
+"""The progress view of ``trtx bench`` on stderr: bars on a terminal, lines elsewhere. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from trtx.experiment import Listener
     from trtx.launch import Event
 
-_TOLD = 4  # files in one sentence
-# The others say what follows from these, or what the log has.
+_TOLD = 4  # the maximum number of files in one sentence
+# The events to show; the others follow from these, or are in the log.
 _SHOWN = {
     "ready",
     "exited",
@@ -33,12 +33,12 @@ _SHOWN = {
 
 
 class BenchView(BarsView):
-    """Follows one run. A context manager."""
+    """Shows the progress of one run. A context manager."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.run_dir: Path | None = None  # None until there is one
-        self._trials_total = 0  # known once there is a run
+        self.run_dir: Path | None = None  # None until the run directory exists
+        self._trials_total = 0  # set when the run starts
         self._trials_ended = 0
         self._run_bar: TaskID = self._bars.add_task("cells", total=None)
         self._cell_bar: TaskID | None = None

@@ -1,4 +1,4 @@
-"""``trtx build``: a checkpoint made ready to serve: quantized, configured, proved."""
+"""``trtx build``: quantizes a checkpoint, resolves its engine configs, and compares the result with the source."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _request(
     output: Path,
     gpu: str | None,
 ) -> BuildRequest:
-    """What was typed, checked. Raises UsageError naming the option."""
+    """Builds the request from validated options. Raises UsageError, which names the option."""
     from trtx.build import BuildRequest
     from trtx.launch import probe
     from trtx.memory import Device, device_named
@@ -271,7 +271,7 @@ def _run(request: BuildRequest) -> None:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM as an exception, as SIGINT is one: on its way up it ends the child and removes the half build."""
+    """Turns SIGTERM into an exception, like SIGINT; unwinding then ends the child and removes the unfinished build."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
         raise Interrupted(signal_number)

@@ -1,4 +1,4 @@
-"""What ``trtx build`` shows: a bar while it works (lines where there is no terminal), on stderr; then the proof."""
+"""The progress view of ``trtx build`` on stderr (a bar on a terminal, else lines), and the table of the proof."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAYS = {
 
 
 class BuildView(BarsView):
-    """Follows one build. A context manager; call it with each step of progress."""
+    """Shows the progress of one build. A context manager; call it with each progress record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class BuildView(BarsView):
 
 
 def proof_table(manifest: Manifest) -> Table:
-    """The proof and the sizes, source beside result. Fits 80 columns."""
+    """Returns a table that compares perplexity and sizes of source and result, in at most 80 columns."""
     table = Table(box=None, pad_edge=False)
     table.add_column(f"{manifest.source['name']}, {manifest.inputs['format']}")
     for title in ("source", "result", "change"):

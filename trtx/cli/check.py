@@ -1,4 +1,7 @@
-"""``trtx build --check``: the engine configs of a model, a recipe or named files against schema, rules and memory."""
+"""``trtx build --check``: checks the engine configs of a model, a recipe or given files.
+
+The checks are the schema, the rules and the memory plan.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,18 @@ from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.memory import MemoryPlan, UnknownShapeError, device_named, plan_memory
 
-_ENGINE = "tensorrt-llm"  # that is checked for
+_ENGINE = "tensorrt-llm"  # the engine that the configs are checked for
 _WIDTH = 80
 _NEEDED: dict[Mode, tuple[Role, ...]] = {"agg": ("agg",), "disagg": ("prefill", "decode")}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check. ``files``: of ``--config``; ``version`` None: the one that the files say they are written for."""
+    """The configs to check.
+
+    ``files``: those of ``--config``. ``version``: the TensorRT-LLM version to check for; None: the version in the
+    files' headers.
+    """
 
     model: str | None
     modes: tuple[Mode, ...]
@@ -67,9 +74,9 @@ class _Checked:
 
 
 def check(request: CheckRequest, *, as_json: bool) -> int:
-    """Prints every finding of every topology. Returns 2 where one is an error, else 0."""
+    """Prints every finding of every topology. Returns 2 if one is an error, else 0."""
     if request.gpu is not None:
-        device_named(request.gpu)  # refuses a name that no rule could know
+        device_named(request.gpu)  # refuses an unknown GPU
     checked = list(_checked(request))
     if as_json:
         typer.echo(json.dumps([_document(topology) for topology in checked], indent=1))
@@ -89,7 +96,7 @@ def _checked(request: CheckRequest) -> Iterator[_Checked]:
     if not name and not request.files:
         raise UsageError("nothing to check; expected a MODEL, --recipe NAME, --config ROLE=FILE or --all")
     shipped = recipe_files(name) if request.recipe or name in recipe_names() else {}
-    # A checkpoint that trtx build wrote brings its own configs, which --recipe and --config replace.
+    # A checkpoint made by trtx build has its own configs, which --recipe and --config replace.
     built = {} if directory is None or request.recipe else built_files(directory)
     files = {**shipped, **built, **request.files}
     yield from _topologies(name or "files", replace(request, files=files), directory, facts)
@@ -98,7 +105,10 @@ def _checked(request: CheckRequest) -> Iterator[_Checked]:
 def _topologies(
     name: str, request: CheckRequest, directory: Path | None = None, facts: ModelFacts | None = None
 ) -> Iterator[_Checked]:
-    """One of each mode that has a file (any mode where a model is named); files of no mode by themselves."""
+    """Yields one checked topology for each mode that has files, or for every mode if a model is given.
+
+    If the files belong to no mode, they are checked by themselves.
+    """
     found = False
     for mode in request.modes:
         needed = [role for role in _NEEDED[mode] if directory is not None or role in request.files]
@@ -143,9 +153,10 @@ def _plan_memory(
     planned: list[MemoryPlan],
     broken: frozenset[Role],
 ) -> Iterator[Finding]:
-    """Adds a plan a role to ``planned``. Finds a role that the GPU can't hold, or a model of an unknown shape.
+    """Appends the memory plan of each role to ``planned``, and yields findings for roles that can't be planned.
 
-    Nothing is planned from a config with ``broken`` fields: they are told by themselves.
+    A role may not fit on the GPU, or the model's shape may be unknown. Roles in ``broken`` are skipped: their fields
+    have findings already.
     """
     device = device_named(gpu)
     for role, config in configs.items():
@@ -165,7 +176,7 @@ def _plan_memory(
 
 
 def _model_directory(model: str) -> Path:
-    """Where ``config.json`` of a model lies. Downloads nothing: weights are not needed to check."""
+    """Returns the directory of a model's ``config.json``. Downloads nothing, because the check needs no weights."""
     from trtx.checkpoint import resolve_checkpoint
 
     if problem := name_problem(model):

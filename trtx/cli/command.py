@@ -1,4 +1,4 @@
-"""The command class of every verb: what was typed is whole before any of it is used."""
+"""The command class of every verb, which validates the command line as a whole before the verb runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from trtx.errors import UsageError
 
 
 class Verb(TyperCommand):
-    """Refuses what a command line drops without a word: an empty value, and all but the last of an option's values.
-    Refuses a planted fault too (TRTX_FAULT), but in the one verb that tells of it."""
+    """A command that refuses empty values and repeated options, which would otherwise be silently dropped.
+
+    It also refuses a planted fault (TRTX_FAULT), except in the verb that reports it.
+    """
 
     takes_planted_fault = False
 
@@ -53,7 +55,10 @@ class Verb(TyperCommand):
         return rest
 
     def _tell_where_hosts_belong(self, verb: str, error: TyperException) -> None:
-        """What measures starts one machine's processes at most, and attaches to everything else."""
+        """Explains how to measure a topology over hosts, if ``--hosts`` was given to a verb that measures.
+
+        Such a verb starts only processes of one machine, and can attach to any server with ``--url``.
+        """
         own = {option for parameter in self.params for option in parameter.opts}
         if getattr(error, "option_name", None) != "--hosts" or "--url" not in own:
             return
@@ -66,20 +71,20 @@ class Verb(TyperCommand):
 
 
 def option_name(parameter: Any) -> str:
-    """As a person types it: ``--output``, or ``MODEL`` for an argument."""
+    """Returns the name of a parameter as typed: ``--output``, or ``MODEL`` for an argument."""
     longest = max((str(option) for option in parameter.opts), key=len)
     return longest if longest.startswith("-") else str(parameter.name).upper()
 
 
 def spoken_name(parameter: Any) -> str:
-    """As the help has it: an argument by its metavar."""
+    """Returns the name of a parameter for messages: for an argument its metavar, as in the help."""
     name = option_name(parameter)
     metavar = None if name.startswith("-") else parameter.metavar
     return " ".join(str(metavar).replace("[", "").replace("]", "").split()) if metavar else name
 
 
 def typed(context: typer.Context) -> Iterator[Any]:
-    """The parameters that stand on the command line."""
+    """Yields the parameters that were given on the command line."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""``trtx compare``: runs and baselines side by side, and with a limit the gate over them."""
+"""``trtx compare``: compares runs and baselines, and applies a gate if a limit is given."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True, slots=True)
 class CompareRequest:
-    """What was typed."""
+    """The parsed command line of ``trtx compare``."""
 
     measured: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -101,7 +101,7 @@ def compare(
 
 
 def answer(request: CompareRequest) -> tuple[Comparison, ...]:
-    """Each run but the first, with the first. Raises UsageError for what can't be read or compared."""
+    """Compares each other run with the first. Raises UsageError for runs that can't be read or compared."""
     from trtx.bench.judge.gate import DEFAULT_METRICS, parse_limit, parse_metrics
     from trtx.bench.judge.sample import parse_percent
     from trtx.experiment.baselines.baseline import check_window
@@ -143,7 +143,10 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
 
 
 def _is_same(one: Baseline, other: Baseline) -> bool:
-    """A run, a copy of it and what was saved of it have one name of a run and the same figures to the last digit."""
+    """Returns whether two entries are the same run: a run, a copy of it, or a baseline saved from it.
+
+    They have the same run name and exactly the same metrics and scores.
+    """
     return (
         one.run == other.run
         and [cell.figures for cell in one.cells] == [cell.figures for cell in other.cells]
@@ -162,7 +165,7 @@ def _show(found: tuple[Comparison, ...]) -> None:
 
 
 def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
-    """What the gate over all of them ends with."""
+    """Returns the exception that the gate over all comparisons ends with, or None."""
     from trtx.bench.judge.judgement import Judgement, outcome
 
     return outcome(

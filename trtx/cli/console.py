@@ -1,4 +1,4 @@
-"""Where the verbs show what goes on: a console whose reader may go away, fall asleep, or run out of disk."""
+"""Consoles for results and for progress, which handle readers that exit or stop reading, and full disks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trtx.cli.sentences import wrapped
 from trtx.cli.streams import redirect_to_nowhere
 
 _PATIENCE_S = 1.0
-_AT_ONCE = select.PIPE_BUF  # a pipe that is writable takes this much without blocking
+_AT_ONCE = select.PIPE_BUF  # the number of bytes that a writable pipe accepts without blocking
 
 
 class _PlainConsole(Console):
-    """Shows names as they are, whatever they mean in Rich's markup (``[red]``, ``:100:``), and whole tables."""
+    """A console that prints text literally, without Rich's markup (``[red]``, ``:100:``), and never crops a table."""
 
     def __init__(self, **said: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **said)
@@ -30,39 +30,38 @@ class _PlainConsole(Console):
 
 
 class ResultConsole(_PlainConsole):
-    """For results, on standard output: whoever can't be given one must know."""
+    """A console for results on stdout. A failed write raises, so that a lost result is noticed."""
 
 
 class ProgressConsole(_PlainConsole):
-    """Never raises and never blocks for long: a topology that is watched must not end, or wait, over a line about it.
+    """A console for progress. It never raises and never blocks for long, so that output can't stop a served topology.
 
-    A line that can't be written is left out. Once writing works again, the stream says how many were, and why.
+    Lines that can't be written are dropped. Once writing works again, the stream prints how many were dropped, and why.
     """
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         stream = sys.stderr if stderr else sys.stdout
-        # None: the descriptor was closed before Python began (`trtx serve >&-`).
+        # None: the descriptor was closed before Python started (`trtx serve >&-`).
         file = None if stream is None else cast(IO[str], LastingStream(stream))
         super().__init__(file=file, stderr=stderr, soft_wrap=soft_wrap)
 
     @property
     def can_redraw(self) -> bool:
-        """Whether it is a terminal that moves its cursor. Rich 14.1 prints empty lines where one can't (TERM=dumb)."""
+        """Whether the terminal can move its cursor; on others (TERM=dumb), Rich 14.1 would print empty lines."""
         return self.is_terminal and not self.is_dumb_terminal
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """On standard error, a sentence each: what is started goes on, whoever reads them."""
+    """Prints warnings to stderr, one sentence each. A failed write does not stop the start."""
     console = ProgressConsole(stderr=True, soft_wrap=True)
     for warning in warnings:
         console.print(wrapped(f"trtx: warning: {warning}"))
 
 
 class LastingStream(io.TextIOBase):
-    """Writes to the descriptor of ``stream``, unbuffered, and counts what it could not write instead of raising.
+    """Writes unbuffered to the descriptor of ``stream``, and counts failed writes instead of raising.
 
-    A full disk or a reader that does not read may be over later. A reader that is gone is gone: it is written to no
-    more.
+    After a full disk or a reader that does not read, it tries again. If the reader has exited, it stops writing.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -70,7 +69,7 @@ class LastingStream(io.TextIOBase):
         self._encoding: str = getattr(stream, "encoding", None) or "utf-8"
         self._lost = 0
         self._why = ""
-        self._is_cut = False  # the last line that was written lacks its end
+        self._is_cut = False  # the last line was written only in part
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute; Rich asks it what it may draw
@@ -78,7 +77,7 @@ class LastingStream(io.TextIOBase):
 
     @property
     def lost(self) -> int:
-        """How many writes were left out since the last that worked."""
+        """The number of dropped writes since the last successful one."""
         return self._lost
 
     def fileno(self) -> int:
@@ -99,7 +98,7 @@ class LastingStream(io.TextIOBase):
         if self._lost:
             were = "1 message was" if self._lost == 1 else f"{self._lost} messages were"
             text = "\n" * self._is_cut + f"trtx: {were} left out here: {self._why}\n{text}"
-        # Whatever a log's last lines hold is shown somehow: a locale without a letter must not end a watch either.
+        # A character that the locale can't encode is escaped: an odd line of a log must not end the watch.
         data = text.encode(self._encoding, errors="backslashreplace")
         left = self._send(data)
         if left:
@@ -109,7 +108,10 @@ class LastingStream(io.TextIOBase):
             self._lost, self._is_cut = 0, False
 
     def _send(self, data: bytes) -> bytes:
-        """Returns what could not be written in time: nothing, as a rule. After a failure nothing is waited for."""
+        """Writes ``data`` and returns the part that could not be written in time, usually b"".
+
+        After a failed write, it does not wait until writing works again.
+        """
         descriptor, poll = self.fileno(), select.poll()
         poll.register(descriptor, select.POLLOUT)
         deadline = time.monotonic() + (0.0 if self._lost else _PATIENCE_S)
@@ -120,7 +122,7 @@ class LastingStream(io.TextIOBase):
             try:
                 data = data[os.write(descriptor, data[:_AT_ONCE]) :]
             except BrokenPipeError:
-                redirect_to_nowhere(descriptor)  # or the interpreter fails once more when it flushes at its end
+                redirect_to_nowhere(descriptor)  # otherwise the interpreter's flush at exit would fail, too
                 return b""
             except OSError as error:
                 self._why = os.strerror(error.errno or 0)

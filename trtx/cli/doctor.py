@@ -1,4 +1,4 @@
-"""``trtx doctor``: what of this machine would break or slow down serving, and how to put it right."""
+"""``trtx doctor``: finds problems of this machine that would break or slow down serving, and how to fix them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def doctor(
 
 
 def table(checks: Sequence[Check], width: int) -> Iterator[str]:
-    """Lines of at most ``width`` characters, as far as no word is longer than what is left of one; at least 60."""
+    """Yields the table's lines, of at most ``width`` characters (at least 60) unless a single word is longer."""
     indent = " " * (_STATUS_WIDTH + _NAME_WIDTH)
     left = max(60, width) - len(indent)
     for check in checks:

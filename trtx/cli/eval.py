@@ -1,4 +1,4 @@
-"""``trtx eval``: serve each mode, or attach, and score its answers with lm-eval."""
+"""``trtx eval``: serves each mode, or attaches to a server, and scores its answers with lm-eval."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _OWN = (
 
 
 def _spec(given: dict[str, Any]) -> EvaluationSpec:
-    """What was typed, as a run is asked."""
+    """Builds the evaluation spec from the options that were given."""
     from trtx.experiment import Attach, evaluation_of
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
@@ -229,7 +229,7 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> None:
-    """Shows a run while it goes on, then its table and where its report is."""
+    """Performs a run: shows its progress, then its score table and the path of its report."""
     from trtx.cli.eval_view import EvalView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.evaluation import evaluation_fields, evaluation_table, read_evaluation_view

@@ -1,4 +1,4 @@
-"""What ``trtx eval`` shows while it runs: a bar a task on a terminal, lines elsewhere. On stderr."""
+"""The progress view of ``trtx eval`` on stderr: one bar per task on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trtx.experiment import EvaluationListener
     from trtx.launch import Event
 
-# The others say what follows from these, or what the log has.
+# The events to show; the others follow from these, or are in the log.
 _SHOWN = {
     "ready",
     "exited",
@@ -29,11 +29,11 @@ _SHOWN = {
 
 
 class EvalView(BarsView):
-    """Follows one run. A context manager."""
+    """Shows the progress of one run. A context manager."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.run_dir: Path | None = None  # None until there is one
+        self.run_dir: Path | None = None  # None until the run directory exists
         self._scores = ScoreBars(self._bars, self.say)
 
     @property

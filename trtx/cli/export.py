@@ -1,5 +1,7 @@
-"""What the verbs ``trtx export kubernetes``, ``slurm`` and ``nginx`` share: where their files go, and which of the
-options of ``trtx serve`` they take. Each is a module of its own, ``export_<target>.py``."""
+"""The shared parts of ``trtx export kubernetes``, ``slurm`` and ``nginx``: output, and options of ``trtx serve``.
+
+Each of these verbs has its own module, ``export_<target>.py``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ DryRun = Annotated[
 
 
 def topology_group(*names: str) -> OptionGroup:
-    """These of the options of :class:`TopologyOptions`; the others belong to the machine that serves."""
+    """Returns the group of the named options of :class:`TopologyOptions`; the others don't apply to an export."""
     hints = get_type_hints(TopologyOptions, include_extras=True)
     defaults = {field.name: field.default for field in fields(TopologyOptions)}
     members: Mapping[str, tuple[Any, Any]] = {name: (hints[name], defaults[name]) for name in names}
@@ -47,7 +49,7 @@ def topology_group(*names: str) -> OptionGroup:
 
 
 def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> None:
-    """Writes, prints or describes what was made, after what is worth knowing of its engine configs."""
+    """Prints the findings in the engine configs, then writes, prints or (for a dry run) describes the export."""
     from trtx.cli.export_text import describe_export
     from trtx.config.left_out import left_out_told
 
@@ -62,7 +64,7 @@ def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> Non
 
 
 def hand_over(files: Sequence[ExportedFile], output: Path | None, how: str) -> None:
-    """Writes or prints ``files``. ``how``: what to do with them next, told where they were written."""
+    """Writes ``files`` to ``output`` and prints the next step ``how``, or prints the files if ``output`` is None."""
     if output is None:
         typer.echo(as_one_text(files), nl=False)
         return

@@ -1,5 +1,8 @@
-"""``--bench`` of ``trtx export slurm`` and ``kubernetes``: flags of ``trtx bench`` that a job will run with, read as it
-will read them, values and files too: a mistake would end a job once all its workers were loaded."""
+"""Parses ``--bench`` of ``trtx export slurm`` and ``kubernetes``: the ``trtx bench`` flags that the job will use.
+
+Flags, values and files are validated now, in the same way as by the job's own ``trtx bench``. Otherwise a mistake would
+end the job only after all its workers have loaded.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """``words``: of ``trtx bench``, that mean the same in any directory; ``files``: what it reads, from its root."""
+    """The benchmark of a job.
+
+    ``words``: the arguments of ``trtx bench``, valid in any working directory. ``files``: the absolute paths that it
+    reads.
+    """
 
     words: tuple[str, ...]
     files: tuple[Path, ...]
     spec: ExperimentSpec
 
     def check_fits(self, served: Served) -> None:
-        """Raises UsageError where a request of it is longer than what is exported takes."""
+        """Raises UsageError if a request of the benchmark exceeds the context of the exported topology."""
         from trtx.experiment import check_fits_served
 
         try:
@@ -39,10 +46,10 @@ class Benchmark:
 
 
 def read_bench(text: str, not_there: Mapping[str, str] = MappingProxyType({})) -> Benchmark:
-    """What ``--bench`` holds.
+    """Parses the value of ``--bench``.
 
-    ``not_there``: options that mean nothing where the job runs -> why. Raises UsageError for one of them, for one that
-    the job gives itself, and for one, or a value, that ``trtx bench`` refuses beside ``--url``.
+    ``not_there``: maps options that have no effect in the job to the reason. Raises UsageError for these options, for
+    options that the job sets itself, and for options and values that ``trtx bench --url`` refuses.
     """
     from trtx.cli.command import option_name, typed
     from trtx.cli.placement import ignored_in
@@ -75,7 +82,7 @@ def _context(words: Sequence[str]) -> typer.Context:
 
 
 def _asked(words: Sequence[str]) -> ExperimentSpec:
-    """As the job's own ``trtx bench`` would read it, beside the ``--url`` that it is given."""
+    """Parses the arguments as the job's own ``trtx bench`` will, together with the ``--url`` that the job passes."""
     from trtx.bench import check_load
     from trtx.cli.bench import asked_of
     from trtx.experiment import check_elsewhere
@@ -94,8 +101,10 @@ def _asked(words: Sequence[str]) -> ExperimentSpec:
 
 
 def _paths(spec: ExperimentSpec, words: Sequence[str]) -> dict[str, Path]:
-    """What the benchmark reads, and where it keeps baselines, by option, from the root: a job runs where it was
-    submitted, which may be another directory than this one."""
+    """Returns the absolute paths of the benchmark's input files and of its baseline directory, by option.
+
+    They are absolute because the job runs in the directory of its submission, which may not be the current one.
+    """
     given = _context(words).params
     paths: dict[str, Path | None] = {
         "--sweep": given["sweep"] or given["sweep_file"],
@@ -112,7 +121,7 @@ def _paths(spec: ExperimentSpec, words: Sequence[str]) -> dict[str, Path]:
 
 
 def _with_paths(words: Sequence[str], paths: Mapping[str, Path]) -> tuple[str, ...]:
-    """``words`` with ``paths`` in the place of what was typed for them."""
+    """Returns ``words`` with the values of the options in ``paths`` replaced."""
     kept: list[str] = []
     rest = iter(_without_argument(words))
     for word in rest:
@@ -125,7 +134,7 @@ def _with_paths(words: Sequence[str], paths: Mapping[str, Path]) -> tuple[str, .
 
 
 def _without_argument(words: Sequence[str]) -> Sequence[str]:
-    """Without the sweep file that stands alone: the one word that may go and every other means the same."""
+    """Returns ``words`` without the positional sweep file: the word whose removal changes no other parameter."""
     params = _context(words).params
     file = params["sweep_file"]
     for place, word in enumerate(words if file is not None else ()):
@@ -133,7 +142,7 @@ def _without_argument(words: Sequence[str]) -> Sequence[str]:
         try:
             if Path(word) == file and _context(others).params == {**params, "sweep_file": None}:
                 return others
-        except UsageError:  # it was the value of the option before it
+        except UsageError:  # the word is the value of the option before it
             continue
     return words
 

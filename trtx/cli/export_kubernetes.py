@@ -1,4 +1,4 @@
-"""``trtx export kubernetes``: a topology as manifests, for Dynamo's operator or without it."""
+"""``trtx export kubernetes``: exports a topology as manifests, for Dynamo's operator or for a cluster without it."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def kubernetes(
     hand_over_export(made, output, dry_run=dry_run)
 
 
-_OPTIONS = {"resources": "resource"}  # field -> option, where they differ
+_OPTIONS = {"resources": "resource"}  # field -> option, if they differ
 _OF_THIS_MACHINE = dict.fromkeys(
     ("--resume", "--sweep", "SWEEP_FILE", "--input-file", "--baseline", "--baseline-dir", "--save-baseline"),
     "and the Job's pod has no file of this machine",
@@ -198,8 +198,8 @@ def _target(given: Mapping[str, Any]) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         field = str(first["loc"][0]) if first["loc"] else message.partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
-        if first["type"] == "value_error":  # a sentence that begins with the field
-            for other in (name for name in KubernetesTarget.model_fields if "_" in name):  # others are words too
+        if first["type"] == "value_error":  # the message begins with the field's name
+            for other in (name for name in KubernetesTarget.model_fields if "_" in name):  # other names are plain words
                 message = message.replace(f" {other}, ", f" --{other.replace('_', '-')}, ")
             raise UsageError(message.replace(field, option, 1)) from error
         expected = first["msg"].removeprefix("Input should be ")

@@ -1,4 +1,4 @@
-"""``trtx export nginx``: a gateway in front of the frontends of a topology."""
+"""``trtx export nginx``: writes the configuration of an nginx gateway in front of a topology's frontends."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def nginx(
 
 
 def _started_by(context: typer.Context) -> str:
-    """The options that ``trtx serve`` has to have too, as they were typed."""
+    """Returns the ``trtx serve`` command with the options that it must share with the gateway."""
     words = ["trtx", "serve"]
     for parameter in typed(context):
         if str(parameter.name) in _OF_SERVE:

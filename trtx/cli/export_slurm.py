@@ -1,4 +1,4 @@
-"""``trtx export slurm``: a topology as one batch file of Slurm."""
+"""``trtx export slurm``: exports a topology as one Slurm batch file."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _job(given: Mapping[str, Any]) -> JobSpec:
         message = first["msg"].removeprefix("Value error, ")
         field = str(first["loc"][0]) if first["loc"] else message.partition(" ")[0]
         option = f"--{field.replace('_', '-')}"
-        if first["type"] == "value_error":  # a sentence that begins with the field
+        if first["type"] == "value_error":  # the message begins with the field's name
             raise UsageError(message.replace(field, option, 1)) from error
         expected = first["msg"].removeprefix("Input should be ")
         raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error

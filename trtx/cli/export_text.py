@@ -1,5 +1,7 @@
-"""What an export plans as text, for ``--dry-run``: what will run where, with what, and why. Fits 80 columns where words
-allow."""
+"""Formats the plan of an export for ``--dry-run``: processes, places, settings and reasons.
+
+Lines have at most 80 columns unless a word is longer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trtx eval fidelity``: how far what is served is from the checkpoint in its own precision, token by token."""
+"""``trtx eval fidelity``: compares a served engine, token by token, with the checkpoint in its original precision."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def fidelity(
 
 
 def _spec(given: dict[str, Any]) -> FidelitySpec:
-    """What was typed, as a run is asked."""
+    """Builds the fidelity spec from the options that were given."""
     from trtx.experiment import Attach
     from trtx.experiment.fidelity_spec import fidelity_of
 
@@ -167,7 +167,7 @@ def _spec(given: dict[str, Any]) -> FidelitySpec:
 
 
 def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> None:
-    """Shows a run while it goes on, then its table and where its report is."""
+    """Performs a run: shows its progress, then its result table and the path of its report."""
     from trtx.cli.fidelity_view import FidelityView
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.fidelity import fidelity_fields, fidelity_table, read_fidelity_view

@@ -1,4 +1,4 @@
-"""What ``trtx eval fidelity`` shows while it runs: as ``trtx eval``, and the reference before it."""
+"""The progress view of ``trtx eval fidelity``: that of ``trtx eval``, preceded by the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trtx.cli.eval_view import EvalView
 
 
 class FidelityView(EvalView):
-    """Follows one run. A context manager."""
+    """Shows the progress of one run. A context manager."""
 
     def _on_topology(self, label: str) -> None:
         if label == "reference":

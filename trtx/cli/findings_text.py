@@ -1,4 +1,4 @@
-"""Findings as text: one line that names the field, and beneath it what is wrong, why, who says so, what to do."""
+"""Formats findings: a line with the field, followed by the problem, the reason, the evidence and the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEVERITY, _ROLES = 9, 16
 
 
 def describe_findings(findings: Iterable[Finding]) -> Iterator[str]:
-    """A table at 80 columns; only paths and options longer than a line stick out."""
+    """Yields the lines of a table of 80 columns; only paths and options longer than a line exceed it."""
     yield f"{'Severity':<{_SEVERITY}}{'Roles':<{_ROLES}}Field and rule"
     for finding in findings:
         yield (

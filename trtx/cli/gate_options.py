@@ -1,4 +1,4 @@
-"""The options that say by what a run is judged, and what they say of it in a sweep's words."""
+"""The options of a run's gate, and their conversion to the ``gate`` section of a sweep file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MaxErrorRateOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """By what a run is judged, as it is typed. Each is a field of a sweep's ``gate``."""
+    """The options of the gate. Each corresponds to a field of ``gate`` in a sweep file."""
 
     slo: Annotated[
         list[str] | None,
@@ -88,7 +88,7 @@ class GateOptions:
 
 
 def gate_overlay(given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, as ``gate`` of a sweep file would say it; empty where nothing was."""
+    """Converts the given options to the ``gate`` section of a sweep file; empty if there are none."""
     names = [field.name for field in fields(GateOptions) if field.name in given]
     said = {name: str(given[name]) if isinstance(given[name], Path) else given[name] for name in names}
     return {"gate": said} if said else {}

@@ -1,4 +1,4 @@
-"""What a plan over hosts says of them: where each is, what listens there, and what can be read on the way."""
+"""Formats the hosts of a plan: their addresses, their listening ports, and how the network traffic is protected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _WIDTH = 80
 
 
 def describe_hosts(plan: Plan) -> Iterator[str]:
-    """Each host with its processes, and each path between them with what protects it. Ends with an empty line."""
-    assert plan.etcd is not None and plan.nats is not None  # of a plan over hosts
+    """Yields each host with its processes, each connection between hosts with its protection, and an empty line."""
+    assert plan.etcd is not None and plan.nats is not None  # every plan over hosts has both
     yield f"Namespace  {plan.namespace}"
     yield f"etcd       {', '.join(plan.etcd.endpoints)}, a lost host leaves after {plan.etcd.host_lease_ttl_s} s"
     yield f"NATS       {plan.nats.url}"
@@ -31,7 +31,7 @@ def describe_hosts(plan: Plan) -> Iterator[str]:
 
 
 def describe_ports(process: ProcessSpec) -> str:
-    """``10.77.0.1:8000 (HTTP), 17000 (requests)``: everything that it listens on."""
+    """Formats everything a process listens on, such as ``10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (requests)``."""
     named = [] if process.http_port is None else [f"{process.http_host}:{process.http_port} (HTTP)"]
     named += [f"{process.address}:{port} ({what})" for what, port in process.ports.items()]
     if ("--router-mode", "kv") in itertools.pairwise(process.argv):

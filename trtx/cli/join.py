@@ -1,4 +1,4 @@
-"""``trtx serve join``: this host's share of a topology that was planned on another one."""
+"""``trtx serve join``: runs this host's share of a topology that another host has planned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_LEASE_TTL_S = 120  # of a client that registers nothing
+_LEASE_TTL_S = 120  # the lease of an etcd client that registers nothing
 
 
 @app.command(

@@ -1,6 +1,6 @@
-"""The options of ``trtx bench`` that describe its loads and the axes of its sweep, and what a sweep file would say.
+"""The options of ``trtx bench`` for its load and the axes of its sweep, and their conversion to a sweep file's fields.
 
-A load's are made of its fields (``trtx/bench/load_field.py``).
+The options of a load are generated from its fields (``trtx/bench/load_field.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from trtx.errors import UsageError
 
 
 def _typed_as(annotation: Any) -> type:
-    """What Typer makes of a word. A list and a choice stay text: the one is read below, the other refused by its field
-    with what it expected."""
+    """Returns the type that Typer converts an option's value to.
+
+    Lists and choices stay text: lists are parsed below, and a choice's field refuses a wrong value with its own
+    message.
+    """
     kinds = [one for one in get_args(annotation) or (annotation,) if one is not NoneType]
     return kinds[0] if kinds[0] in (bool, int, float, Path) and get_origin(annotation) is not tuple else str
 
@@ -37,7 +40,7 @@ def _told(record: LoadField, default: Any) -> str:
 
 
 def _option(name: str, record: LoadField) -> tuple[Any, Any]:
-    """Annotation and default of the option of one field of a load."""
+    """Returns annotation and default of the option for one field of a load."""
     field = LoadSpec.model_fields[name]
     kind = _typed_as(field.annotation)
     option = typer.Option(
@@ -51,12 +54,12 @@ def _option(name: str, record: LoadField) -> tuple[Any, Any]:
 
 
 def load_option(field: str) -> str:
-    """The option of a field of a load."""
+    """Returns the name of the option for a field of a load."""
     return f"--{field.replace('_', '-')}"
 
 
 _RECORDS = {name: record for name, record in field_records(LoadSpec).items() if record.help}
-# Option -> the uses of trtx bench that would ignore it, as in PLACES of trtx/cli/placement.py.
+# Option -> the uses of trtx bench that would ignore it, like PLACES in trtx/cli/placement.py.
 LOAD_PLACES: Mapping[str, tuple[str, ...]] = {
     load_option(name): ("resume", *record.ignored) for name, record in _RECORDS.items()
 }
@@ -66,7 +69,7 @@ def _panel(panel: str) -> OptionGroup:
     return OptionGroup({name: _option(name, record) for name, record in _RECORDS.items() if record.panel == panel})
 
 
-# Help shows them in the order of the fields.
+# The help page lists them in the order of the fields.
 LoadOptions = Annotated[Mapping[str, Any], _panel("Load")]
 PromptOptions = Annotated[Mapping[str, Any], _panel("Prompts")]
 ImageOptions = Annotated[Mapping[str, Any], _panel("Images")]
@@ -74,7 +77,7 @@ ImageOptions = Annotated[Mapping[str, Any], _panel("Images")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisOptions:
-    """What of a topology takes several values, and how many cells that may make."""
+    """The axes of a sweep, and the limit on its number of sweep points."""
 
     axis: Annotated[
         list[str] | None,
@@ -95,7 +98,8 @@ class AxisOptions:
     ] = None
 
 
-# Option -> the use that it makes when it is typed, and the one when neither it nor a sweep file is, which may say it.
+# Option -> (the use if the option is given, the use if neither the option nor a sweep file is given). A sweep file may
+# set the field, so then the use is not known.
 _MAKES: Mapping[str, tuple[str | None, str | None]] = {
     "request_rate": ("open loop", "closed loop"),
     "input_file": ("file", "no file"),
@@ -109,7 +113,7 @@ _MAKES: Mapping[str, tuple[str | None, str | None]] = {
 
 
 def load_uses(named: Set[str]) -> list[str]:
-    """The uses of ``trtx bench`` (``trtx/cli/placement.py``) that the load makes, of the options that were typed."""
+    """Returns the uses of ``trtx bench`` (see ``trtx/cli/placement.py``) that follow from the given load options."""
     uses = ["dataset"] if named & {"input_file", "public_dataset"} else []
     for option, (with_it, without_it) in _MAKES.items():
         use = with_it if option in named else None if named & {"sweep", "sweep_file"} else without_it
@@ -118,14 +122,14 @@ def load_uses(named: Set[str]) -> list[str]:
 
 
 def _elements(field: str) -> Any:
-    """Of what a field is a list; None: of nothing."""
+    """Returns the element type of a list field; None if the field is no list."""
     annotation = LoadSpec.model_fields[field].annotation
     element = get_args(annotation)[0] if get_origin(annotation) is tuple else None
     return get_args(element)[0] if get_origin(element) is Annotated else element
 
 
 def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed of a load, as a sweep file would say it under ``load``. Raises UsageError naming the option."""
+    """Converts the load options to the ``load`` section of a sweep file. Raises UsageError, which names the option."""
     load = {name: given[name] for name in _RECORDS if name in given}
     read = {int: _integers, float: _numbers}
     for name, value in load.items():
@@ -135,7 +139,7 @@ def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sweep_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of the sweep itself: its axes, and how many cells they may make."""
+    """Converts the options of the sweep itself: its axes, and the maximum number of sweep points."""
     fields: dict[str, Any] = {}
     if "axis" in given:
         fields["axes"] = dict(map(_axis, given["axis"]))
@@ -145,7 +149,7 @@ def sweep_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
-    """``prefill=1,2``: a field, and its values as YAML reads them."""
+    """Parses ``prefill=1,2`` into the field and its values, which are parsed as YAML."""
     name, _, values = text.partition("=")
     if not name or not values:
         raise UsageError(f"--axis {quoted(text)} is not FIELD=V1,V2; expected such as prefill=1,2")

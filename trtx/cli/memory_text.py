@@ -1,4 +1,4 @@
-"""Memory plans as text, in 80 columns."""
+"""Formats memory plans in 80 columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = 80
 
 
 def describe_memory(plans: Sequence[MemoryPlan]) -> Iterator[str]:
-    """A table a role: what one GPU holds, how much KV that leaves, and what to know of it."""
+    """Yields a table for each role: the memory of one GPU, the room for KV, and notes."""
     for plan in plans:
         yield f"Memory of {plan.role}, {_place(plan)}:"
         for label, size, remark in _rows(plan):

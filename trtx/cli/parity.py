@@ -1,4 +1,4 @@
-"""``trtx eval parity``: the same prompts through several routes of one model, held against the first."""
+"""``trtx eval parity``: sends the same prompts through several routes of one model and compares them with the first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _REQUESTS, _OUTPUT, _TOPOLOGY, _ATTACH = "Requests", "Output", "Topology", "Attach"
-# What happens to a topology and is worth a line: the log has the rest.
+# The topology events to show; the log has the others.
 _SHOWN = {
     "ready",
     "exited",
@@ -49,7 +49,7 @@ def _option(panel: str, name: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions:
-    """What of a topology its route leaves open; fields of :class:`TopologySpec` of the same names."""
+    """The topology options that a route does not determine; :class:`TopologySpec` has fields of the same names."""
 
     workers: Annotated[
         int | None, _option(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, 2 or more. Default: 2.")
@@ -78,7 +78,7 @@ class RouteOptions:
 
 
 class ParityVerb(Verb):
-    """The one verb that serves with a planted fault, and says so in all that it shows."""
+    """The only verb that serves with a planted fault; all its output mentions the fault."""
 
     takes_planted_fault = True
 
@@ -194,11 +194,11 @@ def parity(
 
 
 _OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens", "dtype")
-_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, where they differ
+_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, if they differ
 
 
 def _attached_uses(url: str | None, against: str | None) -> list[str]:
-    """As :mod:`trtx.cli.placement` calls them."""
+    """Returns the uses of ``trtx eval parity``, by their names in :mod:`trtx.cli.placement`."""
     if url is None:
         return ["serve"]
     if against is None:
@@ -211,7 +211,7 @@ def _is_address(against: str) -> bool:
 
 
 def _uses(spec: ParitySpec, engine: str) -> list[str]:
-    """As :mod:`trtx.cli.placement` calls them."""
+    """Returns the uses that follow from the spec, by their names in :mod:`trtx.cli.placement`."""
     found = [*options.engine_uses(engine)]
     found += [] if "disagg" in spec.routes else ["no disagg"]
     found += [] if {"kv", "migrated"} & {*spec.routes} else ["one worker"]
@@ -219,7 +219,7 @@ def _uses(spec: ParitySpec, engine: str) -> list[str]:
 
 
 def _spec(given: dict[str, Any]) -> ParitySpec:
-    """What was typed, as a run is asked."""
+    """Builds the parity spec from the options that were given."""
     from trtx.experiment.parity.spec import parity_of, planted_fault
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
@@ -235,7 +235,8 @@ def _spec(given: dict[str, Any]) -> ParitySpec:
 
 
 def _attached(given: dict[str, Any]) -> dict[str, Any]:
-    """The servers, or the one and what trtx serves beside it; the latter's model is ``--against``."""
+    """Returns the fields of an attached comparison: of two servers, or of one server and the model in ``--against``,
+    which trtx serves."""
     own = {name: given[name] for name in ("url", "model", "tokenizer") if name in given}
     fields: dict[str, Any] = {"routes": (), "attach": own}
     if _is_address(given["against"]):
@@ -244,14 +245,14 @@ def _attached(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Checked by the same rules as ``trtx serve``'s options."""
+    """Returns the topology fields, checked by the same rules as ``trtx serve``'s options."""
     chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
     checked = options.build_spec(mode="agg", **chosen).model_dump(mode="json")
     return {name: checked[name] for name in (_FIELDS.get(one, one) for one in chosen)}
 
 
 def _run_and_show(start: Any, as_json: bool) -> None:
-    """Shows a run while it goes on, then its table and where its report is."""
+    """Performs a run: shows its progress, then its result table and the path of its report."""
     from trtx.cli.step_summary import add_step_summary
     from trtx.report.parity import parity_fields, parity_table, read_parity_view
     from trtx.runs.forms import LOCK
@@ -283,11 +284,11 @@ def _run_and_show(start: Any, as_json: bool) -> None:
 
 
 class _ParityView(BarsView):
-    """Follows one run. A context manager."""
+    """Shows the progress of one run. A context manager."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.run_dir: Path | None = None  # None until there is one
+        self.run_dir: Path | None = None  # None until the run directory exists
         self._passes: dict[str, TaskID] = {}
         self._said: set[str] = set()
 

@@ -1,7 +1,7 @@
-"""Which options mean something in which use of a verb: one table of all of them.
+"""The table of all options with the uses of their verb that would ignore them.
 
-An option that a use of its verb would ignore is refused in that use. Tests type each option in each use of its verb: it
-is refused there, or something is other than without it.
+An option is refused in a use that would ignore it. Tests pass each option in each use of its verb and check that it is
+either refused or changes something.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One way to call a verb, in the words of the sentence that refuses an option there."""
+    """One way to call a verb. The fields are parts of the message that refuses an option in this use."""
 
     where: str
     because: str
@@ -31,7 +31,7 @@ _SERVED: Mapping[str, Use] = {
     ),
     "no GPU": Use("with --engine simulated or paced", "which has nothing to spread over GPUs"),
 }
-# verb -> use -> words. Several uses of a verb may hold at once.
+# verb -> name of the use -> its texts. Several uses of a verb can apply at once.
 USES: Mapping[str, Mapping[str, Use]] = {
     "serve": {
         **_SERVED,
@@ -134,7 +134,7 @@ USES: Mapping[str, Mapping[str, Use]] = {
 
 
 def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
-    """Option -> uses, of rows of (uses, options)."""
+    """Builds the mapping option -> uses from rows of (uses, options)."""
     places: dict[str, tuple[str, ...]] = {}
     for uses, options in rows:
         for option in options.split():
@@ -144,7 +144,7 @@ def _placed(*rows: tuple[tuple[str, ...], str]) -> dict[str, tuple[str, ...]]:
     return places
 
 
-# ModelOptions and TopologyOptions but --model, which bench takes beside --url too.
+# The options in ModelOptions and TopologyOptions, except --model, which bench also accepts with --url.
 _TOPOLOGY = _placed(
     ((), "--served-model-name --engine --config --recipe --set --router-mode --router-args --host --port"),
     ((), "--encode --encode-shared --tls-cert --tls-key --deterministic"),
@@ -157,8 +157,8 @@ _MEDIA = (
     "--max-videos --max-video-frames --max-video-s --media-timeout-s --media-idle-s --media-memory-bytes "
     "--decode-processes --decode-queue --decode-timeout-s --decode-memory-bytes"
 )
-# verb -> option -> the uses in which it would be ignored. Every option stands here, or nobody asked the question of it;
-# those of a load's fields have it in their records (trtx/bench/load_field.py).
+# verb -> option -> the uses that would ignore it. Every option must have an entry; those of a load's fields have theirs
+# in the fields' records (trtx/bench/load_field.py).
 PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "serve": {
         **_TOPOLOGY,
@@ -293,16 +293,16 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def places_of(verb: str) -> Mapping[str, tuple[str, ...]]:
-    """Every option of ``verb`` -> the uses in which it would be ignored."""
+    """Returns for every option of ``verb`` the uses that would ignore it."""
     if verb != "bench":
         return PLACES[verb]
-    from trtx.cli.load_options import LOAD_PLACES  # imports trtx.bench, which other verbs need not
+    from trtx.cli.load_options import LOAD_PLACES  # imports trtx.bench, which other verbs don't need
 
     return {**LOAD_PLACES, **PLACES[verb]}
 
 
 def ignored_in(verb: str, option: str) -> tuple[str, ...]:
-    """The uses of ``verb`` in which one of its options would be ignored."""
+    """Returns the uses of ``verb`` that would ignore ``option``."""
     try:
         return places_of(verb)[option]
     except KeyError:
@@ -313,7 +313,7 @@ def ignored_in(verb: str, option: str) -> tuple[str, ...]:
 
 
 def refuse_ignored(context: typer.Context, uses: Iterable[str]) -> None:
-    """Raises UsageError for the first option that was typed and means nothing in one of ``uses``."""
+    """Raises UsageError for the first given option that one of ``uses`` would ignore."""
     verb, held = str(context.info_name), tuple(uses)
     for parameter in typed(context):
         for use in ignored_in(verb, option_name(parameter)):

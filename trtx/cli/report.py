@@ -1,4 +1,4 @@
-"""``trtx report``: what a run directory has is rendered again."""
+"""``trtx report``: renders the report of a run directory again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def report(
 
 
 def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:
-    """Raises UsageError where it is no run, one of its documents can't be read, or it can't be written."""
+    """Renders the report of a run and returns its view.
+
+    Raises UsageError if the directory is no run, if a document can't be read, or if the report can't be written.
+    """
     from trtx.report import render
     from trtx.report.evaluation import is_evaluation, render_evaluation
     from trtx.report.fidelity import is_fidelity, render_fidelity

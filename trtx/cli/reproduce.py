@@ -1,4 +1,4 @@
-"""``trtx bench reproduce``: a run made again from its lock, after what differs here has been told."""
+"""``trtx bench reproduce``: repeats a run from its run manifest, after it has listed what differs on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 NOTHING_DIFFERS = "nothing differs"
 _NOT_THERE = "–"
-_SHARES = (4, 3, 3)  # of the width, for what, then and here
+_SHARES = (4, 3, 3)  # the relative widths of the columns what, then, here
 _NARROWEST, _WIDEST = 60, 80
 
 
@@ -93,7 +93,7 @@ def _reproduce(locked: Locked, lock: Path, output: Path, *, exact: bool, dry_run
 
 
 def table(found: Sequence[Difference], width: int) -> Iterator[str]:
-    """Lines of at most ``width`` characters, 60 to 80: what, then, here."""
+    """Yields the lines of a table with the columns what, then, here. Its width is ``width``, limited to 60 to 80."""
     if not found:
         yield NOTHING_DIFFERS
         return

@@ -1,4 +1,4 @@
-"""The options of ``trtx bench`` that say what its requests carry, in other forms than a sweep file has."""
+"""The options of ``trtx bench`` for request fields whose syntax differs from that of a sweep file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _option(name: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Further fields of every request's body, and further words of aiperf's command line."""
+    """Additional fields of every request body, and additional arguments of aiperf."""
 
     temperature: Annotated[float | None, _option("--temperature", "Of every request. Default: the server's.")] = None
     top_p: Annotated[float | None, _option("--top-p", "The same.")] = None
@@ -48,7 +48,7 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed of every request, as a sweep file would say it under ``load``. Or UsageError naming the option."""
+    """Converts the request options to fields of ``load`` in a sweep file. Raises UsageError, which names the option."""
     inputs: dict[str, Any] = {}
     for name in _SAMPLING:
         if name in given:
@@ -65,7 +65,7 @@ def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extra_inputs(text: str) -> dict[str, Any]:
-    """``temperature:0.5`` or ``a:1,b:x``, values as YAML reads them; or a JSON object. Both are aiperf's forms."""
+    """Parses ``temperature:0.5`` or ``a:1,b:x`` with YAML values, or a JSON object; aiperf accepts both forms."""
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)

@@ -1,4 +1,4 @@
-"""Samples while they are asked: a bar a task on a terminal, a line where a task begins anew or ends."""
+"""Progress of an evaluation's samples: one bar per task on a terminal, and a line when a task starts again or ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ScoreBars:
-    """Of one run. ``say``: prints a line above the bars."""
+    """The bars of one run. ``say``: prints a line above the bars."""
 
     def __init__(self, bars: Bars, say: Callable[[str], None]) -> None:
         self._bars = bars
@@ -44,7 +44,7 @@ class ScoreBars:
 
 
 def tasks_line(samples: dict[str, int], topologies: tuple[str, ...]) -> str:
-    """What is asked of whom."""
+    """Formats the tasks with their numbers of samples, and the topologies that answer them."""
     names = ", ".join(f"{name} ({count})" for name, count in list(samples.items())[:8])
     more = f" and {len(samples) - 8} more" if len(samples) > 8 else ""
     return f"tasks: {names}{more}; on {', '.join(topologies) or 'nothing, all is answered'}"

@@ -1,8 +1,7 @@
-"""Sentences of trtx: on a terminal they end between words, elsewhere each is one line, byte for byte.
+"""Wraps messages: on a terminal between words, elsewhere not at all, so that each stays one line.
 
-What a reader copies stays in one piece, whatever its length: a path, an address, an option, what stands in quotes or
-brackets, and a command of trtx that ends a sentence. The terminal breaks what is longer than its line, and gives it
-back whole.
+Text that a user may copy is never broken, whatever its length: a path, an address, an option, quoted or bracketed text,
+and a trtx command at the end of a sentence. The terminal itself wraps longer text and copies it in one piece.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ from typing import IO
 
 import typer
 
-_NARROWEST = 20  # columns; a terminal of 0 does not know
-# An apostrophe in what is quoted, as of client's, ends nothing.
+_NARROWEST = 20  # columns; a terminal that does not know its width reports 0
+# An apostrophe inside quoted text, as in client's, does not end the quotation.
 _CLOSING = {mark: re.compile(rf"{mark}(?!\w)") for mark in "'\""}
-_LEAD = re.compile(r"\s*(?:- )?")  # of a line of a list, under which its others begin
+_LEAD = re.compile(r"\s*(?:- )?")  # the indentation and dash of a list item; continuation lines align behind it
 _COMMAND = re.compile(r"(?<=: )trtx [^;()]*$")
 
 
 def tell(text: str) -> None:
-    """On standard error."""
+    """Prints text to stderr, wrapped."""
     typer.echo(wrapped(text), err=True)
 
 
 def wrapped(text: str, stream: IO[str] | None = None) -> str:
-    """As it is shown on ``stream``, standard error by default: each of its lines broken between words to the width of
-    a terminal, and untouched where it is none."""
+    """Wraps each line to the width of the terminal ``stream`` (default: stderr); unchanged if it is no terminal."""
     width = _columns(sys.stderr if stream is None else stream)
     if width is None:
         return text
@@ -38,8 +36,11 @@ def wrapped(text: str, stream: IO[str] | None = None) -> str:
 
 
 def fill(line: str, width: int, *, indent: str | None = None) -> list[str]:
-    """Lines of at most ``width`` columns, as far as no word is longer. ``indent``: of all but the first; by default
-    they begin where the text of the first does, behind its spaces and the dash of a list."""
+    """Breaks a line into lines of at most ``width`` columns, unless a word is longer.
+
+    ``indent``: the indentation of all lines but the first; by default they align with the text of the first line, after
+    its spaces and the dash of a list item.
+    """
     lead = (_LEAD.match(line) or [""])[0]
     indent = " " * len(lead) if indent is None else indent
     lines, current, used = [], lead, _cells(lead)
@@ -54,7 +55,7 @@ def fill(line: str, width: int, *, indent: str | None = None) -> list[str]:
 
 
 def _words(text: str) -> Iterator[tuple[str, str]]:
-    """Each with the spaces before it."""
+    """Yields each word with the whitespace before it."""
     whole, at = _whole(text), 0
     while at < len(text):
         start = at
@@ -67,7 +68,7 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole(text: str) -> dict[int, int]:
-    """What stays in one piece beside words, the end of each by its start."""
+    """Returns the start -> end positions of the parts that must not be broken, besides single words."""
     command = _COMMAND.search(text)
     found, opened, at = {} if command is None else {command.start(): len(text)}, list[int](), 0
     while at < len(text):
@@ -86,19 +87,19 @@ def _whole(text: str) -> dict[int, int]:
 
 
 def _cells(text: str) -> int:
-    """Columns that it takes on a terminal."""
+    """Returns the width of the text in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
 
 
 def _columns(stream: IO[str]) -> int | None:
-    """Of the terminal that ``stream`` is; None where it is none."""
+    """Returns the width of the terminal ``stream``; None if it is no terminal or too narrow."""
     try:
         if not stream.isatty():
             return None
         columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # closed, or replaced by what has no descriptor
+    except (OSError, ValueError):  # the stream is closed or has no descriptor
         return None
     said = os.environ.get("COLUMNS", "")
     columns = int(said) if said.isdecimal() else columns

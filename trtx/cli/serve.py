@@ -1,4 +1,4 @@
-"""``trtx serve``: one topology, until it is told to stop."""
+"""``trtx serve``: serves one topology until it is stopped."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def serve(
       trtx serve --hosts hosts.yaml --mode disagg --dry-run
     """
     there = None if hosts is None else read_hosts(hosts)
-    if there is not None:  # whose sentences come first: they name the file
+    if there is not None:  # check these uses first: their messages name the hosts file
         refuse_ignored(context, ("hosts", *(["roles"] if there.has_roles else [])))
     refuse_ignored(context, (mode, *options.engine_uses(model.engine), *(["no hosts"] if there is None else [])))
     from trtx.cli.serving import run_plan, serve_hosts, warn_of

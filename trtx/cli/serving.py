@@ -1,4 +1,4 @@
-"""What ``trtx serve`` does once it knows what: one machine's processes, or this host's share of a topology."""
+"""Runs a planned topology for ``trtx serve``: the processes of one machine, or this host's share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _IN_THE_CLEAR = (
 
 
 def run_plan(plan: Plan, whole: Plan | None = None, presence: Presence | None = None) -> None:
-    """Serves until something ends it. ``whole``, ``presence``: where ``plan`` is one host's share of it."""
+    """Serves ``plan`` until it is stopped.
+
+    ``whole``, ``presence``: set if ``plan`` is one host's share of the plan ``whole``.
+    """
     with (
         open_view(plan) as view,
         serve(plan, whole=whole, presence=presence, on_event=view.on_event, on_slots=view.on_slots) as served,
@@ -49,14 +52,14 @@ def run_plan(plan: Plan, whole: Plan | None = None, presence: Presence | None = 
 
 
 def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, run_dir: Path, dry_run: bool) -> None:
-    """Plans all hosts, and serves this one's share. ``this_host``: as ``--this-host`` names it."""
+    """Plans all hosts and serves this host's share. ``this_host``: the value of ``--this-host``."""
     plan, asked = prepare_hosts(spec, hosts, run_dir=run_dir)
     if dry_run:
         typer.echo(describe_plan(plan if this_host is None else plan.share(host_named(plan.hosts, this_host).name)))
         return
     host = host_here(plan.hosts, this_host)
     share = settle_share(plan, host, model_path=plan.model_path, run_dir=run_dir)
-    take_place(share)  # what is refused here is refused before anybody hears of it
+    take_place(share)  # refuses problems of this host before the topology is published
     warn_of_planes(plan, share)
     with publishing(plan, Published.of(asked, plan.model_path), host) as presence:
         others = [one.name for one in plan.hosts if one.name != host]
@@ -66,16 +69,16 @@ def serve_hosts(spec: TopologySpec, hosts: HostsSpec, *, this_host: str | None, 
 
 
 def warn_of_planes(plan: Plan, share: Plan) -> None:
-    """Warns of what etcd and NATS of ``plan`` lack, and of all that :func:`warn_of` knows of this host's ``share``.
+    """Warns about problems of etcd and NATS, and prints the warnings of :func:`warn_of` for this host's ``share``.
 
-    Raises LaunchError where one of them can't be used.
+    Raises LaunchError if etcd or NATS can't be used.
     """
     warn((*check_planes(plan), _IN_THE_CLEAR))
     warn_of(share)
 
 
 def warn_of(plan: Plan) -> None:
-    """Prints what a user should know of a plan before it starts, and the fields that its engine does not act on."""
+    """Prints the warnings of a plan before it starts, and the config fields that its engine does not act on."""
     warn(plan.all_warnings)
     for note in left_out_notes(plan.left_out, plan.engine):
         tell(f"trtx: {note}")
@@ -101,7 +104,10 @@ def _show_until_the_end(served: ServedTopology, view: View) -> None:
 
 
 def _curl(plan: Plan) -> str:
-    """How it is asked on this machine: under a name that its certificate is for, wherever that leads elsewhere."""
+    """Returns the curl command for a request from this machine.
+
+    It uses a name in the server's certificate and connects to this machine even if the name resolves elsewhere.
+    """
     if plan.tls is None:
         return f"curl -s {plan.url}"
     here = urlsplit(plan.url).hostname

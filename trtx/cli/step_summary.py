@@ -1,4 +1,4 @@
-"""The summary of a GitHub Actions step: the file that ``GITHUB_STEP_SUMMARY`` names, to which Markdown is appended."""
+"""The summary of a GitHub Actions step: Markdown that is appended to the file in ``GITHUB_STEP_SUMMARY``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ VARIABLE = "GITHUB_STEP_SUMMARY"
 
 
 def add_step_summary(run_dir: Path) -> None:
-    """Appends the run's ``summary.md`` where a step of GitHub Actions has one. A run's exit code never depends on it:
-    what can't be written is told."""
+    """Appends the run's ``summary.md`` to the step summary if the command runs in GitHub Actions.
+
+    A failed write is only reported; it never changes the exit code of the run.
+    """
     if not (path := os.environ.get(VARIABLE)):
         return
     try:

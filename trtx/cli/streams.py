@@ -1,4 +1,4 @@
-"""Standard output and error as trtx finds them: closed, on a full disk, or in order."""
+"""Makes stdout and stderr robust against closed descriptors, full disks and readers that exit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtx.errors import UsageError
 
 
 class _Output(io.FileIO):
-    """Standard output, whose failure is known for what it is wherever it comes up. A reader gone stays what it was."""
+    """Raw stdout whose failed writes raise UsageError. If the reader has exited, BrokenPipeError is kept."""
 
     def write(self, data: Any) -> int:
         try:
@@ -26,7 +26,7 @@ class _Output(io.FileIO):
 
 
 class _Complaints(io.FileIO):
-    """Standard error: where it can't be written nobody can be told, and the exit code must stay what it is."""
+    """Raw stderr that ignores failed writes: they can't be reported, and must not change the exit code."""
 
     def write(self, data: Any) -> int:
         try:
@@ -38,17 +38,17 @@ class _Complaints(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Opens what was closed, and has both streams know what it means that they can't be written.
+    """Opens closed descriptors on /dev/null, and replaces both streams by ones that handle failed writes.
 
-    Where a descriptor was closed (``trtx serve >&-``), the next file or socket would get its number, and what is meant
-    for the terminal would be written into it.
+    If a standard descriptor is closed (``trtx serve >&-``), the next file or socket would get its number and receive
+    the output that is meant for the terminal.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _over(sys.stdout, _Output)
-        # A locale without a letter must not lose a result either (LC_ALL=C): it is shown by its number.
+        # A character that the locale can't encode (LC_ALL=C) is escaped, so that the result is not lost.
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = _over(sys.stderr, _Complaints)
@@ -66,8 +66,10 @@ def _over(before: io.TextIOWrapper, kind: type[io.FileIO]) -> io.TextIOWrapper:
 
 
 def drop_what_is_left(stream: IO[str] | None) -> None:
-    """Flushes; what can't be written even now is dropped, or the interpreter would try once more at its own end, and
-    make the exit code 120."""
+    """Flushes the stream, and drops the data that still can't be written.
+
+    Otherwise the interpreter would try again at exit and change the exit code to 120.
+    """
     if stream is None:
         return
     try:
@@ -77,7 +79,7 @@ def drop_what_is_left(stream: IO[str] | None) -> None:
 
 
 def redirect_to_nowhere(descriptor: int) -> None:
-    """What is written to ``descriptor`` from now on is written to nobody."""
+    """Redirects ``descriptor`` to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The options that describe a topology, the same on every verb that serves one, and the spec they make."""
+"""The options that describe a topology, shared by all verbs that serve one, and their conversion to a spec."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trtx.config.topology import refuse_idle
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # of a list; str.isdigit() takes ² and any length
+WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # an item of a list; str.isdigit() would accept ² and any length
 _MODEL, _TOPOLOGY, _OUTPUT = "Model", "Topology", "Output"
 
 
 def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    """One that is None until it is typed, so that help has no default to show but the one in its text."""
+    """Returns an option that is None unless given; the help text states the default."""
     return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -65,7 +65,7 @@ OutputOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """What is served, as it is typed; help shows the options in this order."""
+    """The options of the model and its engine, in the order of the help page."""
 
     model: Annotated[
         str | None,
@@ -95,7 +95,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyOptions:
-    """How it is served. A field that :class:`TopologySpec` has under the same name needs nothing more."""
+    """The options of the topology. An option with the name of a :class:`TopologySpec` field sets that field."""
 
     workers: Annotated[int | None, _option(_TOPOLOGY, "--workers", "Workers in mode agg. Default: 1.")] = None
     prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers in mode disagg. Default: 1.")] = (
@@ -185,14 +185,16 @@ OPTION_NAMES = tuple(field.name for group in (ModelOptions, TopologyOptions) for
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """Options that are not written down one by one, in the ``Annotated`` of a verb's parameter."""
+    """A group of generated options, placed in the ``Annotated`` of a verb's parameter."""
 
-    members: Mapping[str, tuple[Any, Any]]  # by name: annotation and default
+    members: Mapping[str, tuple[Any, Any]]  # name -> (annotation, default)
 
 
 def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes of each parameter of a verb that is a group, such as ``model: ModelOptions``, the options in it, or Typer
-    would want each option written down in each verb. ``defaults``: those that the verb has otherwise."""
+    """Returns a decorator that replaces a verb's group parameters, such as ``model: ModelOptions``, by their options.
+
+    Typer itself requires each option in the signature of each verb. ``defaults``: defaults that differ in this verb.
+    """
 
     def spread_over(verb: Callable[..., None]) -> Callable[..., None]:
         groups: dict[str, tuple[Callable[..., Any], Mapping[str, tuple[Any, Any]]]] = {}
@@ -223,7 +225,7 @@ def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def _members(annotation: Any) -> tuple[Callable[..., Any], Mapping[str, tuple[Any, Any]]] | None:
-    """What holds the values of a group, and its options; None: it is no group."""
+    """Returns the constructor of a group's value and the group's options; None if the annotation is no group."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         hints = get_type_hints(annotation, include_extras=True)
         return annotation, {field.name: (hints[field.name], field.default) for field in fields(annotation)}
@@ -232,7 +234,7 @@ def _members(annotation: Any) -> tuple[Callable[..., Any], Mapping[str, tuple[An
 
 
 def _media_option(name: str) -> tuple[Any, Any]:
-    """Annotation and default of the option of one field of :class:`MediaLimits`."""
+    """Returns annotation and default of the option for one field of :class:`MediaLimits`."""
     field, record = MediaLimits.model_fields[name], media_fields()[name]
     kind = next(one for one in (bool, int, float, Path) if one in (field.annotation, *get_args(field.annotation)))
     told = f" Default: {field.default:g}." if isinstance(field.default, float) else f" Default: {field.default}."
@@ -247,12 +249,14 @@ def _media_option(name: str) -> tuple[Any, Any]:
 
 
 MediaOptions = Annotated[Mapping[str, Any], OptionGroup({name: _media_option(name) for name in media_fields()})]
-"""Each field of :class:`MediaLimits` as an option: help shows them in their order."""
+"""The options for the fields of :class:`MediaLimits`, in the order of the fields."""
 
 
 def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
-    """What was typed (fields of the options above; None: it was not), checked. Raises UsageError, naming the option,
-    for anything that contradicts itself."""
+    """Builds a validated spec from the options above; None means that an option was not given.
+
+    Raises UsageError, which names the option, for invalid and contradictory values.
+    """
     given = {name: value for name, value in typed.items() if value is not None}
     recipe = recipe_roles(given.pop("recipe", None), encode=any(map(given.get, ("encode", "encode_shared"))))
     engine_configs = recipe | role_files(given.pop("config", None))
@@ -267,12 +271,12 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][-1] if first["loc"][:1] == ("media",) else first["loc"][0]) if first["loc"] else ""
-        if field in ("", "media"):  # two fields are at odds: the sentence says which one to change
+        if field in ("", "media"):  # two fields contradict each other; the message begins with the one to change
             field = first["msg"].removeprefix("Value error, ").partition(" ")[0]
         option = f"--{_OPTIONS.get(field, field).replace('_', '-')}"
-        if first["type"] == "value_error":  # a sentence that begins with the field
+        if first["type"] == "value_error":  # the message begins with the field's name
             told = first["msg"].removeprefix("Value error, ").replace(field, option, 1)
-            for other in (name for name in TopologySpec.model_fields if "_" in name):  # others are words too
+            for other in (name for name in TopologySpec.model_fields if "_" in name):  # other names are plain words
                 told = told.replace(f" {other};", f" --{other.replace('_', '-')};")
             raise UsageError(told) from error
         expected = first["msg"].removeprefix("Input should be ")
@@ -281,12 +285,12 @@ def build_spec(*, mode: str, **typed: Any) -> TopologySpec:
     return spec
 
 
-_OPTIONS = {"engine_configs": "config", "overrides": "set"}  # field -> option, where they differ
-_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, where they differ
+_OPTIONS = {"engine_configs": "config", "overrides": "set"}  # field -> option, if they differ
+_FIELDS = {"config": "engine_configs", "recipe": "engine_configs"}  # option -> field, if they differ
 
 
 def engine_uses(engine: str) -> tuple[str, ...]:
-    """As :mod:`trtx.cli.placement` calls them."""
+    """Returns the uses that follow from the engine, by their names in :mod:`trtx.cli.placement`."""
     return ("no GPU",) if engine in ("simulated", "paced") else ()
 
 
@@ -299,9 +303,12 @@ def check_roles(
     encode: int | None = None,
     beside: Sequence[Role] = (),
 ) -> None:
-    """Raises UsageError for a typed config or override of a role that neither a topology of ``modes`` nor ``beside``
-    has, and for a recipe of which every config is replaced. ``encode``: encode workers of each topology; None where the
-    verb serves none."""
+    """Refuses configs and overrides that no role uses.
+
+    Raises UsageError for a given config or override of a role that is neither in a topology of ``modes`` nor in
+    ``beside``, and for a recipe whose configs are all replaced. ``encode``: the number of encode workers of each
+    topology; None if the verb can't serve any.
+    """
     served = {role for mode in modes for role in TopologySpec(mode=mode, encode=encode or 0).roles} | {*beside}
     for option, entries in (("--config", config), ("--set", overrides)):
         for entry in entries or ():
@@ -320,18 +327,18 @@ def check_roles(
 
 
 def unused_recipe(recipe: str) -> str:
-    """Why a recipe beside a ``--config`` of every role is refused."""
+    """Returns the error message for a recipe combined with a ``--config`` for every role."""
     return f"--recipe {quoted(recipe)} means nothing beside a --config of every role; leave one of them out"
 
 
 def recipe_roles(recipe: str | None, *, encode: bool = False) -> dict[Role, Path]:
-    """The configs of ``--recipe`` for the workers of a topology. ``encode``: it has encode workers too."""
+    """Returns the configs of ``--recipe`` for the roles of a topology. ``encode``: whether it has encode workers."""
     files = recipe_files(recipe) if recipe is not None else {}
     return {role: path for role, path in files.items() if encode or role != "encode"}
 
 
 def role_files(config: list[str] | None) -> dict[Role, Path]:
-    """What ``--config ROLE=FILE`` names; each role once."""
+    """Parses ``--config ROLE=FILE`` options, with at most one for each role. Raises UsageError."""
     files: dict[Role, Path] = {}
     for entry in config or ():
         role, equals, path = entry.partition("=")
@@ -360,7 +367,7 @@ def _indices(text: str) -> tuple[int, ...]:
 
 
 def topology_fields(given: dict[str, Any], modes: list[str]) -> dict[str, Any]:
-    """The typed topology options, checked by the same rules as ``trtx serve``'s."""
+    """Returns the given topology options, checked by the same rules as ``trtx serve``'s."""
     chosen = {name: given[name] for name in OPTION_NAMES if name in given}
     roles = {"agg": ("workers",), "disagg": ("prefill", "decode")}
     both = len(modes) != 1
@@ -380,8 +387,10 @@ _AT_ODDS = ("media_memory_bytes", "max_media_bytes")
 
 
 def _typed_media(media: dict[str, Any], encoders: dict[str, Any]) -> dict[str, Any]:
-    """Checked by the same rules, beside typed encode workers, but for one that may be at odds with another that a sweep
-    file says: it is looked at with that."""
+    """Returns the given media options, checked by the same rules together with the given encode workers.
+
+    An option that may contradict a field in the sweep file is skipped here; it is checked together with the file.
+    """
     is_half = sum(name in media for name in _AT_ODDS) == 1
     alone = {name: value for name, value in media.items() if not (is_half and name in _AT_ODDS)}
     checked = build_spec(mode="agg", **alone, **encoders).model_dump(mode="json")["media"]
@@ -389,7 +398,7 @@ def _typed_media(media: dict[str, Any], encoders: dict[str, Any]) -> dict[str, A
 
 
 def parse_modes(text: str) -> list[str]:
-    """``agg,disagg`` of ``--mode``. Raises UsageError."""
+    """Parses the value of ``--mode``, such as ``agg,disagg``. Raises UsageError."""
     modes = [part.strip() for part in text.split(",")]
     for mode in modes:
         if mode not in get_args(Mode):

@@ -1,4 +1,4 @@
-"""A plan as text, for ``--dry-run``: what would be started, with what, and why. Fits 80 columns where words allow."""
+"""Formats a plan for ``--dry-run``: processes, settings and reasons, in 80 columns unless a word is longer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 80
 
 
 def describe_plan(plan: Plan) -> str:
-    """Roles, GPUs, ports, command lines, environment additions, resolved configs and reasons."""
+    """Formats roles, GPUs, ports, command lines, environment additions, resolved configs and reasons."""
     return "\n".join(_lines(plan))
 
 
@@ -85,7 +85,7 @@ def describe_environment(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def describe_command(argv: tuple[str, ...]) -> Iterator[str]:
-    """One shell command, continued over lines, that keeps a flag and its value together."""
+    """Yields the lines of a shell command with line continuations; a flag and its value stay on one line."""
     pieces: list[str] = []
     for word in map(shlex.quote, argv):
         if pieces and not word.startswith("-") and pieces[-1].startswith("-") and " " not in pieces[-1]:

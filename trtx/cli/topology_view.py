@@ -1,4 +1,4 @@
-"""Shows a topology while it lives: a table on a terminal that redraws, plain lines anywhere else."""
+"""The live view of a topology: a table that is redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {"up": "green", "starting": "yellow", "loading": "yellow", "draining":
 
 
 class View(Protocol):
-    """Where events and texts go."""
+    """Shows events, process states and messages."""
 
     def on_event(self, event: Event) -> None: ...
     def on_slots(self, slots: tuple[Slot, ...]) -> None: ...
@@ -32,7 +32,7 @@ class View(Protocol):
 
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
-    """The table where standard output is a terminal that moves its cursor, else lines."""
+    """Opens a table view if stdout is a terminal that can move its cursor, else a line view."""
     console = ProgressConsole(soft_wrap=True)
     if not console.can_redraw:
         yield LineView(console)
@@ -43,7 +43,7 @@ def open_view(plan: Plan) -> Iterator[View]:
 
 
 class LineView:
-    """One line an event, with the time: for logs and pipes."""
+    """Prints one line per event, with the time, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -52,14 +52,14 @@ class LineView:
         self.show(_event_line(event))
 
     def on_slots(self, slots: tuple[Slot, ...]) -> None:
-        """Lines follow events alone."""
+        """Does nothing: lines are printed only for events."""
 
     def show(self, text: str) -> None:
         self._console.print(text)
 
 
 class TableView:
-    """Events scroll by above a table that is redrawn in place."""
+    """Prints events above a table that is redrawn in place."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._plan = plan
@@ -68,7 +68,7 @@ class TableView:
         self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2, redirect_stderr=False)
 
     def on_event(self, event: Event) -> None:
-        if event.kind not in ("starting", "up"):  # the table says these
+        if event.kind not in ("starting", "up"):  # the table shows these
             self._console.print(wrapped(_event_line(event), sys.stdout))
 
     def on_slots(self, slots: tuple[Slot, ...]) -> None:
@@ -84,7 +84,10 @@ class TableView:
 
 
 def render_table(slots: tuple[Slot, ...], now: float) -> Table:
-    """One row a process. Memory is the GPU's where the worker holds some, else the resident memory of its processes."""
+    """Returns a table with one row per process.
+
+    The memory column shows GPU memory if the worker uses some, else the resident memory of its processes.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, justify in (("process", "left"), ("GPU", "left"), ("state", "left"), ("pid", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -109,7 +112,7 @@ def render_table(slots: tuple[Slot, ...], now: float) -> Table:
 
 
 def _handoffs(slot: Slot) -> Text:
-    """Requests whose KV came to a decode worker, and in red those whose prompt it computed in place of that."""
+    """Formats a decode worker's number of KV handoffs and, in red, of prompts that it had to recompute instead."""
     found = None if slot.status is None else slot.status.handoffs
     if found is None:
         return Text("-")
