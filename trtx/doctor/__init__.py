@@ -1,10 +1,10 @@
-"""Looks at this machine and says what would break or slow down serving, and how to put it right.
+"""Finds the problems of this machine that would break or slow down serving, and their fixes.
 
-Owns the checks of ``trtx doctor``: facts are gathered (``gather``), then judged by pure functions (``judge``).
+Owns the checks of ``trtx doctor``: it gathers facts (``gather``), and pure functions judge them (``judge``).
 Does not start, stop, change or delete anything, and does not print (``cli`` does).
-Enter through :func:`examine` with a :class:`Wanted`; :func:`gather_gpus` and :func:`gather_software` give the facts
-alone, to the record of a run, and :func:`open_gpus` reads GPUs while they are measured.
-Always holds: no torch is imported, and every row that is not fine names its fix.
+Enter through :func:`examine` with a :class:`Wanted`. :func:`gather_gpus` and :func:`gather_software` return only facts,
+for the record of a run; :func:`open_gpus` reads GPUs during a measurement.
+Invariants: torch is never imported, and every warning and failure names its fix.
 """
 
 from trtx.doctor.check import Check

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# absent: there is nothing to judge here, and nothing that serving needs. warning: serves, but slower or at a risk.
+# absent: the item is missing, and serving does not need it. warning: serving works, but is slower or at risk.
 CheckStatus = Literal["ok", "absent", "warning", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it is. ``fix`` is there whenever the status is warning or failed."""
+    """The result of one check. ``fix`` is set whenever the status is warning or failed."""
 
     name: str
     status: CheckStatus

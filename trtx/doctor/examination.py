@@ -1,4 +1,4 @@
-"""From what is wanted to the rows."""
+"""Examines this machine: gathers the facts and judges them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtx.topology import PlannedHost
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one means to do here."""
+    """The intended use of this machine, which the checks are made for."""
 
     engine: str = "auto"
     port: int = 8000
@@ -28,8 +28,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class WantedHosts:
-    """A topology over several hosts, of which this machine is one: ``this_host``, or the one whose address it has.
-    ``wait_s``: for the doctors of the others."""
+    """A topology over several hosts that includes this machine.
+
+    ``this_host``: this machine's name in the topology; None: the host whose address it has. ``wait_s``: how long to
+    wait for the doctors of the other hosts.
+    """
 
     spec: HostsSpec
     this_host: str | None = None
@@ -37,8 +40,10 @@ class WantedHosts:
 
 
 def examine(wanted: Wanted) -> tuple[Check, ...]:
-    """Looks and judges; takes about a second, with hosts their time too. Writes nothing that stays. Raises UsageError
-    where this machine is none of the hosts, or a file of credentials can't be read."""
+    """Returns the check results. Takes about a second, plus the time to wait for other hosts. Leaves no files behind.
+
+    Raises UsageError if this machine is none of the hosts, or if a credentials file can't be read.
+    """
     return judge(gather(wanted))
 
 

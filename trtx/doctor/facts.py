@@ -1,4 +1,4 @@
-"""What is known of a machine before anything is judged. Plain values: a test can describe any machine with them."""
+"""The facts about a machine that the checks judge. They are plain values, so a test can describe any machine."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Software:
     """Python and its packages. Keys of ``packages`` are normalized names: ``tensorrt-llm``, ``nixl-cu13``."""
 
     python: str
-    requires_python: str | None  # of trtx; None: trtx is not installed as a package
+    requires_python: str | None  # trtx's Requires-Python; None: trtx is not installed as a package
     packages: Mapping[str, Package]
     torch_cuda: str | None = None  # CUDA release that torch was built for, such as 13.0; None: a CPU build
-    open_mpi: str | None = None  # of the mpirun on PATH
-    gpl_codecs: tuple[str, ...] = ()  # that came with PyAV: of x264 and x265
+    open_mpi: str | None = None  # the version of the mpirun on PATH
+    gpl_codecs: tuple[str, ...] = ()  # those of x264 and x265 that PyAV's wheel installed
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with memory on a GPU. ``name`` is None where it is in another container or another user's."""
+    """A process with memory on a GPU. ``name``: None for a process of another container or another user."""
 
     pid: int
     name: str | None
     memory_bytes: int | None
-    topology: str | None = None  # the trtx topology that it is of; None: of none, or its environment can't be read
-    sm_percent: float | None = None  # of the GPU's time, lately
+    topology: str | None = None  # the process's trtx topology; None: none, or its environment can't be read
+    sm_percent: float | None = None  # the recent SM utilization
 
     @property
     def is_ours(self) -> bool:
@@ -62,7 +62,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What of a GPU changes as it works. None: NVML does not say."""
+    """The state of a GPU that changes during work. None: NVML does not report the value."""
 
     sm_clock_mhz: int | None
     max_sm_clock_mhz: int | None
@@ -70,12 +70,12 @@ class GpuState:
     power_w: float | None
     temperature_c: int | None
     memory_used_bytes: int | None
-    processes: tuple[GpuProcess, ...] | None  # those that compute; in a container NVML may name others, or none
+    processes: tuple[GpuProcess, ...] | None  # compute processes; in a container NVML may report others, or none
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One visible GPU. None: NVML does not say, as on MIG slices and some desktop GPUs."""
+    """One visible GPU. None: NVML does not report the value, as on MIG slices and some desktop GPUs."""
 
     index: int
     name: str
@@ -85,40 +85,40 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
-    application_sm_clock_mhz: int | None = None  # that computing is asked to run at
+    application_sm_clock_mhz: int | None = None  # the configured application clock
     clock_reasons: tuple[ClockReason, ...] = ()
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     uncorrected_ecc_errors: int | None = None  # since the driver was loaded
-    remap_pending: bool | None = None  # memory rows wait for a reset to be replaced
+    remap_pending: bool | None = None  # memory rows will be remapped at the next reset
     remap_failed: bool | None = None
-    recovery: str | None = None  # what NVML asks for after an Xid; "none": nothing
+    recovery: str | None = None  # the action that NVML requests after an Xid, or "none"
     persistence: bool | None = None
     compute_mode: ComputeMode | None = None
     mig: Mig = "off"
     nvlinks_up: int = 0
     fabric_ready: bool | None = None  # None: not behind an NVSwitch
-    uuid: str | None = None  # as CUDA_VISIBLE_DEVICES takes it
+    uuid: str | None = None  # in the form that CUDA_VISIBLE_DEVICES accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """How two visible GPUs reach each other."""
+    """The connection between two visible GPUs."""
 
     first: int
     second: int
     nvlink: bool
     peer_access: bool | None
-    path: str  # as `nvidia-smi topo -m` names it: PIX, PXB, PHB, NODE, SYS
+    path: str  # the name in `nvidia-smi topo -m`: PIX, PXB, PHB, NODE, SYS
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The driver and what it shows. ``problem`` is NVML's own word when it did not answer."""
+    """The driver and its GPUs. ``problem``: NVML's error message if it did not answer."""
 
     problem: str | None = None
     driver: str | None = None
-    cuda: tuple[int, int] | None = None  # highest CUDA release that the driver, or a compat package, runs
+    cuda: tuple[int, int] | None = None  # the highest CUDA release that the driver, or a compat package, supports
     installed: int = 0  # GPUs that NVML counts, visible or not; without NVML, those on the PCI bus
     visible: tuple[Gpu, ...] = ()
     pairs: tuple[Pair, ...] = ()
@@ -126,24 +126,24 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory that trtx writes to, or the nearest one above it that exists."""
+    """A directory that trtx writes to, or its nearest existing parent."""
 
     name: str
     path: Path
     free_bytes: int
-    problem: str | None = None  # why a file could not be written there
+    problem: str | None = None  # why a test file could not be written
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The machine around the GPUs."""
+    """The machine without its GPUs."""
 
     cpu_cores: int
-    load_average: float  # processes that wanted a core, over the last minute
+    load_average: float  # the number of runnable processes, averaged over the last minute
     memory_available_bytes: int
     open_files: int  # soft limit
     open_files_hard: int
-    inotify_used: int  # instances of this user
+    inotify_used: int  # inotify instances of this user
     inotify_limit: int | None
     shm_bytes: int | None  # size of /dev/shm
     port: int
@@ -156,32 +156,32 @@ class System:
 class Topology:
     """A topology of trtx, or a load of ``trtx bench``, with processes or short-lived files on this machine."""
 
-    name: str  # of its scratch directory: trtx-1a2b3c4d, trtx-aiperf-x1y2z3
+    name: str  # the name of its scratch directory: trtx-1a2b3c4d, trtx-aiperf-x1y2z3
     pids: tuple[int, ...]
-    is_guarded: bool  # its guardian lives: its launcher does too, or the guardian is cleaning up after it
-    scratch: Path | None = None  # where it is there
+    is_guarded: bool  # its guardian is alive, so its launcher is too, or the guardian is cleaning up
+    scratch: Path | None = None  # the scratch directory, if it exists
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that the checks judge."""
+    """All facts that the checks judge."""
 
     engine_asked: str
-    engine: EngineKind  # what it resolves to here
+    engine: EngineKind  # the engine that it resolves to on this machine
     software: Software
     gpus: Gpus
     system: System
     topologies: tuple[Topology, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    hosts: HostsFacts | None = None  # where one over several hosts is asked about
+    hosts: HostsFacts | None = None  # set for a topology over several hosts
 
     @property
     def tensorrt_llm(self) -> str | None:
-        """Installed version."""
+        """The installed version of TensorRT-LLM, or None."""
         package = self.software.packages.get("tensorrt-llm")
         return package.version if package else None
 
     @property
     def needs_gpu(self) -> bool:
-        """False for a local version ``+cpu``: a stand-in of the package that computes without a GPU."""
+        """Whether the engine needs a GPU. A local version ``+cpu`` marks a stand-in package that does not."""
         return self.engine == "tensorrt-llm" and needs_gpu(self.tensorrt_llm or "")

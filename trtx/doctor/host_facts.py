@@ -1,5 +1,7 @@
-"""What is known of a topology's hosts before anything is judged: of this one, of those whose doctor answered, of etcd
-and NATS. Plain values, as in :mod:`trtx.doctor.facts`."""
+"""The facts about a topology's hosts: this host, the hosts whose doctors answered, etcd and NATS.
+
+They are plain values, as in :mod:`trtx.doctor.facts`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from trtx.planes.secret_files import SecretFile
 
 @dataclass(frozen=True, slots=True)
 class PortSpan:
-    """What a topology may listen on at one host: HTTP of its frontends, then the ports from ``first_port`` on."""
+    """The ports of a topology on one host: the frontends' HTTP ports, and the range from ``first_port`` on."""
 
     http: tuple[int, ...]
     planned: tuple[int, ...]
@@ -25,7 +27,7 @@ class PortSpan:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network device that a host was asked for."""
+    """A network device that the hosts file names for this host."""
 
     name: str
     exists: bool
@@ -39,40 +41,40 @@ class TakenPort:
     """A planned port that can't be bound on its host."""
 
     port: int
-    by: str  # the process, or what the system says
-    is_own: bool  # it is of this very topology, which runs already
+    by: str  # the process, or the system's error message
+    is_own: bool  # the process belongs to this topology, which is already running
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a host's doctor says of its own host, to itself and to the others'."""
+    """A doctor's report about its own host, for itself and for the other doctors."""
 
-    host: str  # by name
-    time_s: float  # its clock as it answers, since the epoch
-    versions: dict[str, str]  # by package, and python
-    gpus: int  # visible
-    devices: tuple[Device, ...]  # of InfiniBand none: the kernel's network devices alone
-    route_address: str | None  # of the default route, where Dynamo's frontends wait for answers; None: none
+    host: str  # the host's name
+    time_s: float  # its clock at the time of the answer, since the epoch
+    versions: dict[str, str]  # by package name, and of python
+    gpus: int  # visible GPUs
+    devices: tuple[Device, ...]  # the kernel's network devices, without InfiniBand devices
+    route_address: str | None  # on the default route; Dynamo's frontends wait there for responses; None: no route
     taken: tuple[TakenPort, ...]
 
 
 PortState = Literal["answered", "other", "refused", "silent"]
-"""By a doctor; by something else; by nobody, and the host said so; by nobody at all."""
+"""Who answered on a port: a doctor; another program; the host, which refused the connection; or no one in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """One host as it was reached from this one."""
+    """The result of dialling one host from this host."""
 
     ports: dict[int, PortState]
     report: HostReport | None = None  # None: no doctor answered there in time
-    ahead_s: float | None = None  # its clock beside this one's; positive: ahead
-    within_s: float = 0.0  # how far that may be off
+    ahead_s: float | None = None  # its clock minus this host's clock
+    within_s: float = 0.0  # the possible error of ahead_s
 
 
 @dataclass(frozen=True, slots=True)
 class WantedHost:
-    """One host, as the hosts file has it."""
+    """One host of the hosts file."""
 
     name: str
     address: str
@@ -84,7 +86,7 @@ class WantedHost:
 
 @dataclass(frozen=True, slots=True)
 class HostsFacts:
-    """Everything that the rows about hosts judge. ``met`` has every host but this one, by name."""
+    """All facts that the checks of hosts judge. ``met``: every other host, by name."""
 
     this_host: str
     hosts: tuple[WantedHost, ...]

@@ -1,4 +1,4 @@
-"""Asks NVML, /proc and the package metadata. Every question may go unanswered; none of them is judged here."""
+"""Gathers facts from NVML, /proc and package metadata. Any fact may be unavailable; this package judges none."""
 
 from trtx.doctor.gather.gpus import gather_gpus
 from trtx.doctor.gather.hosts import gather_hosts

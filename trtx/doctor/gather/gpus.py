@@ -1,4 +1,4 @@
-"""The driver and the visible GPUs, as NVML tells them."""
+"""Reads the driver and the visible GPUs from NVML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py 13 defines as a tu
 
 
 def gather_gpus() -> Gpus:
-    """The driver, the GPUs within ``CUDA_VISIBLE_DEVICES`` in its order, and how each pair is joined."""
+    """Returns the driver, the GPUs in ``CUDA_VISIBLE_DEVICES`` in its order, and the connection of each pair."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -154,7 +154,7 @@ def _path(first: Any, second: Any) -> str:
 
 
 def _nvidia_devices_on_the_bus() -> int:
-    """NVIDIA GPUs that PCI shows, for when no driver answers. A container may see GPUs that were not given to it."""
+    """Counts the NVIDIA GPUs on the PCI bus, if no driver answers. A container may see GPUs assigned to others."""
 
     def read(device: Path, name: str) -> str:
         try:

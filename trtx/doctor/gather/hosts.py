@@ -1,4 +1,4 @@
-"""This host as a topology over hosts needs it, the others as their doctors tell of them, etcd and NATS."""
+"""Gathers the facts about a topology over hosts: this host, the other hosts through their doctors, etcd and NATS."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from trtx.planes.secret_files import look_at_secrets
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
-_NOWHERE = "192.0.2.1"  # of RFC 5737: routed like any other address, and nothing is sent
-# Of a worker: requests, system port and what UCX may take for each rank; of a frontend: answers.
+_NOWHERE = "192.0.2.1"  # an address reserved by RFC 5737: it is routed normally, and nothing is sent to it
+# Ports of a worker: requests and the system port, and those that UCX may use for each rank. Of a frontend: responses.
 _PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 1
 
 
 def gather_hosts(
     spec: HostsSpec, this_host: str, *, http_port: int, wait_s: float, software: Software, gpus: Gpus
 ) -> HostsFacts:
-    """Takes up to ``wait_s`` and a few seconds more. Raises UsageError for credentials that can't be read."""
+    """Gathers the facts about all hosts, in up to ``wait_s`` plus a few seconds.
+
+    Raises UsageError for credentials that can't be read.
+    """
     hosts = tuple(_wanted(spec, host, http_port) for host in spec.hosts)
     own = next(host for host in hosts if host.name == this_host)
     others = [host for host in hosts if host.name != this_host]
@@ -84,7 +87,7 @@ def _nats_auth(spec: HostsSpec) -> NatsAuth | None:
 
 def _wanted(spec: HostsSpec, host: HostSpec, http_port: int) -> WantedHost:
     frontends, gpus = spec.frontends_of(host), len(host.gpu_indices)
-    # Without roles there are as many workers as GPUs at most, and what one worker of several GPUs has, several have.
+    # Without roles there are at most as many workers as GPUs. One worker of several GPUs uses as many ports as several.
     workers = sum(host.roles.values()) if host.roles is not None else 0 if spec.has_roles else max(1, gpus)
     count = _PORTS_A_FRONTEND * frontends + _PORTS_A_WORKER * workers + _KV_PORTS_A_RANK * max(workers, gpus)
     last = min(host.first_port + count, 1 << 16)
@@ -120,7 +123,7 @@ def _device(name: str) -> Device:
 
 
 def _route_address() -> str | None:
-    """The address from which this host would send to one that is not on its own networks; None: no default route."""
+    """Returns this host's source address on its default route; None if there is no default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_NOWHERE, 9))
@@ -146,7 +149,7 @@ def _taken(own: WantedHost, marker: str) -> tuple[TakenPort, ...]:
 
 
 def _listening() -> list[tuple[str, int, int | None]]:
-    """Address, port and pid, as far as that may be seen, of all that listens here."""
+    """Returns address, port and, if visible, pid of all listening TCP sockets on this host."""
     try:
         entries = [entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
     except (psutil.Error, OSError):

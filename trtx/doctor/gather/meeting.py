@@ -1,9 +1,9 @@
-"""Doctors of several hosts meet: each listens on the ports planned for its host, and dials those of the others.
+"""Connects the doctors of several hosts: each listens on its host's planned ports and dials those of the others.
 
-A port is known to be reachable only once something answers there, and nothing of the topology listens yet. So each
-doctor answers on them for as long as it runs, to the hosts of the file alone: with one line of JSON about its host and
-the time there. Whoever runs it on all hosts at about the same time sees every path; of a host where nobody does, it is
-said that nothing is known.
+A port is proved reachable only if something answers on it, and before a topology starts none of its processes listens.
+Therefore each doctor answers on the planned ports while it runs, only to hosts in the hosts file, with one line of JSON
+about its host and its clock. If the doctor runs on all hosts at about the same time, every path is checked; a host
+without a running doctor is reported as unknown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DIAL_S = 1.0
 _AGAIN_S = 0.2
 _STAYS_S = 5.0
 _MOST_BYTES = 1 << 16
-_DIALS = 16  # at once
+_DIALS = 16  # concurrent dials
 
 
 class _Hello(msgspec.Struct):
-    """What a doctor sends first: whose it is, and whether it has seen all that it wants to see here."""
+    """A doctor's first message: its host's name, and whether it needs no more answers from the receiver."""
 
     trtx_doctor: str
     is_done: bool = False
@@ -47,11 +47,11 @@ class _Heard:
 
 
 class Listener:
-    """Answers on this host's planned ports, in a thread, while the block lasts."""
+    """A context manager that answers on this host's planned ports, in a thread."""
 
     def __init__(self, own: WantedHost, others: Sequence[WantedHost], report: Callable[[], HostReport]) -> None:
-        """``report`` is asked for each answer. A port that can't be bound is left out: the report says so."""
-        self.done: set[str] = set()  # hosts whose doctors need no more answers of this one
+        """``report`` is called for each answer. A port that can't be bound is skipped and listed in the report."""
+        self.done: set[str] = set()  # hosts whose doctors need no more answers from this one
         self._own = own
         self._known = {host.address for host in others}
         self._report = report
@@ -102,8 +102,11 @@ class Listener:
 
 
 def meet(own: WantedHost, others: Sequence[WantedHost], listener: Listener, *, wait_s: float) -> dict[str, Met]:
-    """Dials every planned port of ``others`` until a doctor has answered on each host or ``wait_s`` have passed, and
-    stays for those that answered until they are done too, for a few seconds more at most."""
+    """Dials every planned port of ``others`` until a doctor has answered on each host or ``wait_s`` have passed.
+
+    Then it waits until the doctors that answered are done too, for at most a few seconds more. Returns the result for
+    each host by name.
+    """
     deadline = time.monotonic() + wait_s
     with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
         waiting = {host.name: pool.submit(_meet_one, own, host, deadline) for host in others}
@@ -116,7 +119,7 @@ def meet(own: WantedHost, others: Sequence[WantedHost], listener: Listener, *, w
 
 
 def _meet_one(own: WantedHost, host: WantedHost, deadline: float) -> Met:
-    """Asks one port after the other until a doctor answers, then each."""
+    """Dials the ports of ``host`` one by one until a doctor answers, and then dials each of them."""
     heard = None
     while heard is None:
         for port in host.ports.all:
@@ -140,7 +143,7 @@ def _meet_one(own: WantedHost, host: WantedHost, deadline: float) -> Met:
 
 def _dial(own: WantedHost, address: str, port: int, *, is_done: bool = False) -> tuple[PortState, _Heard | None]:
     try:
-        # From the planned address: a doctor answers nobody else.
+        # Dial from the planned address: a doctor answers only the addresses in the hosts file.
         connection = socket.create_connection((address, port), timeout=_DIAL_S, source_address=(own.address, 0))
     except ConnectionRefusedError:
         return "refused", None
@@ -159,7 +162,7 @@ def _dial(own: WantedHost, address: str, port: int, *, is_done: bool = False) ->
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Up to its end, within the connection's time for each piece. Raises OSError, ValueError."""
+    """Reads one line; the connection's timeout applies to each piece. Raises OSError, ValueError."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (piece := connection.recv(4096)) or len(line) > _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""What NVML says of a GPU as it works: for the doctor's rows, and for whoever watches GPUs under load."""
+"""Reads the state of GPUs from NVML, for the doctor and for measurements under load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLOCK_REASONS: dict[int, ClockReason] = {
 
 
 def ask(question: Callable[[], T]) -> T | None:
-    """None where this GPU, driver or permission has no answer."""
+    """Calls an NVML function; returns None if the GPU, the driver or the permissions don't allow it."""
     try:
         return question()
     except pynvml.NVMLError:
@@ -43,9 +43,9 @@ def watts(question: Callable[[], int]) -> float | None:
 
 @contextlib.contextmanager
 def open_gpus(uuids: Sequence[str]) -> Iterator[Callable[[], tuple[GpuState, ...]] | None]:
-    """Yields what reads these GPUs, in their order, as often as it is called; None where NVML knows one of them not.
+    """Yields a function that reads the state of these GPUs, in order; None if NVML does not know one of them.
 
-    Each call asks for use of the GPUs since the one before. NVML may be called from any thread.
+    Each call reports utilization since the previous call. NVML may be called from any thread.
     """
     try:
         pynvml.nvmlInit()
@@ -71,8 +71,10 @@ def _now_us() -> int:
 
 
 def gpu_state(handle: Any, since_us: int | None = None) -> GpuState:
-    """At this moment. NVML is initialised. ``since_us``: from when on to ask who used it, in µs since 1970; None:
-    nobody asks."""
+    """Returns the current state of a GPU. NVML must be initialised.
+
+    ``since_us``: the start of the utilization samples, in µs since 1970; None: no utilization.
+    """
     reasons = ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
     memory = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return GpuState(
@@ -107,7 +109,7 @@ def _process(pid: int, memory_bytes: int | None, sm_percent: float | None) -> Gp
 
 
 def _sm_percent(handle: Any, since_us: int) -> dict[int, float]:
-    """Of the GPU's time, by pid: the most that NVML sampled since then. Empty where it samples none (MIG slices)."""
+    """Returns the maximum SM utilization by pid since ``since_us``; empty if NVML has no samples (MIG slices)."""
     found: dict[int, float] = {}
     for sample in ask(lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)) or []:
         found[sample.pid] = max(found.get(sample.pid, 0.0), float(sample.smUtil))

@@ -1,4 +1,4 @@
-"""Cores, memory, limits, ports and directories, from the kernel."""
+"""Reads cores, memory, limits, ports and directories from the operating system."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def _first_number(path: Path) -> int | None:
 
 
 def _inotify_instances() -> int:
-    """Held by processes of this user. Dynamo's frontend takes four (seen in 1.4.2)."""
+    """Counts the inotify instances of this user's processes. Dynamo's frontend uses four (seen in 1.4.2)."""
     return sum(
         _is_inotify(descriptor) for descriptors in _PROCESSES.glob("[0-9]*/fd") for descriptor in _own(descriptors)
     )
 
 
 def _own(descriptors: Path) -> list[Path]:
-    """Another user's, and those of a process that ended meanwhile, are none."""
+    """Lists a process's descriptors; empty for another user's process and for one that has ended."""
     with contextlib.suppress(OSError):
         if descriptors.stat().st_uid == os.getuid():
             return list(descriptors.iterdir())

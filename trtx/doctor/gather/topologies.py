@@ -1,4 +1,4 @@
-"""What trtx itself runs here, or left behind: its processes by their environment, its files by their names."""
+"""Finds trtx's own running and leftover topologies: processes by their environment, files by their names."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trtx.doctor.facts import Topology
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+|[a-z0-9-]+\.[a-z0-9-]+)")
-_SETTLED_S = 60.0  # a launcher makes its scratch directory a moment before its guardian
+_SETTLED_S = 60.0  # a launcher creates its scratch directory shortly before it starts its guardian
 _GUARDIAN = b"trtx.launch.guardian"
 
 
 def gather_topologies(*temporary: Path) -> tuple[Topology, ...]:
-    """Every topology and load of this user, running or left behind.
+    """Returns every topology and load of this user, running or left behind.
 
-    ``temporary``: where scratch directories are looked for, instead of the temporary directory and ``/tmp``, which
-    ``trtx bench`` takes where the other's name is too long for a socket.
+    ``temporary``: the directories to search for scratch directories, instead of the temporary directory and ``/tmp``.
+    ``trtx bench`` uses ``/tmp`` if the temporary directory's path is too long for a socket.
     """
     pids: dict[str, list[int]] = defaultdict(list)
     guarded: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or gone
+        with contextlib.suppress(OSError):  # the process belongs to another user, or has ended
             command = (process / "cmdline").read_bytes().split(b"\0")
             if _GUARDIAN in command:
                 guarded.add(_after(command, b"--scratch"))
@@ -50,7 +50,7 @@ def _environment(process: Path) -> dict[str, str]:
 
 
 def _name(environment: dict[str, str]) -> str | None:
-    """The topology of a process of one; the load of one of aiperf's, which carry its directory as theirs."""
+    """Returns the name of a process's topology; for a process of aiperf the name of the load, from its TMPDIR."""
     own = environment.get(TOPOLOGY_VARIABLE) or Path(environment.get("TMPDIR", "")).name
     return own if _SCRATCH.fullmatch(own) else None
 

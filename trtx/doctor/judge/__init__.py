@@ -1,4 +1,4 @@
-"""Facts in, rows out. Pure: the same facts give the same rows, on any machine."""
+"""Judges facts. The functions are pure: the same facts give the same check results on any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["judge"]
 
 
 def judge(facts: Facts) -> tuple[Check, ...]:
-    """Every row, in the order in which a person would look."""
+    """Returns the results of all checks, in the order in which a person would look."""
     return (
         *judge_software(facts),
         *judge_gpus(facts),

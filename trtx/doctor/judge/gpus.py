@@ -1,4 +1,4 @@
-"""Can the GPUs be used, by whom are they used, and do they run as fast as they can?"""
+"""Checks whether the GPUs are usable, which processes use them, and whether they run at full speed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from trtx.doctor.check import Check, absent, failed, ok, warning
 from trtx.doctor.facts import ClockReason, Facts, Gpu, GpuProcess, Gpus
 
 MINIMUM_DRIVERS = {11: 450, 12: 525, 13: 580}
-"""CUDA major release → lowest driver branch: NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1."""
+"""CUDA major release → lowest driver branch. Source: NVIDIA, "CUDA Compatibility", Minor Version Compatibility,
+table 1."""
 LOWEST_CAPABILITY = (8, 0)
-"""Ampere: TensorRT-LLM's support matrix begins there, and the torch engine's kernels compute in bfloat16."""
+"""Ampere, where TensorRT-LLM's support matrix begins; the torch engine's kernels need bfloat16."""
 LEAST_FREE = 0.1
-"""Share of a GPU's memory below which an engine has no room for weights and KV blocks worth speaking of."""
+"""The share of free GPU memory below which an engine has no useful room for weights and KV blocks."""
 _GIB = 2**30
 _UNSEEN_BYTES = 2 * _GIB  # an idle driver holds under 1 GiB of a large GPU
 
@@ -71,7 +72,7 @@ def _driver(facts: Facts) -> Check:
         )
     if torch_cuda is None or gpus.cuda is None:
         return ok("driver", seen)
-    # The driver's own word: with a forward compatibility package an older driver runs a newer CUDA.
+    # Trust the driver's CUDA release: with a forward compatibility package, an older driver supports a newer CUDA.
     major = int(torch_cuda.split(".")[0])
     least = MINIMUM_DRIVERS.get(major)
     expected = f"CUDA {major}" + (f": driver {least} or newer" if least else "")
@@ -87,7 +88,7 @@ def _driver(facts: Facts) -> Check:
 
 
 def _gpu(gpu: Gpu) -> Iterator[Check]:
-    """Its row, and one more for each thing that is amiss."""
+    """Yields the row of a GPU, and one more row for each problem."""
     name = f"GPU {gpu.index}"
     yield ok(name, _summary(gpu))
     yield from _usable(name, gpu)
@@ -232,7 +233,8 @@ def _links(facts: Facts) -> Iterator[Check]:
 
 
 def _peers(gpus: Gpus) -> Check:
-    """PCIe alone: tensor parallel start-up hangs on some such machines (TensorRT-LLM #9680, ai-dynamo #1229)."""
+    """Checks the links between GPUs. On some machines with only PCIe, the start of tensor parallel engines hangs
+    (TensorRT-LLM #9680, ai-dynamo #1229)."""
     apart = [pair for pair in gpus.pairs if not pair.nvlink]
     links = max(gpu.nvlinks_up for gpu in gpus.visible)
     count = len(gpus.visible)

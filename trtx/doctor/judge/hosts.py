@@ -1,4 +1,4 @@
-"""Hosts of one topology: what would keep them from finding, reaching or understanding each other."""
+"""Checks whether the hosts of a topology can find, reach and understand each other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from trtx.planes.fitness import EVENT_BYTES_PER_BLOCK, Unfit, judge_cluster, jud
 from trtx.planes.secret_files import judge_secrets
 
 CLOCKS_WITHIN_S = 1.0
-_BLOCK_TOKENS = 32  # of KV, unless an engine config says otherwise
+_BLOCK_TOKENS = 32  # tokens of a KV block, unless an engine config sets another size
 _MUST_AGREE = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm")
 _SHOWN_PORTS = 4
 
 
 def judge_hosts(facts: HostsFacts) -> Iterator[Check]:
-    """Every row, host by host in the order of their file."""
+    """Yields all rows, host by host in the order of the hosts file."""
     yield from _judge_services(facts)
     yield from _judge_secrets(facts)
     yield _tell_planes(facts)
@@ -46,7 +46,7 @@ def _judge_services(facts: HostsFacts) -> Iterator[Check]:
 
 
 def _rows(name: str, seen: str, amiss: Sequence[Unfit]) -> Iterator[Check]:
-    """One row that says how it is, and one more for each further thing amiss."""
+    """Yields one row with the state, or one row for each problem."""
     if not amiss:
         yield ok(name, seen)
     for number, one in enumerate(amiss):
@@ -121,7 +121,7 @@ def _judge_met(name: str, host: WantedHost, met: Met, facts: HostsFacts) -> Iter
 
 def _judge_clock(name: str, host: WantedHost, met: Met) -> Check:
     row = f"{name} clock"
-    assert met.ahead_s is not None  # of a report
+    assert met.ahead_s is not None  # set whenever there is a report
     off = abs(met.ahead_s)
     seen = f"{off:.3f} s {'ahead of' if met.ahead_s > 0 else 'behind'} this one's, ± {met.within_s:.3f} s"
     if off - met.within_s > CLOCKS_WITHIN_S:
@@ -158,7 +158,8 @@ def _judge_device(row: str, host: WantedHost, report: HostReport) -> Check:
 
 
 def _judge_route(row: str, host: WantedHost, report: HostReport) -> Check:
-    """Where a frontend waits for answers can't be chosen by address in Dynamo 1.4.2: it follows the default route."""
+    """Checks the address on which a frontend waits for responses. In Dynamo 1.4.2 it follows the default route and
+    can't be set to an address."""
     if report.route_address is None:
         return ok(row, "no default route: Dynamo takes the first address, which trtx can't tell beforehand")
     if report.route_address == host.address:

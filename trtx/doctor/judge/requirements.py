@@ -1,4 +1,4 @@
-"""Which requirements of which packages are not met: pip's own metadata, so that there is no second list of versions."""
+"""Finds unmet requirements of installed packages from their own metadata, without a second list of versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtx.doctor.facts import Package
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """``by`` requires something that is another version, or is not there (``found`` None)."""
+    """A requirement of the package ``by`` that is not met. ``found``: the installed version; None: not installed."""
 
     by: str
     name: str  # normalized
@@ -22,7 +22,7 @@ class Unmet:
 
     @property
     def wanted(self) -> str:
-        """As pip takes it."""
+        """The requirement in pip's syntax."""
         return self.name + self.specifier
 
     def __str__(self) -> str:
@@ -30,7 +30,10 @@ class Unmet:
 
 
 def requirements(packages: Mapping[str, Package], by: str, extra: str = "") -> Iterator[Requirement]:
-    """What ``by`` requires here; with ``extra``, what that extra adds. None when ``by`` is not installed."""
+    """Yields the requirements of ``by`` that apply here; with ``extra``, only those that the extra adds.
+
+    Yields nothing if ``by`` is not installed.
+    """
     for text in packages[by].requires if by in packages else ():
         requirement = Requirement(text)
         if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
@@ -42,7 +45,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def unmet(packages: Mapping[str, Package], by: str) -> Iterator[Unmet]:
-    """The requirements of an installed package that do not hold."""
+    """Yields the requirements of an installed package that are not met."""
     for requirement in requirements(packages, by):
         if not is_met(packages, requirement):
             found = packages.get(canonicalize_name(requirement.name))
@@ -52,6 +55,6 @@ def unmet(packages: Mapping[str, Package], by: str) -> Iterator[Unmet]:
 
 
 def is_met(packages: Mapping[str, Package], requirement: Requirement) -> bool:
-    """Pre-releases count: TensorRT-LLM's usual releases are ones."""
+    """Returns whether a requirement is met. Pre-releases count, because most releases of TensorRT-LLM are."""
     found = packages.get(canonicalize_name(requirement.name))
     return found is not None and requirement.specifier.contains(found.version, prereleases=True)

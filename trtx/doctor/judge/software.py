@@ -1,4 +1,4 @@
-"""Do Python and the packages fit trtx, and each other?"""
+"""Checks whether Python and the packages fit trtx and each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtx.doctor.facts import Facts, Software
 from trtx.doctor.judge.requirements import Unmet, is_met, requirements, unmet
 from trtx.engine import needs_gpu
 
-# Rows of their own, by the packages that each stands for; what else is amiss shares one row.
+# Row -> its packages. Problems of all other packages share one row.
 _ROWS = {
     "torch": ("torch",),
     "transformers": ("transformers",),
@@ -29,7 +29,7 @@ def judge_software(facts: Facts) -> Iterator[Check]:
     yield _engine(facts)
     yield _python(software)
     problems = [*unmet(software.packages, "trtx"), *unmet(software.packages, "ai-dynamo")]
-    problems += unmet(software.packages, "tensorrt-llm")  # nixl asks for the wheels of both CUDAs, and needs one
+    problems += unmet(software.packages, "tensorrt-llm")  # not nixl's: it requires both CUDA wheels and needs one
     yield _trtx(software, problems)
     for name, members in _ROWS.items():
         own = [problem for problem in problems if problem.name in members]
@@ -91,7 +91,11 @@ def _installed(software: Software, name: str) -> Check:
 
 
 def _refused(name: str, problems: Sequence[Unmet]) -> Check:
-    """trtx's and Dynamo's own requirements, and the torch that TensorRT-LLM was built against, must hold."""
+    """Returns the row of unmet requirements.
+
+    It is a failure for requirements of trtx and Dynamo and for the torch that TensorRT-LLM was built against, else a
+    warning.
+    """
     must = [problem for problem in problems if problem.by != "tensorrt-llm" or problem.name == "torch"]
     listed = "; ".join(str(problem) for problem in problems[:_LISTED])
     more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
@@ -101,7 +105,8 @@ def _refused(name: str, problems: Sequence[Unmet]) -> Check:
 
 
 def _nixl(software: Software) -> Check:
-    """``import nixl`` takes the backend wheel of torch's CUDA release, or any where torch has none (NIXL 1.5.1)."""
+    """Checks NIXL. ``import nixl`` loads the backend wheel of torch's CUDA release, or any if torch has no CUDA
+    (NIXL 1.5.1)."""
     versions = {name: package.version for name, package in software.packages.items() if name in _ROWS["nixl"]}
     if "nixl" not in versions:
         return failed("nixl", "not installed", "installed", "pip install nixl")
@@ -146,7 +151,8 @@ def _tensorrt_llm(facts: Facts) -> Check:
 
 
 def _mpi(software: Software) -> Check:
-    """TensorRT-LLM starts its ranks with MPI. Open MPI 5 with mpi4py 3 can't spawn them (ai-dynamo #15060)."""
+    """Checks MPI, with which TensorRT-LLM starts its ranks. Open MPI 5 with mpi4py 3 can't spawn them (ai-dynamo
+    #15060)."""
     mpi4py = software.packages.get("mpi4py")
     if software.open_mpi is None:
         return warning(
@@ -167,7 +173,7 @@ def _mpi(software: Software) -> Check:
 
 
 def _extra(software: Software, row: str, name: str, extra: str, user: str) -> Check:
-    """A package that one of trtx's extras brings. ``user``: what needs it."""
+    """Checks a package of one of trtx's extras. ``user``: the feature that needs it."""
     package = software.packages.get(name)
     if package is None:
         return absent(row, f"not installed: {user} needs it (pip install 'trtx[{extra}]')")

@@ -1,4 +1,4 @@
-"""Cores, memory, limits, ports and disks: what processes of a topology need beside GPUs."""
+"""Checks cores, memory, limits, ports and disks, which the processes of a topology need besides GPUs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from trtx.doctor.facts import Directory, Facts, System
 from trtx.launch import LOWEST_EPHEMERAL
 
 _GIB, _MIB = 2**30, 2**20
-LEAST_CORES = 4  # a frontend, two workers, and aiperf, whose timing manager alone keeps one busy
-LEAST_MEMORY = (1 * _GIB, 4 * _GIB)  # fails, warns: a torch process takes about 1 GiB before any weights
+LEAST_CORES = 4  # for a frontend, two workers, and aiperf, whose timing manager keeps one core busy
+LEAST_MEMORY = (1 * _GIB, 4 * _GIB)  # failure, warning: a torch process takes about 1 GiB before it loads weights
 FRONTEND_FILES, FILES_A_STREAM = 64, 2
-"""Descriptors of Dynamo's frontend: 58 idle, 186 and 570 with 64 and 256 streams (ai-dynamo 1.4.2, mode agg); a worker
-needs about half of that."""
-STREAMS = (64, 1024)  # fails, warns: the highest concurrency of a default sweep, and of a usual one
-FRONTEND_INOTIFY = 4  # instances of one frontend (ai-dynamo 1.4.2, file discovery)
+"""File descriptors of Dynamo's frontend: 58 when idle, 186 with 64 streams, 570 with 256 (ai-dynamo 1.4.2, mode agg). A
+worker needs about half as many."""
+STREAMS = (64, 1024)  # failure, warning: the highest concurrency of a default sweep, and of a typical one
+FRONTEND_INOTIFY = 4  # inotify instances of one frontend (ai-dynamo 1.4.2, file discovery)
 LEAST_SHM = 1 * _GIB
-"""NCCL keeps its buffers between ranks there; its guide starts containers with --shm-size=1g. Docker gives 64 MiB."""
-# Free space below which it fails and warns, and the way to another directory.
+"""NCCL keeps its buffers between ranks in /dev/shm; its guide starts containers with --shm-size=1g. Docker's default is
+64 MiB."""
+# The free space below which the check fails or warns, and how to choose another directory.
 DIRECTORIES = {
     "run directories": (256 * _MIB, 2 * _GIB, "choose another with -o"),  # aiperf keeps every request's record
-    "checkpoint cache": (256 * _MIB, 20 * _GIB, "set TRTX_CACHE to another"),  # an 8B one in bfloat16 is 16 GiB
+    "checkpoint cache": (256 * _MIB, 20 * _GIB, "set TRTX_CACHE to another"),  # an 8B model in bfloat16 has 16 GiB
     "discovery directory": (16 * _MIB, 256 * _MIB, "set TMPDIR to another"),  # records of a few KB; aiperf's prompts
 }
 
@@ -31,7 +32,7 @@ def judge_system(facts: Facts) -> Iterator[Check]:
     system = facts.system
     yield _cores(system)
     yield _memory(system)
-    if facts.hosts is None:  # over hosts the frontends' ports are among those of their hosts, on their addresses
+    if facts.hosts is None:  # over hosts, the checks of each host cover the frontends' ports
         yield _port(system)
     if system.ephemeral_first is not None and system.ephemeral_first < LOWEST_EPHEMERAL:
         yield warning(

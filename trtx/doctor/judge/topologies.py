@@ -1,4 +1,4 @@
-"""What runs already, what earlier runs left behind, and what the environment hands to workers."""
+"""Checks running topologies, leftovers of earlier runs, and environment variables that workers inherit."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def judge_topologies(facts: Facts) -> Iterator[Check]:
 
 
 def judge_environment(facts: Facts) -> Iterator[Check]:
-    """Engines that find variables of an MPI job join it (TensorRT-LLM #5495, ai-dynamo #808): trtx takes them away."""
+    """Checks for variables of an MPI job. An engine that sees them joins that job (TensorRT-LLM #5495, ai-dynamo #808),
+    so trtx removes them."""
     environment = facts.environment
-    # isdecimal: isdigit takes ² too, of which int makes nothing. A long one is no count, and int refuses it.
+    # isdecimal, because isdigit accepts ², which int() refuses. Only 9 digits, because int() refuses very long numbers.
     counts = {name: environment.get(name, "") for name in _RANK_COUNTS}
     ranks = [name for name, said in counts.items() if said[:9].isdecimal() and int(said[:9]) > 1]
     if ranks:
