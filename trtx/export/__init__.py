@@ -1,9 +1,9 @@
-"""A planned topology as files that others run: Kubernetes, Slurm, nginx.
+"""Exports a planned topology as files for Kubernetes, Slurm or nginx.
 
-Owns what such files hold and why; one room or module a target. Does not plan (``topology`` does), start or submit
-anything. Enter through a target's own ``export`` function, then :func:`write_files`.
-Always holds: a file has no template left in it and no secret, says at its top how it is run, and a variable or flag of
-the plan that nobody has decided about there is an error, never left out.
+Owns the content of these files, with one package or module for each target. Does not plan (``topology`` does), and
+starts and submits nothing. Enter through a target's ``export`` function, then :func:`write_files`.
+Invariants: a file contains no unfilled template and no secret, and explains at its top how to run it. A variable or
+flag of the plan without an explicit rule for the target is an error; it is never silently dropped.
 """
 
 from trtx.export.files import ExportedFile, as_one_text, write_files

@@ -1,4 +1,4 @@
-"""What an export comes to: a few text files, written into one directory or shown as one text."""
+"""The files of an export, and how they are written into a directory or printed as one text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtx.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """``name`` is a file name without directories; ``text`` ends with a line end."""
+    """One text file. ``name``: the file name without directories. ``text``: ends with a newline."""
 
     name: str
     text: str
@@ -21,11 +21,11 @@ class ExportedFile:
 
 
 def write_files(files: Sequence[ExportedFile], directory: Path) -> None:
-    """Writes them into ``directory``, which is made, and which may hold nothing else. All of them or, where that
-    fails, none, and no directory that was not there before: the same command is then tried again.
+    """Writes ``files`` into ``directory``, which must be empty and is created if it does not exist.
 
-    Raises UsageError where something is there already, or can't be written: files of another export beside these would
-    be applied with them.
+    It writes all files or none: after a failure it removes them and the directories that it created, so the same
+    command can be repeated. Raises UsageError if the directory is not empty, because the files of another export in it
+    would be applied too, or if a file can't be written.
     """
     made = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
@@ -45,7 +45,7 @@ def write_files(files: Sequence[ExportedFile], directory: Path) -> None:
             path.write_text(file.text, encoding="utf-8")
             if file.is_executable:
                 path.chmod(0o755)
-    except BaseException as error:  # Ctrl-C too
+    except BaseException as error:  # includes KeyboardInterrupt
         _take_back([directory / file.name for file in files], made)
         if isinstance(error, OSError):
             raise _refusal(directory, error) from error
@@ -53,7 +53,7 @@ def write_files(files: Sequence[ExportedFile], directory: Path) -> None:
 
 
 def _take_back(files: Sequence[Path], directories: Sequence[Path]) -> None:
-    """As far as that can be done; directories from the innermost on."""
+    """Removes the files, then the directories from the innermost outwards, and ignores errors."""
     for path in files:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -70,5 +70,5 @@ def _refusal(directory: Path, error: OSError) -> UsageError:
 
 
 def as_one_text(files: Sequence[ExportedFile]) -> str:
-    """All of them one after another, as ``kubectl apply -f -`` takes several manifests."""
+    """Concatenates the files; ``kubectl apply -f -`` accepts several manifests in one text."""
     return "".join(file.text for file in files)

@@ -1,7 +1,7 @@
-"""Whether KV really moves between the workers of a topology that somebody else started.
+"""Proves that KV is transferred between the workers of a topology that trtx did not start.
 
-As the launcher asks it of its own: a handoff that fails answers its request all the same,
-by computing the prompt again.
+The launcher makes the same proof for its own topologies. It is necessary because a request whose KV handoff fails is
+still answered: the decode worker recomputes the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtx.launch import HandoffProofs
 from trtx.tls import trust_of
 from trtx.topology import Plan, ProcessSpec
 
-_NAMES_S = 30.0  # for the workers' own words of themselves to reach the frontend, after it counts them
+_NAMES_S = 30.0  # how long the facts that workers publish may take to reach the frontend after it counts the workers
 _PAUSE_S = 0.5
 _LEAST_S = 30.0
 _ASKED_S = 5.0
@@ -27,10 +27,10 @@ _ASKED_S = 5.0
 def prove_handoffs(
     url: str, model: str, workers: Mapping[str, int], *, engine: str, logs: Path, timeout_s: float
 ) -> str:
-    """What was proved, as a clause; empty where no KV is handed over. Raises LaunchError with the first pair that moved
-    none, and the cause.
+    """Proves the KV handoff of each pair of workers; returns a clause that says so, or "" without disaggregation.
 
-    ``workers``: of each role, at least; they have the names that they publish. ``logs``: the directory of their logs.
+    ``workers``: the minimum number of workers of each role. ``logs``: the directory of their logs, which have the names
+    that the workers publish. Raises LaunchError, which names the first pair without a transfer and the cause.
     """
     if not HandoffProofs(_plan(model, engine, [(role, role) for role in workers], logs), url).pairs:
         return ""
@@ -41,7 +41,7 @@ def prove_handoffs(
 
 
 def _published(url: str, model: str, workers: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Role and name of each worker, once the frontend tells as many as are asked for. Raises LaunchError."""
+    """Returns role and name of each worker, once the frontend lists enough. Raises LaunchError after a timeout."""
     deadline = time.monotonic() + _NAMES_S
     while True:
         found = _told(url, model)
@@ -67,7 +67,7 @@ def _told(url: str, model: str) -> list[tuple[str, str]]:
 
 
 def _plan(model: str, engine: str, names: list[tuple[str, str]], logs: Path) -> Plan:
-    """What the proof looks at of a plan, and nothing else."""
+    """Returns a plan with only the fields that the proof reads."""
     return Plan(
         mode="disagg" if any(role == "prefill" for role, _ in names) else "agg",
         engine=engine,

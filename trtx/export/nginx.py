@@ -1,7 +1,8 @@
-"""nginx in front of a topology's frontends: its configuration from the addresses that ``trtx serve`` plans.
+"""Generates nginx's configuration for the frontends of a topology, from the addresses that ``trtx serve`` plans.
 
-Seen with nginx 1.22.1 and Dynamo 1.4.2. What a frontend has sent nobody any part of an answer to is sent to another one
-when it dies; a stream's first part is its header, which Dynamo sends before the first token.
+Tested with nginx 1.22.1 and Dynamo 1.4.2. If a frontend dies, nginx sends a request to another frontend unless part of
+its response was already sent. The first part of a streamed response is its header, which Dynamo sends before the first
+token.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from trtx.tls import handshake
 from trtx.topology import ServerTls
 
 FILE = "trtx.conf"
-_UNQUOTABLE = re.compile(r"[$\"'\\{};\x00-\x1f\x7f]")  # variables, ends and comments of nginx's language
-_KEY = re.compile(r"^sk-|^[\"']?bearer ", re.IGNORECASE)  # what stands in the file, in place of its name
-_CONNECT_S = 1  # to a host that is gone; a port that nobody listens on is refused at once
-# That a frontend is left alone after it failed one request: while its host is gone, one request in so long waits to be
-# connected there. Once all have failed, nginx itself says 502 for as long, so it is not longer.
+_UNQUOTABLE = re.compile(r"[$\"'\\{};\x00-\x1f\x7f]")  # characters with a meaning in nginx's configuration language
+_KEY = re.compile(r"^sk-|^[\"']?bearer ", re.IGNORECASE)  # an API key itself in place of the name of the key file
+_CONNECT_S = 1  # the timeout for a host that is down; a port without a listener refuses at once
+# How long nginx avoids a frontend after a failed request. While the frontend's host is down, one request per this time
+# waits for a connection to it. It is short because, once all frontends have failed, nginx answers 502 for as long.
 _AWAY_S = 2
-_ANSWER = "1h"  # one that is not streamed comes as a whole, however long it takes
+_ANSWER = "1h"  # a response that is not streamed arrives as a whole, and may take long
 _KEEPALIVE = 64  # idle connections that each process of nginx keeps to the frontends
 _RETRIED = (
     "To another frontend goes what this one has sent no part of an answer to: it is gone, has no worker (503), or was",
@@ -41,19 +42,21 @@ _NOT_HERE = '{"error": {"message": "asked of each frontend, not of the gateway",
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What nginx listens on and where it passes requests on to."""
+    """The address that nginx listens on, and the frontends that it forwards requests to."""
 
     listen: tuple[str, int]
     frontends: tuple[tuple[str, int], ...]
-    body_mib: int  # of one request, as the frontends take
-    tls: ServerTls | None = None  # of nginx itself
+    body_mib: int  # the largest request body that the frontends accept
+    tls: ServerTls | None = None  # nginx's own certificate
     frontend_tls: ServerTls | None = None
     api_keys: Path | None = None  # a map file of nginx: "Bearer <key>" name;
 
 
 def frontends_of(spec: TopologySpec, count: int, hosts: HostsSpec | None) -> tuple[tuple[str, int], ...]:
-    """Where the frontends listen that ``trtx serve`` starts of the same options: address and port. ``count``: of one
-    machine. Raises UsageError for what nginx has no use for."""
+    """Returns address and port of each frontend that ``trtx serve`` starts with the same options.
+
+    ``count``: the number of frontends on a single machine. Raises UsageError for addresses that nginx can't use.
+    """
     if spec.port == 0:
         raise UsageError("--port 0 is another port each time, and nginx has to know it; give the one of trtx serve")
     if hosts is not None:
@@ -71,7 +74,7 @@ def frontends_of(spec: TopologySpec, count: int, hosts: HostsSpec | None) -> tup
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """``ADDRESS:PORT``, an IPv6 address in brackets. Raises UsageError."""
+    """Parses ``ADDRESS:PORT``, with an IPv6 address in brackets. Raises UsageError."""
     address, _, port = text.rpartition(":")
     try:
         found = str(ipaddress.ip_address(address.removeprefix("[").removesuffix("]") if "[" in address else address))
@@ -83,17 +86,17 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def export(gateway: Gateway, *, started_by: str) -> ExportedFile:
-    """The configuration, a file for the ``http`` part of nginx. ``started_by``: the command of the frontends.
+    """Returns the configuration, a file for the ``http`` section of nginx.
 
-    Raises UsageError where nginx would read a path otherwise, could not trust the frontends, or would listen where one
-    of them does.
+    ``started_by``: the command that starts the frontends. Raises UsageError if nginx would misread a path, could not
+    verify the frontends, or would listen on the address of a frontend.
     """
     _check(gateway)
     return ExportedFile(FILE, "\n".join(_lines(gateway, started_by)) + "\n")
 
 
 def warnings_of(gateway: Gateway) -> tuple[str, ...]:
-    """What whoever opens it to others should know."""
+    """Returns warnings about a gateway that is reachable from other machines without TLS or authentication."""
     address, port = gateway.listen
     if ipaddress.ip_address(address).is_loopback:
         return ()
@@ -103,7 +106,7 @@ def warnings_of(gateway: Gateway) -> tuple[str, ...]:
 
 
 def _check(gateway: Gateway) -> None:
-    if gateway.api_keys is not None and _KEY.search(gateway.api_keys.name):  # not shown: it is one
+    if gateway.api_keys is not None and _KEY.search(gateway.api_keys.name):  # not quoted: it is a key
         raise UsageError("--api-keys is given a key; expected the name of a file with a key in each line")
     if gateway.api_keys is not None and gateway.api_keys.is_dir():
         raise UsageError(
@@ -123,7 +126,7 @@ def _check(gateway: Gateway) -> None:
 
 
 def _check_trust(tls: ServerTls) -> None:
-    """nginx verifies a frontend by the file of its certificate and a name in it, as OpenSSL does without more."""
+    """Checks that nginx can verify the frontends by their certificate file and a name in it, as OpenSSL does."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(tls.certificate, tls.key)
     client.load_verify_locations(tls.certificate)
@@ -137,7 +140,7 @@ def _check_trust(tls: ServerTls) -> None:
 
 
 def _name(tls: ServerTls) -> str:
-    """A name that the certificate is for. One that is for none is refused by the handshake."""
+    """Returns a name in the certificate. If it has none, the handshake refuses it."""
     return (tls.names or ("none",))[0].replace("*", "www")
 
 
@@ -209,7 +212,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
 
 
 def _quoted(option: str, path: Path) -> str:
-    """A word of nginx's language. Raises UsageError for a path that it would read as something else."""
+    """Quotes a path for nginx's configuration. Raises UsageError for a path that nginx would misread."""
     text = str(path)
     if _UNQUOTABLE.search(text):
         raise UsageError(

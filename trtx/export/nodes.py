@@ -1,4 +1,4 @@
-"""Engines that are larger than a node: how many nodes one takes, and what its command may hold."""
+"""Engines that span several nodes: their number of nodes, and the limits on their command lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trtx.config.wording import quoted, with_article
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.errors import UsageError
 
-_MOST_GPUS = 1024  # of one engine; a typing mistake is far above it
+_MOST_GPUS = 1024  # the maximum for one engine; a larger number is a typing mistake
 
 
 def refuse_encoders(spec: TopologySpec, several: str) -> None:
-    """``several``: what the workers of an export run in. Raises UsageError where there would be encode workers."""
+    """Raises UsageError if the topology has encode workers. ``several``: where the workers run, for the message."""
     if spec.encoders:
         raise UsageError(
             f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a directory "
@@ -24,8 +24,11 @@ def refuse_encoders(spec: TopologySpec, several: str) -> None:
 
 
 def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) -> int:
-    """Nodes of one worker of ``role``, whose engine config is ``values``. ``per_node``: GPUs of a node; 0: it has none,
-    or the engine uses none. Raises UsageError where a worker's GPUs can't be those of whole nodes."""
+    """Returns the number of nodes of one worker.
+
+    ``values``: the worker's engine config. ``per_node``: the GPUs of a node; 0 if it has none or the engine uses none.
+    Raises UsageError if a worker larger than a node does not fill whole nodes.
+    """
     size = world_size(values)
     if not per_node or size <= per_node:
         return 1
@@ -57,7 +60,7 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
 
 
 def layout_of(role: str, values: Mapping[str, Any], per_node: int) -> Iterator[str]:
-    """How the ranks of an engine that is larger than a node lie on its nodes of ``per_node`` GPUs, a clause each."""
+    """Yields clauses that describe how the ranks of an engine are placed on its nodes of ``per_node`` GPUs."""
 
     def size(name: str) -> int:
         return int(values.get(f"{name}_parallel_size") or 1)
@@ -67,7 +70,7 @@ def layout_of(role: str, values: Mapping[str, Any], per_node: int) -> Iterator[s
         f"{with_article(f'{role} worker')} is {ranks} ranks on {ranks // per_node} nodes of {per_node} GPUs, "
         f"tensor {tp} x pipeline {pp} x context {size('context')}, of which Dynamo sees rank 0 alone"
     )
-    stage = tp * size("context")  # neighbours in rank: a pipeline is the outermost of the three
+    stage = tp * size("context")  # the ranks of a pipeline stage are consecutive: pipeline is the outermost dimension
     if pp > 1:
         inside, whole = per_node % stage == 0, stage % per_node == 0
         where = "inside a node" if inside else f"over {stage // per_node} nodes" if whole else "some over a node's edge"
@@ -89,8 +92,10 @@ def layout_of(role: str, values: Mapping[str, Any], per_node: int) -> Iterator[s
 
 
 def check_launched_words(words: Iterable[str]) -> None:
-    """``trtllm-llmapi-launch`` expands its command unquoted: an argument with a space is split, a wildcard becomes the
-    files that it matches. Raises UsageError for one."""
+    """Raises UsageError for an argument with spaces or wildcards.
+
+    ``trtllm-llmapi-launch`` expands its command unquoted, so a shell would split or glob such an argument.
+    """
     for word in words:
         if len(word.split()) != 1 or any(character in word for character in "*?["):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What an export comes to, whatever it is for: files, and all that is told of them."""
+"""The result of an export for any target: the files and the information about them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from trtx.export.files import ExportedFile
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an export serves, as a load is held against it."""
+    """The facts about an exported topology that a benchmark's load is checked against."""
 
     model: str  # the name that clients send
     engine: str
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
-    checkpoint: Checkpoint  # as it is here, weights or not
+    checkpoint: Checkpoint  # on this machine, possibly without weights
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Processes that are alike, as they will be started. ``where``: how many, on what; words and values as the files
-    have them, with what is known only where they run by its name there."""
+    """A set of identical processes of the export.
+
+    ``where``: their number and place. The command and the environment are as in the files: values that are known only
+    at run time appear as the names of variables.
+    """
 
     name: str
     where: str
@@ -35,9 +38,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """``findings``: of the engine configs, none of them an error. ``how``: what to do with the files, for a person.
-    ``parts`` and ``reasons``: the plan that they are made of, and why it is so. ``left_out``: of the engine configs,
-    what the engine does not act on, which no file has."""
+    """An export.
+
+    ``findings``: the findings about the engine configs, without errors. ``how``: instructions for the user. ``parts``
+    and ``reasons``: the plan behind the files, and the reasons for it. ``left_out``: fields of the engine configs that
+    the engine does not act on and that the files therefore omit.
+    """
 
     files: tuple[ExportedFile, ...]
     findings: tuple[Finding, ...]

@@ -1,8 +1,8 @@
-"""``python3 -m trtx.export.wait URL MODEL --workers prefill=1,decode=2``: ends once a topology serves, with 4 if it
-does not in time.
+"""``python3 -m trtx.export.wait URL MODEL --workers prefill=1,decode=2`` waits until a topology serves.
 
-For jobs that come after a topology that somebody else started. It serves when its frontend counts every worker asked
-for and one real request has gone through: Dynamo 1.4.2's ``/health`` is 200 whatever it serves.
+It exits with 4 if the topology does not serve in time. It is for jobs that use a topology which trtx did not start. A
+topology serves when its frontend counts every expected worker and has answered a real request. Dynamo 1.4.2's
+``/health`` is not enough, because it is 200 even if no model is served.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trtx.errors import LaunchError, TrtxError, UsageError
 from trtx.export.handoffs import prove_handoffs
 from trtx.tls import trust_of
 
-# What Dynamo calls each role in /v1/models/<name>/ready.
+# Dynamo's name for each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
 _PAUSE_S = 1.0
 _REQUEST_S = 60.0
 
 
 def missing(client: httpx.Client, url: str, model: str, workers: Mapping[str, int]) -> str | None:
-    """What is not there yet, in a few words; None: every worker is counted and a request was answered."""
+    """Returns a short description of what is missing; None once all workers are counted and a request was answered."""
     try:
         answer = client.get(f"{url}/v1/models/{quote(model, safe='')}/ready", timeout=5.0)
         if answer.status_code == 404:
@@ -49,7 +49,7 @@ def missing(client: httpx.Client, url: str, model: str, workers: Mapping[str, in
 
 
 def wait(url: str, model: str, workers: Mapping[str, int], *, timeout_s: float) -> None:
-    """Returns once nothing is missing. Raises LaunchError after ``timeout_s``, with what was missing then."""
+    """Waits until nothing is missing. Raises LaunchError after ``timeout_s``, which names what is still missing."""
     deadline = time.monotonic() + timeout_s
     said = ""
     with httpx.Client(trust_env=False, verify=trust_of(url)) as client:

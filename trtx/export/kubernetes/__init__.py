@@ -1,9 +1,9 @@
-"""A topology as manifests of Kubernetes: Dynamo's ``DynamoGraphDeployment``, or plain Deployments without the operator.
+"""Exports a topology as Kubernetes manifests: a ``DynamoGraphDeployment``, or plain Deployments without the operator.
 
-Owns what of a plan holds in a pod and what does not, and every field of the manifests; docs/kubernetes.md has the
-reason of each. Does not talk to a cluster: files are applied by ``kubectl``.
+Owns the translation of a plan for one machine into pods, and every field of the manifests; docs/kubernetes.md explains
+each of them. Does not talk to a cluster: the user applies the files with ``kubectl``.
 Enter through :func:`export`.
-Always holds: commands are lists, no secret is written, and each variable and flag of the plan has been decided about.
+Invariants: commands are lists, no secret is written, and every variable and flag of the plan has an explicit rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Form", "KubernetesTarget", "export"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads a name when it is first asked for: help of the verb needs the target's fields alone."""
+    """Imports a public name on first access, because the verb's help page needs only the fields of the target."""
     if name in _HOMES:
         import importlib
 

@@ -1,4 +1,4 @@
-"""What stands beside the pods in both forms: engine configs, the network policy, the measuring Job."""
+"""The manifests besides the pods in both forms: engine configs, network policies, the benchmark Job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from trtx.export.kubernetes.pods import ROLE_LABEL, TOPOLOGY_LABEL, Manifest, tl
 from trtx.export.kubernetes.variables import HTTP_PORT
 
 RUNS = "/runs"
-"""Where the Job's volume is, and ``trtx bench`` writes its run directory."""
+"""The mount point of the Job's volume, where ``trtx bench`` writes its run directory."""
 _RUNS_SIZE = "2Gi"
-_WAIT_S = 7200  # as long as the workers' own startup probe gives them
+_WAIT_S = 7200  # the time limit of the workers' startup probe
 _CA = "ca.crt"
 
 
 def engine_configs(planned: PodPlan) -> Manifest:
-    """One file a role. Its name says what is in it: with another content, pods are replaced by new ones."""
+    """Returns a ConfigMap with one engine config per role.
+
+    Its name contains a hash of the content, so a changed config replaces the pods.
+    """
     data = {
         f"{role}.yaml": yaml.safe_dump(dict(values), sort_keys=False) if values else "{}\n"
         for role, values in planned.engine_configs.items()
@@ -34,8 +37,10 @@ def engine_configs(planned: PodPlan) -> Manifest:
 
 
 def network_policies(planned: PodPlan) -> list[Manifest]:
-    """Dynamo 1.4.2's planes have neither encryption nor authentication: pods of a topology hear each other alone, and
-    HTTP is open to the cluster."""
+    """Returns policies that admit internal traffic only between pods of the topology, and HTTP from the cluster.
+
+    They are needed because Dynamo 1.4.2's planes have neither encryption nor authentication.
+    """
     target = planned.target
     of_topology = {"matchLabels": {TOPOLOGY_LABEL: target.name}}
     of_frontends = {"matchLabels": {TOPOLOGY_LABEL: target.name, ROLE_LABEL: "frontend"}}
@@ -55,7 +60,7 @@ def network_policies(planned: PodPlan) -> list[Manifest]:
 
 
 def bench_volume(planned: PodPlan) -> Manifest:
-    """A claim of its own, in a file of its own: the report outlives the Job."""
+    """Returns the volume claim of the benchmark. It is a separate object, so that the report outlives the Job."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -65,8 +70,11 @@ def bench_volume(planned: PodPlan) -> Manifest:
 
 
 def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
-    """Waits until every worker is there, one request went through and KV has moved in each pair of workers, measures
-    once, and leaves its run directory."""
+    """Returns the benchmark Job.
+
+    It waits until every worker is ready, a request has succeeded and KV was transferred in each pair of workers. Then
+    it measures once and leaves its run directory.
+    """
     target, source = planned.target, planned.source
     variables = [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
     mounts, volumes = [source.mount], [source.volume]
@@ -124,13 +132,16 @@ def bench_job(planned: PodPlan, words: tuple[str, ...]) -> Manifest:
 
 
 def _gpu_count(planned: PodPlan) -> tuple[str, ...]:
-    """Workers publish theirs, which is better than what was planned; of an engine over nodes its worker knows none."""
+    """Returns ``--gpu-count`` for engines over several nodes, whose workers can't publish their number of GPUs.
+
+    Otherwise the number that workers publish is used, because it is more accurate than the plan.
+    """
     spans = any(kind.pods > 1 for kind in planned.workers)
     return ("--gpu-count", str(planned.gpu_count)) if spans else ()
 
 
 def url(planned: PodPlan) -> str:
-    """Of the frontends' Service, from any pod of the cluster."""
+    """Returns the URL of the frontends' Service, as seen from any pod of the cluster."""
     scheme = "https" if planned.target.tls_secret else "http"
     return f"{scheme}://{planned.target.name}-frontend.{planned.target.namespace}.svc:{HTTP_PORT}"
 

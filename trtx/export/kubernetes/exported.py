@@ -1,4 +1,4 @@
-"""The files of an export, with what they are and how they are used at their top."""
+"""Assembles the files of a Kubernetes export; each explains its content and use at its top."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTH = 110
 
 
 def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
-    """Manifests for ``spec`` on ``target``. Raises UsageError for what can't be served there."""
+    """Exports ``spec`` as manifests for ``target``. Raises UsageError for a topology that can't be served there."""
     planned = plan_pods(spec, target)
     configs = around.engine_configs(planned)
     name = configs["metadata"]["name"]
@@ -63,7 +63,7 @@ def _pods(kind: PodKind) -> str:
 
 
 def _told(kind: PodKind) -> dict[str, str]:
-    """A field of the pod by its name."""
+    """Returns the environment of a pod as text; a value that the kubelet fills in appears as its field path."""
     return {
         str(one["name"]): str(one.get("value", f"({one.get('valueFrom', {}).get('fieldRef', {}).get('fieldPath')})"))
         for one in kind.variables
@@ -121,7 +121,7 @@ def _how(planned: PodPlan) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """No anchors, and texts of several lines as they are: a person reads and changes these files."""
+    """Dumps YAML for people to read and edit: without anchors, and with multi-line text as literal blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -1,8 +1,8 @@
-"""Dynamo's ``DynamoGraphDeployment``, ``nvidia.com/v1beta1``: what its operator makes pods of.
+"""Builds the ``DynamoGraphDeployment`` (``nvidia.com/v1beta1``), from which Dynamo's operator creates the pods.
 
-Read for it: ai-dynamo/dynamo ``deploy/operator/api/v1beta1`` and ``internal/dynamo``, at the commits that
-``tests/unit/export/dgd_v1beta1.json`` names. Left to the operator: its discovery, its Services, accounts and roles, the
-workers' probes, Dynamo's namespace.
+Sources: ai-dynamo/dynamo ``deploy/operator/api/v1beta1`` and ``internal/dynamo``, at the commits in
+``tests/unit/export/dgd_v1beta1.json``. The operator itself provides discovery, Services, accounts and roles, the
+workers' probes and Dynamo's namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FRAMEWORK = "trtllm"
 
 
 def graph(planned: PodPlan, config_map: str) -> Manifest:
-    """``backendFramework`` decides how engines over several nodes are started; a graph has to have one."""
+    """Returns the graph. The required ``backendFramework`` determines how engines over several nodes are started."""
     target = planned.target
     return {
         "apiVersion": API_VERSION,
@@ -45,6 +45,6 @@ def _component(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
 
 
 def _tag_version(image: str) -> str | None:
-    """The version that the operator would read from an image's tag."""
+    """Returns the version that the operator would parse from an image's tag, or None."""
     found = re.search(r":v?(\d+\.\d+\.\d+)$", image)
     return found[1] if found else None

@@ -1,4 +1,4 @@
-"""The form without Dynamo's operator: Deployments, Services, an account with the smallest role, discovery's CRD."""
+"""The form without Dynamo's operator: Deployments, Services, accounts with minimal roles, and the CRD for discovery."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from trtx.export.kubernetes.pods import TOPOLOGY_LABEL, Manifest, labels, pod_te
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT
 
 DISCOVERY_LABEL = "nvidia.com/dynamo-discovery-enabled"
-"""Frontends of Dynamo 1.4.2 watch the EndpointSlices that have it; they have the labels of their Service."""
+"""Frontends of Dynamo 1.4.2 watch EndpointSlices with this label. An EndpointSlice has the labels of its Service."""
 DISCOVERED_LABEL = "trtx-discovered"
-"""Of pods that other pods of the topology have to know of: workers, and KV routers that tell each other what they sent
-where."""
+"""The label of pods that other pods must discover: workers, and KV routers, which tell each other where they sent
+requests."""
 METADATA_GROUP, METADATA_PLURAL = "nvidia.com", "dynamoworkermetadatas"
 
 
 def metadata_crd() -> Manifest:
-    """Where each worker of Dynamo 1.4.2 says of itself what frontends have to know. As in ai-dynamo/dynamo@2a8e78c,
-    ``deploy/helm/charts/platform/components/operator/crds``; the operator's charts bring it themselves."""
+    """Returns the CRD in which each worker of Dynamo 1.4.2 publishes its metadata for the frontends.
+
+    It equals that of ai-dynamo/dynamo@2a8e78c, ``deploy/helm/charts/platform/components/operator/crds``. The operator's
+    charts install it themselves.
+    """
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -57,9 +60,9 @@ def metadata_crd() -> Manifest:
 
 
 def access(planned: PodPlan) -> list[Manifest]:
-    """Account, role and binding of frontends, and those of workers: what Dynamo 1.4.2 was seen to ask of the API.
+    """Returns account, role and binding for frontends and for workers, with the API requests observed in Dynamo 1.4.2.
 
-    A KV router writes an object of its own: where that is forbidden, its frontend serves no model, and says nothing.
+    A KV router writes its own object. If that is forbidden, its frontend serves no model and logs no error.
     """
     reads, writes = ("list", "watch"), ("list", "watch", "create", "patch")
     manifests = []
@@ -83,7 +86,11 @@ def access(planned: PodPlan) -> list[Manifest]:
 
 
 def deployment(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
-    """Workers give up their GPUs before their successors ask for them; of frontends one more is there first."""
+    """Returns the Deployment of a kind of pods.
+
+    In a rolling update, a worker releases its GPUs before its replacement requests them; a new frontend starts before
+    an old one stops.
+    """
     template = pod_template(planned, kind, config_map)
     if kind.is_worker or (planned.routes_by_prefix and kind.replicas > 1):
         template["metadata"]["labels"] |= {DISCOVERED_LABEL: "true"}
@@ -100,7 +107,7 @@ def deployment(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
 
 
 def http_service(planned: PodPlan) -> Manifest:
-    """What clients reach; named as the operator names it."""
+    """Returns the Service for clients, with the name that the operator would give it."""
     return {
         **_head(planned, "v1", "Service", "frontend"),
         "spec": {
@@ -111,7 +118,7 @@ def http_service(planned: PodPlan) -> Manifest:
 
 
 def discovery_service(planned: PodPlan) -> Manifest:
-    """Nobody connects to it: it has Kubernetes write the EndpointSlices that frontends watch."""
+    """Returns the Service for which Kubernetes writes the EndpointSlices that frontends watch; no client connects."""
     head = _head(planned, "v1", "Service", "discovery")
     head["metadata"]["labels"] |= {DISCOVERY_LABEL: "true"}
     return {

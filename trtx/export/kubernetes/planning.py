@@ -1,4 +1,4 @@
-"""From what was asked for to the kinds of pods that serve it: the checks of ``trtx serve`` but those of a machine."""
+"""Plans the pods of a topology, with the checks of ``trtx serve`` except those of a machine."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")
 CONFIG_DIRECTORY = RUN_DIRECTORY / "serve" / "configs"
-"""Where the engine configs are in a worker's container: below its run directory, as on one machine."""
+"""The directory of the engine configs in a worker's container, below its run directory as on a single machine."""
 ENGINES = ("tensorrt-llm", "torch", "paced")
 
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """Pods that are equal: the frontends, or the workers of one role."""
+    """A set of identical pods: the frontends, or the workers of one role."""
 
     role: str
-    replicas: int  # of frontends or workers
+    replicas: int  # the number of frontends or workers
     command: tuple[str, ...]
     arguments: tuple[str, ...]
     variables: tuple[Mapping[str, Any], ...]  # EnvVar
-    gpus: int  # of one pod
-    pods: int  # of one worker: more than 1 where its engine spans nodes
+    gpus: int  # GPUs of one pod
+    pods: int  # pods of one worker; more than 1 if its engine spans nodes
 
     @property
     def is_worker(self) -> bool:
@@ -47,19 +47,19 @@ class PodKind:
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """Everything that the manifests are made of."""
+    """All inputs of the manifests."""
 
     target: KubernetesTarget
     model: str  # the name that clients send
     engine: str
     source: ModelSource
-    checkpoint: Checkpoint  # as it is here
+    checkpoint: Checkpoint  # on this machine
     kinds: tuple[PodKind, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     findings: tuple[Finding, ...]
-    reasons: tuple[str, ...]  # how engines lie over nodes, and what KV goes by
-    routes_by_prefix: bool  # by the KV router
-    left_out: tuple[LeftOutField, ...]  # of the engine configs: what the engine does not act on
+    reasons: tuple[str, ...]  # how engines are spread over nodes, and the network that KV uses
+    routes_by_prefix: bool  # the topology uses the KV router
+    left_out: tuple[LeftOutField, ...]  # fields of the engine configs that the engine does not act on
 
     @property
     def workers(self) -> tuple[PodKind, ...]:
@@ -71,7 +71,7 @@ class PodPlan:
 
 
 def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
-    """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what no pod can be told."""
+    """Plans the pods. Raises UsageError for a topology that ``trtx serve`` would refuse, or that pods can't run."""
     refuse_encoders(spec, "pods")
     if spec.engine not in ENGINES:
         raise UsageError(
@@ -106,7 +106,10 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
 
 
 def _named(target: KubernetesTarget, model: str, mode: str, nodes: Mapping[Role, int]) -> KubernetesTarget:
-    """With a name that is short enough for what is made of it. ``nodes``: by role, of one worker."""
+    """Returns the target with a name, and refuses a name too long for the names derived from it.
+
+    ``nodes``: the number of nodes of one worker, by role.
+    """
     longest = longest_name(target.form, {"frontend": 1, **{str(role): count for role, count in nodes.items()}})
     if len(target.name) > longest:
         parts = " and ".join(f"{role} workers over {count} nodes" for role, count in nodes.items() if count > 1)
@@ -139,7 +142,7 @@ def _tp(spec: TopologySpec) -> dict[str, int]:
 
 
 def _nodes(role: Role, values: Mapping[str, Any], target: KubernetesTarget, engine: str, per_node: int) -> int:
-    """Pods of one worker of ``role``."""
+    """Returns the number of pods of one worker of ``role``. Raises UsageError."""
     nodes = nodes_of(role, values, engine, per_node)
     if nodes > 1 and target.form == "plain":
         raise UsageError(
@@ -158,11 +161,11 @@ def _plan(
     *,
     on_gpu: bool,
 ) -> Plan:
-    """Of a machine with as many GPUs as are asked for: where a worker's pod runs is the cluster's to decide."""
+    """Plans for a fictitious machine with enough GPUs, because the cluster decides where pods run."""
     sizes = {role: world_size(config.values | _tp(spec)) for role, config in configs.items()}
     wanted = sum(sizes[role] * count for role, count in spec.roles.items())
     gpus = tuple(Gpu(index, f"GPU-{index}", "GPU", 0) for index in range(wanted if on_gpu else 0))
-    # Half the cores of a machine are for engines, and here all those of the pod are one engine's.
+    # A plan gives half the cores of a machine to engines. In a pod all cores belong to one engine, so double them.
     cores = 2 * _whole_cores(target.cpu) * sum(spec.roles.values())
     without = {role: replace(one, values=_without_nodes(one.values)) for role, one in configs.items()}
     return plan(
@@ -183,7 +186,7 @@ def _plan(
 
 
 def _whole_cores(quantity: str) -> int:
-    """Of a quantity of CPU such as ``4`` or ``500m``; at least 1."""
+    """Returns the whole cores in a CPU quantity such as ``4`` or ``500m``, at least 1."""
     return max(1, int(amount(quantity) or 0))
 
 
@@ -192,8 +195,10 @@ def _without_nodes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(planned: Plan, target: KubernetesTarget, nodes: Mapping[Role, int]) -> list[PodKind]:
-    """One for the frontends and one a role, of the first process of each: they differ in nothing but what a pod gets
-    anew."""
+    """Returns one kind for the frontends and one for each role, made from the first process of each.
+
+    The other processes of a role differ only in values that each pod sets itself.
+    """
     first: dict[str, ProcessSpec] = {}
     for process in planned.processes:
         first.setdefault(process.role, process)
@@ -228,8 +233,11 @@ def _tls_flags(role: str, target: KubernetesTarget) -> tuple[str, ...]:
 
 
 def _of_all_ranks(target: KubernetesTarget, role: str) -> list[dict[str, str]]:
-    """What :func:`trtx.engine.tensorrt_llm.environment.prepare` sets in a worker's own process, rank 0's alone: the
-    operator's ``mpirun`` hands on what the container's ``env`` names, and nothing else."""
+    """Returns the variables that all ranks of an engine over several nodes need.
+
+    :func:`trtx.engine.tensorrt_llm.environment.prepare` sets them only in the worker's process, which is rank 0. The
+    operator's ``mpirun`` forwards only the variables in the container's ``env``.
+    """
     shared = {**RECIPE_VARIABLES, "TRTLLM_EPLB_SHM_NAME": f"trtx_eplb_{target.name}_{role}"}
     return [{"name": name, "value": value} for name, value in shared.items()]
 

@@ -1,4 +1,4 @@
-"""Pod templates, the same in both forms but for what Dynamo's operator adds by itself."""
+"""Pod templates, which are the same in both forms except for the parts that Dynamo's operator adds itself."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT
 Manifest = dict[str, Any]
 
 TOPOLOGY_LABEL, ROLE_LABEL = "trtx-topology", "trtx-role"
-"""Our own: those that the operator sets by itself differ between its ways to start pods."""
+"""trtx's own labels, because the operator's labels depend on how it starts the pods."""
 _DRAIN_S, _SHUTDOWN_S, _MARGIN_S = 30, 60, 30
 WORKER_GRACE_S = _DRAIN_S + _SHUTDOWN_S + _MARGIN_S
-"""From SIGTERM to SIGKILL: the worker's own bounds (``--drain-seconds``, ``--shutdown-seconds``), and room to spare."""
+"""The time from SIGTERM to SIGKILL: the worker's ``--drain-seconds`` and ``--shutdown-seconds``, plus a margin."""
 _FRONTEND_CPU = "1"
 _GPU = "nvidia.com/gpu"
 _CONFIGS, _TLS, _SHM = "engine-configs", "tls", "shared-memory"
 
 
 def pod_template(planned: PodPlan, kind: PodKind, config_map: str) -> Manifest:
-    """Of all pods of ``kind``. ``config_map``: the name of the one with the engine configs."""
+    """Returns the template of all pods of ``kind``. ``config_map``: the name of the engine configs' ConfigMap."""
     spec: Manifest = {"terminationGracePeriodSeconds": WORKER_GRACE_S} if kind.is_worker else {}
     target = planned.target
     if target.form == "plain":
@@ -82,7 +82,10 @@ def _resources(planned: PodPlan, kind: PodKind) -> Manifest:
 
 
 def _security(planned: PodPlan, kind: PodKind) -> Manifest:
-    """An engine over several nodes runs sshd and mpirun in its pods, which change users: nothing is taken from it."""
+    """Returns the security context of a container.
+
+    The pods of an engine over several nodes keep all privileges, because sshd and mpirun change users.
+    """
     if kind.pods > 1:
         return {"seccompProfile": {"type": "RuntimeDefault"}}
     security: Manifest = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -98,7 +101,7 @@ def _get(path: str, port: int, scheme: str = "HTTP") -> Manifest:
 
 
 def _worker_probes() -> Manifest:
-    """The operator's own, but that a single slow answer restarts nobody."""
+    """Returns the operator's own probes, changed so that a single slow response does not restart a worker."""
     return {
         "startupProbe": {
             **_get("/live", SYSTEM_PORT),

@@ -1,7 +1,7 @@
-"""What Kubernetes itself takes: quantities, names of labels and of resources, images, addresses in a pod.
+"""The syntax rules of Kubernetes: quantities, names of labels and resources, images, addresses in a pod.
 
-By its API's own rules (``k8s.io/apimachinery`` ``validation`` and ``resource``, ``distribution/reference``): what the
-API server or the kubelet would refuse is refused before anything is written.
+They follow Kubernetes' own code (``k8s.io/apimachinery`` ``validation`` and ``resource``, ``distribution/reference``),
+so that values which the API server or the kubelet would refuse are refused before any file is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NATIVE = {"cpu", "memory", "ephemeral-storage"}
 
 
 def amount(quantity: str) -> Decimal | None:
-    """Of a quantity such as ``4``, ``500m`` (cores) or ``16Gi`` (bytes), in its unit; None: it is none, or negative."""
+    """Parses a quantity such as ``4``, ``500m`` (cores) or ``16Gi`` (bytes); None if it is invalid or negative."""
     found = _QUANTITY.fullmatch(quantity)
     if found is None:
         return None
@@ -38,12 +38,13 @@ def amount(quantity: str) -> Decimal | None:
 
 
 def is_subdomain(text: str) -> bool:
-    """A DNS subdomain: the name of an object."""
+    """Returns whether ``text`` is a DNS subdomain, the syntax of an object's name."""
     return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_qualified_name(text: str) -> bool:
-    """Of a label or a resource: a name of at most 63 characters, where it has one behind a prefix and a slash."""
+    """Returns whether ``text`` is a valid name of a label or resource: at most 63 characters, with an optional
+    ``prefix/``."""
     prefix, slash, name = text.rpartition("/")
     return len(name) <= 63 and _NAME.fullmatch(name) is not None and (not slash or is_subdomain(prefix))
 
@@ -53,7 +54,7 @@ def is_label_value(text: str) -> bool:
 
 
 def is_resource(name: str) -> bool:
-    """One that a container may ask for: Kubernetes' own, or one of a domain (an extended resource)."""
+    """Returns whether a container may request the resource: Kubernetes' own, or an extended resource of a domain."""
     if name.startswith("hugepages-"):
         return bool(amount(name.removeprefix("hugepages-")))
     is_extended = "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
@@ -61,12 +62,12 @@ def is_resource(name: str) -> bool:
 
 
 def is_whole(name: str) -> bool:
-    """A resource that is counted: extended ones are, those of Kubernetes are measured."""
+    """Returns whether a resource only takes whole numbers, as extended resources do."""
     return "/" in name
 
 
 def is_image(text: str) -> bool:
-    """A reference that a container runtime can read: a repository in lower case, with a tag, a digest, both or none."""
+    """Returns whether ``text`` is a valid image reference: a lower-case repository, optionally with tag and digest."""
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
         return False
@@ -77,12 +78,12 @@ def is_image(text: str) -> bool:
     name = f"{head}{slash}{last}"
     first = name.partition("/")[0]
     if first != first.lower() and not ("/" in name and any(mark in first for mark in ".:")):
-        return False  # no registry: a name in upper case
+        return False  # the first part is no registry, but a name in upper case
     return _REPOSITORY.fullmatch(name) is not None and len(name) <= 255
 
 
 def is_nats(url: str) -> bool:
-    """``nats://HOST``, with a port or without: a name, or an IPv4 address in full."""
+    """Returns whether ``url`` is ``nats://HOST[:PORT]`` with a host name or a complete IPv4 address."""
     found = _NATS.fullmatch(url)
     if found is None or not 0 < int(found["port"] or 4222) < 1 << 16:
         return False
@@ -97,7 +98,7 @@ def is_nats(url: str) -> bool:
 
 
 def is_own_address(url: str) -> bool:
-    """Whether ``url`` leads from a pod to that pod itself, or nowhere: loopback, or no address of a machine."""
+    """Returns whether ``url`` would connect a pod to itself: a loopback or unspecified address."""
     host = urlsplit(url).hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

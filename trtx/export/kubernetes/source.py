@@ -1,4 +1,4 @@
-"""Where pods have the model from: a volume that holds it, or an init container that brings it."""
+"""The source of the model in pods: a volume that contains it, or an init container that downloads it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trtx.export.kubernetes.target import KubernetesTarget
 MOUNT = PurePosixPath("/models")
 _VOLUME = "model"
 TOKEN_KEY = "HF_TOKEN"
-"""The key of the hub's secret, and the variable that huggingface_hub reads."""
+"""The key in the hub's Secret, and the environment variable that huggingface_hub reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """``path``: of the model's directory in every container that needs it."""
+    """The source of a model. ``path``: the model's directory in every container that needs it."""
 
     path: PurePosixPath
-    claim: str | None  # of a volume; None: fetched
-    fetched: str | None = None  # what is fetched: a name of the hub, or synthetic:<shape>
-    revision: str | None = None  # of the hub
+    claim: str | None  # the volume claim; None: the model is downloaded
+    fetched: str | None = None  # the model to download: a hub name, or synthetic:<shape>
+    revision: str | None = None  # the revision on the hub
     secret: str | None = None
 
     @property
@@ -38,7 +38,7 @@ class ModelSource:
         return {"name": _VOLUME, "mountPath": str(MOUNT), "readOnly": True}
 
     def init_containers(self, image: str, *, with_weights: bool = True) -> list[dict[str, Any]]:
-        """One that fetches the model; none where a volume has it."""
+        """Returns the init container that downloads the model; empty if a volume contains it."""
         if self.fetched is None:
             return []
         words = ["--directory", str(self.path)]
@@ -66,7 +66,7 @@ class ModelSource:
 
 
 def source_of(named: str, checkpoint: Checkpoint, target: KubernetesTarget) -> ModelSource:
-    """Raises UsageError for a directory of this machine, which no pod sees, where no claim is named."""
+    """Returns the source of a model. Raises UsageError for a local directory without a claim: pods can't access it."""
     if target.model_claim is not None:
         claim, path = target.claim
         return ModelSource(MOUNT / path, claim)

@@ -1,4 +1,4 @@
-"""What a person says of the cluster: names, image, where the model lies, what a node has."""
+"""The user's description of the cluster: names, image, location of the model, resources of a node."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from trtx.export.kubernetes.rules import (
 
 Form = Literal["operator", "plain"]
 LONGEST_NAME = 40
-"""Of a topology: names of at most 63 characters are made of it, with a role and a hash behind it."""
+"""The maximum length of a topology's name. Names of at most 63 characters are made of it, a role and a hash."""
 _LONGEST_WITH_PARTS = 45
-"""Of the names that Dynamo's operator hands to Grove for one component, together: Grove's own limit, as the names of
-pods follow from them (``MaxCombinedGroveResourceNameLength``; ``validation`` of ai-dynamo/dynamo's operator)."""
-_LEADER = "-ldr"  # behind a component's name: the longest that the operator gives the pods of an engine over nodes
+"""The maximum total length of the names that Dynamo's operator passes to Grove for one component. It is Grove's limit,
+because pod names are made of them (``MaxCombinedGroveResourceNameLength``; ``validation`` of ai-dynamo/dynamo's
+operator)."""
+_LEADER = "-ldr"  # the longest suffix that the operator gives to a component's name for an engine over several nodes
 MAX_FRONTENDS = 64
 _POD_DEVICE = "eth0"
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -37,8 +38,8 @@ _DEVICES = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?(,[A-Za-z0-9_.-]+(:[0-9]+)?)*")
 def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         if not holds(value):
-            # Where the name of a secret is asked for, somebody gives the secret.
-            # And an address may hold a password.
+            # The value is not quoted: users give the secret itself in place of its name, and an address may contain a
+            # password.
             given = "as it is given" if str(info.field_name).endswith("_secret") else quoted(value)
             if info.field_name == "nats":
                 given = shown_address(value)
@@ -63,7 +64,7 @@ def _is_bytes(quantity: str) -> bool:
 
 
 def _pairs(what: str) -> AfterValidator:
-    """NAME=VALUE of ``what``, each name once."""
+    """Returns a validator for NAME=VALUE pairs with distinct names. ``what``: the kind of name, for messages."""
 
     def check(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         seen: set[str] = set()
@@ -108,7 +109,7 @@ def _selector(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     return pairs
 
 
-_MOST_CORES, _MOST_BYTES = 10**6, 2**60  # far above any node: a typing mistake
+_MOST_CORES, _MOST_BYTES = 10**6, 2**60  # far above any node; a larger value is a typing mistake
 _OWN_RESOURCES = {"cpu": "--cpu", "memory": "--memory", "nvidia.com/gpu": "the plan (--tp, --gpus-per-node)"}
 _ObjectName = Annotated[
     str, _taken(is_subdomain, "the name of an object of Kubernetes: lower-case letters, digits, - and .")
@@ -118,12 +119,12 @@ _Bytes = Annotated[str, _taken(_is_bytes, "bytes such as 64Gi or 500M, more than
 
 
 class KubernetesTarget(BaseModel):
-    """Asked for beside the topology. Names of secrets and claims, never what is in them."""
+    """The cluster options of an export. It contains names of Secrets and claims, never their contents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     form: Form = "operator"
-    # "": made of the model and the mode
+    # "": derived from the model and the mode
     name: Annotated[str, _matching(_LABEL, f"a DNS label of at most {LONGEST_NAME} characters", LONGEST_NAME)] = ""
     namespace: Annotated[str, _matching(_LABEL, "the name of a namespace of Kubernetes", 63)] = "default"
     image: Annotated[
@@ -131,22 +132,22 @@ class KubernetesTarget(BaseModel):
         _taken(is_image, "an image such as registry.example/trtx:1.4.2, its name in lower case"),
     ]
     image_pull_secret: _ObjectName | None = None
-    model_claim: str | None = None  # CLAIM, or CLAIM/PATH of the model's directory in it
-    hub_secret: _ObjectName | None = None  # has the key HF_TOKEN
+    model_claim: str | None = None  # CLAIM, or CLAIM/PATH with the path of the model's directory
+    hub_secret: _ObjectName | None = None  # contains the key HF_TOKEN
     tls_secret: _ObjectName | None = None  # of type kubernetes.io/tls
     gpus_per_node: int = Field(default=8, ge=0, le=72)  # 0: nodes without GPUs
     frontends: int = Field(default=1, ge=1, le=MAX_FRONTENDS)
     ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = _POD_DEVICE
     nats: Annotated[str, _taken(is_nats, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
     resources: Annotated[tuple[str, ...], _pairs("a resource"), AfterValidator(_resources)] = ()
-    """Further limits of each worker's pod, such as rdma/ib=1."""
+    """Additional resource limits of each worker's pod, such as rdma/ib=1."""
     node_selector: Annotated[
         tuple[str, ...], _pairs("a label"), AfterValidator(_selector)
-    ] = ()  # of the workers' nodes
+    ] = ()  # labels of the workers' nodes
     cpu: _Cores = "4"
     memory: _Bytes | None = None
     shared_memory: _Bytes = "16Gi"
-    bench: tuple[str, ...] | None = None  # words of trtx bench; None: no Job
+    bench: tuple[str, ...] | None = None  # arguments of trtx bench; None: no Job
 
     @model_validator(mode="after")
     def _agrees(self) -> KubernetesTarget:
@@ -175,13 +176,13 @@ class KubernetesTarget(BaseModel):
 
     @property
     def claim(self) -> tuple[str, str]:
-        """Of ``model_claim``: the claim's name, and the path in it, empty for its root."""
+        """The name of the claim in ``model_claim``, and the path in it; "" for its root."""
         name, _, path = (self.model_claim or "").partition("/")
         return name, path
 
     @property
     def has_no_rdma(self) -> bool:
-        """Whether KV can go by nothing but the pods' own network: nobody named another device."""
+        """Whether KV can only use the pod network, because no other device is named."""
         return self.ucx_devices == _POD_DEVICE
 
     @property
@@ -199,9 +200,12 @@ def _split(pair: str) -> tuple[str, str]:
 
 
 def longest_name(form: Form, pods: Mapping[str, int]) -> int:
-    """Of a topology with components of these names, each with the pods of one worker. The operator counts the name
-    with a component's; of an engine over nodes also with that of its scaling group, which is the component's, and of
-    its leader."""
+    """Returns the maximum length of a topology's name.
+
+    ``pods``: maps each component to the number of pods of one worker. The operator's limit covers the topology's name
+    and the component's; for an engine over several nodes also the name of its scaling group, which equals the
+    component's, and the suffix of its leader.
+    """
     if form == "plain":
         return LONGEST_NAME
     parts = (len(name) + (len(name) + len(_LEADER) if count > 1 else 0) for name, count in pods.items())
@@ -209,7 +213,7 @@ def longest_name(form: Form, pods: Mapping[str, int]) -> int:
 
 
 def name_of(model: str, mode: str, longest: int) -> str:
-    """A topology's name where none is given: the served model's, made a DNS label."""
+    """Returns the default name of a topology: the served model's name as a DNS label, and the mode."""
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     named = plain if plain[:1].isalpha() else f"m-{plain}"
     return f"{named[: longest - len(mode) - 1].rstrip('-')}-{mode}"

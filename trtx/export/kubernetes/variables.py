@@ -1,7 +1,7 @@
-"""What becomes of each variable and flag of a plan in a pod: a plan is made for one machine, a pod is a host by itself.
+"""Rules for each environment variable and flag of a plan in a pod.
 
-A variable that stands in no row here is an error, so that nothing which ``topology`` begins to set is lost, or taken
-over, unseen.
+A plan is made for one machine, while each pod is its own host.
+A variable without a rule is an error, so that a new variable in ``topology`` is neither lost nor passed on by accident.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from trtx.export.kubernetes.target import Form, KubernetesTarget
 from trtx.topology import ProcessSpec
 
 SYSTEM_PORT = 9090
-"""Of each worker: the operator's own number, and the pod's own namespace of ports."""
+"""The system port of each worker: the operator's default. Each pod has its own port space."""
 HTTP_PORT = 8000
-"""Of each frontend: what the operator's Service and probes expect."""
+"""The HTTP port of each frontend, which the operator's Service and probes expect."""
 
 Fate = Literal[
     "kept", "dropped", "pod address", "visible GPUs", "UCX devices", "event plane", "plain only", "operator's"
@@ -52,8 +52,8 @@ FATES: Mapping[str, Fate] = {
     "OMP_NUM_THREADS": "kept",
     "MKL_NUM_THREADS": "kept",
 }
-"""Of each variable that :mod:`trtx.topology.commands` sets. docs/kubernetes.md has the reasons."""
-_OPERATORS = {  # what the operator sets by itself, and a plain form has to
+"""The rule for each variable that :mod:`trtx.topology.commands` sets. docs/kubernetes.md has the reasons."""
+_OPERATORS = {  # the operator sets these itself; the plain form must set them
     "DYN_DISCOVERY_BACKEND": "kubernetes",
     "DYN_SYSTEM_PORT": str(SYSTEM_PORT),
     "DYN_HEALTH_CHECK_ENABLED": "false",
@@ -68,15 +68,17 @@ FLAGS_DROPPED: Mapping[str, tuple[Form, ...]] = {
     "--prompts-by": ("operator", "plain"),
     "--namespace": ("operator",),
 }
-"""Flags, each with one value, that a plan's command lines have and those of pods of these forms have not."""
+"""Flags of a plan's command lines, each with one value, that are dropped in pods of these forms."""
 NAME_FLAG = "--name"
 POD_NAME = "$(POD_NAME)"
-"""Put in by the kubelet: logs and facts of a worker name its pod."""
+"""The kubelet substitutes the pod's name, so that a worker's logs and facts name its pod."""
 
 
 def variables(process: ProcessSpec, target: KubernetesTarget, gpus: int) -> list[dict[str, Any]]:
-    """``env`` of the container that runs ``process``; ``gpus``: of its pod. Raises LookupError for a variable of the
-    plan that has no row in :data:`FATES`."""
+    """Returns the ``env`` of the container that runs ``process``. ``gpus``: the GPUs of its pod.
+
+    Raises LookupError for a variable of the plan without a rule in :data:`FATES`.
+    """
     is_plain = target.form == "plain"
     entries: list[dict[str, Any]] = []
     if is_plain:
@@ -114,8 +116,10 @@ def _variable(
 
 
 def arguments(process: ProcessSpec, form: Form) -> list[str]:
-    """The words behind ``python3 -m MODULE`` of ``process`` in a pod. ``$(…)`` in them is escaped, or Kubernetes would
-    put a variable in its place."""
+    """Returns the arguments after ``python3 -m MODULE`` of ``process`` in a pod.
+
+    ``$(…)`` in them is escaped, because Kubernetes would replace it by a variable.
+    """
     words = iter(process.argv[3:])
     kept: list[str] = []
     for word in words:
@@ -130,7 +134,7 @@ def arguments(process: ProcessSpec, form: Form) -> list[str]:
 
 
 def module_of(argv: Sequence[str]) -> list[str]:
-    """``python3 -m MODULE``: the image's interpreter in place of this one's."""
+    """Returns ``python3 -m MODULE``, which uses the image's interpreter."""
     if argv[1] != "-m":
         raise LookupError(f"a plan starts {argv[:3]}; expected python -m MODULE")
     return ["python3", "-m", argv[2]]

@@ -1,10 +1,10 @@
-"""A topology as one batch file of Slurm: allocation, etcd and NATS, a step a process, a benchmark, an ordered end.
+"""Exports a topology as one Slurm batch file: allocation, etcd and NATS, a step for each process, benchmark, shutdown.
 
-Owns where workers go on the nodes of a job, what of a plan holds there, and the file's text; docs/slurm.md has the
-reasons. Does not talk to Slurm: the file is submitted by ``sbatch``.
+Owns the placement of workers on the nodes of a job, the translation of a plan for unknown nodes, and the file's text;
+docs/slurm.md has the reasons. Does not talk to Slurm: the user submits the file with ``sbatch``.
 Enter through :func:`export`.
-Always holds: the file has no template left in it and no secret, every word of a plan in it is quoted, and each variable
-of the plan has been decided about.
+Invariants: the file contains no unfilled template and no secret, every word of the plan in it is quoted, and each
+variable of the plan has an explicit rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["JobSpec", "export"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads a name when it is first asked for: help of the verb needs none of them."""
+    """Imports a public name on first access, because the verb's help page needs none of them."""
     if name in _HOMES:
         import importlib
 

@@ -1,4 +1,4 @@
-"""Which node of a job, and which of its GPUs, each worker gets: a pure function over equal nodes."""
+"""Places workers on the nodes and GPUs of a job. A pure function over identical nodes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from trtx.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one worker. ``nodes`` are indices into the job's; several: an engine of several nodes, one rank a GPU."""
+    """The place of one worker.
+
+    ``nodes``: indices into the job's nodes. Several nodes mean an engine over several nodes, with one rank per GPU.
+    """
 
     nodes: tuple[int, ...]
-    gpus: tuple[int, ...]  # on each of ``nodes``, counted in what Slurm gives the job there
+    gpus: tuple[int, ...]  # indices into the GPUs that Slurm allocates to the job on each of ``nodes``
 
 
 def place_on_nodes(sizes: Sequence[int], *, gpus_per_node: int, nodes: int | None) -> tuple[int, list[Place]]:
-    """The number of nodes, and the place of each worker of ``sizes`` (its GPUs; 0: on the CPU).
+    """Returns the number of nodes, and the place of each worker.
 
-    Neighbours in ``sizes`` exchange KV, so they share a node where they can. ``nodes`` None: as few as hold all of
-    them; a number: all of those, as evenly as they can be filled. Engines larger than a node come first and have theirs
-    to themselves; their sizes are multiples of ``gpus_per_node``. Raises UsageError where they don't fit.
+    ``sizes``: the GPUs of each worker; 0: it runs on the CPU. Workers that are adjacent in ``sizes`` exchange KV, so
+    they share a node if possible. ``nodes``: None: as few nodes as possible; a number: exactly so many, filled as
+    evenly as possible. Engines larger than a node come first and have their nodes to themselves; their sizes are
+    multiples of ``gpus_per_node``. Raises UsageError if the workers don't fit.
     """
     spans = [size // gpus_per_node if size > gpus_per_node else 0 for size in sizes]
     small = [size for size, span in zip(sizes, spans, strict=True) if not span]
@@ -53,7 +57,7 @@ def _fewest(sizes: Sequence[int], gpus_per_node: int) -> int:
 
 
 def _spread(sizes: Sequence[int], gpus_per_node: int, count: int) -> _Spread:
-    """Node and GPUs of each, with the lowest bound on a node's load that ``count`` nodes can keep."""
+    """Returns node and GPUs of each worker, with the smallest possible maximum load of a node."""
     if not sizes:
         return []
     if not gpus_per_node:
@@ -62,8 +66,10 @@ def _spread(sizes: Sequence[int], gpus_per_node: int, count: int) -> _Spread:
 
 
 def _fill(sizes: Sequence[int], count: int, bound: int) -> _Spread | None:
-    """Each where the one before it went, else on the first node with room, and no node empty at the end; None where
-    ``bound`` GPUs a node are too few."""
+    """Places each worker on the previous worker's node, else on the first node with room, and leaves no node empty.
+
+    Returns None if ``bound`` GPUs per node are too few.
+    """
     used = [0] * count
     placed: _Spread = []
     for index, size in enumerate(sizes):

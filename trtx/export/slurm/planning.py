@@ -1,4 +1,4 @@
-"""From what was asked for to the steps of a job: the plan of ``trtx serve --hosts`` for nodes that nobody knows yet."""
+"""Plans the steps of a job: the plan of ``trtx serve --hosts`` for nodes that are not known yet."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from trtx.launch import resolve
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 
 ENGINES = ("tensorrt-llm", "torch", "paced")
-_MOST_GPUS = 64  # of one engine: what a host of a plan may have (HostSpec)
-_SERVICE_PORTS = 3  # before those of the processes: etcd's two, NATS's one
+_MOST_GPUS = 64  # the maximum for one engine, which is the limit of a host in a plan (HostSpec)
+_SERVICE_PORTS = 3  # two ports of etcd and one of NATS, before the ports of the processes
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One process of the topology. ``nodes``: indices into the job's; on each run ``tasks`` of it, one a GPU."""
+    """One process of the topology. ``nodes``: indices into the job's nodes; each runs ``tasks`` tasks, one per GPU."""
 
     name: str
     role: str
     nodes: tuple[int, ...]
     tasks: int
-    gpus: tuple[int, ...]  # of each node; none: it computes on the CPU, or nothing
-    command: tuple[str, ...]  # words, those of :class:`Shell` the script's own
-    environment: Mapping[str, str]  # values likewise
+    gpus: tuple[int, ...]  # GPU indices on each node; empty: the process uses no GPU
+    command: tuple[str, ...]  # the arguments; :class:`Shell` values are expanded by the script
+    environment: Mapping[str, str]  # likewise
 
     @property
     def is_worker(self) -> bool:
@@ -47,21 +47,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Everything that the file is made of."""
+    """All inputs of the batch file."""
 
     job: JobSpec
     spec: TopologySpec
     node_count: int
     model: str  # the name that clients send
-    model_dir: Path  # as nodes see it
-    checkpoint: Checkpoint  # as it is here
+    model_dir: Path  # the model's directory on the nodes
+    checkpoint: Checkpoint  # on this machine
     engine: str
     steps: tuple[Step, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     expected_workers: Mapping[str, int]
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...]
-    left_out: tuple[LeftOutField, ...]  # of the engine configs: what the engine does not act on
+    left_out: tuple[LeftOutField, ...]  # fields of the engine configs that the engine does not act on
 
     @property
     def workers(self) -> tuple[Step, ...]:
@@ -73,17 +73,17 @@ class JobPlan:
 
     @property
     def tasks_per_node(self) -> int:
-        """The most tasks that a step has on a node."""
+        """The maximum number of tasks of a step on a node."""
         return max(step.tasks for step in self.steps)
 
     @property
     def gpu_count(self) -> int:
-        """Of all workers."""
+        """The GPUs of all workers."""
         return sum(len(step.gpus) * len(step.nodes) for step in self.steps)
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether an engine has ranks on several nodes."""
+        """Whether an engine spans several nodes."""
         return any(step.is_worker and len(step.nodes) > 1 for step in self.steps)
 
     @property
@@ -92,7 +92,7 @@ class JobPlan:
 
 
 def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
-    """Raises UsageError for what ``trtx serve`` would refuse on such nodes, and for what a job can't be told."""
+    """Plans the job. Raises UsageError for a topology that ``trtx serve`` would refuse, or that a job can't run."""
     refuse_encoders(spec, "steps of a job")
     if spec.engine not in ENGINES:
         raise UsageError(
@@ -160,7 +160,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
         },
         expected_workers=planned.expected_workers(),
         reasons=(
-            *planned.reasons[1:],  # the first says that the hosts' roles place workers, and trtx did
+            *planned.reasons[1:],  # the first reason says that the hosts file places the workers, but trtx did
             *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
             *_kv_reasons(spec, job, resolved.engine, count),
             *left_out_warnings(planned.left_out, planned.engine),
@@ -171,7 +171,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
 
 
 def _unmountable(path: Path) -> bool:
-    """pyxis takes FROM:TO, with commas between several, and knows no escape."""
+    """Returns whether pyxis can't mount a path: its syntax FROM:TO[,…] has no escape for colons and commas."""
     return any(mark in str(path) for mark in MOUNT_MARKS)
 
 
@@ -185,14 +185,14 @@ def _kv_reasons(spec: TopologySpec, job: JobSpec, engine: str, nodes: int) -> It
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Nodes that are one host of the plan: one, or those of an engine over several."""
+    """The nodes that form one host of the plan: a single node, or all nodes of one engine."""
 
     nodes: tuple[int, ...]
     roles: Mapping[Role, int]
 
 
 def _check_weights(model: str | None, per_node: int) -> None:
-    """Nodes load them from where they are here. Raises UsageError where they are not."""
+    """Raises UsageError if the weights are not here; without --model-dir, nodes load them from the same path."""
     try:
         resolve_checkpoint(model or default_model(on_gpu=per_node > 0))
     except UsageError as error:
@@ -200,7 +200,7 @@ def _check_weights(model: str | None, per_node: int) -> None:
 
 
 def _in_turn(spec: TopologySpec) -> list[Role]:
-    """The role of each worker, as a plan numbers them."""
+    """Returns the role of each worker, in the order in which a plan numbers them."""
     return [role for index in range(max(spec.roles.values())) for role, count in spec.roles.items() if index < count]
 
 
@@ -214,7 +214,7 @@ def _units(placed: Any) -> list[_Unit]:
 
 
 def _hosts(units: list[_Unit], job: JobSpec, per_node: int) -> HostsSpec:
-    """With addresses of no machine, which the file's own variables take the place of."""
+    """Returns a hosts spec with placeholder addresses, which are replaced by variables in the batch file."""
     head = ADDRESSES[0]
     return HostsSpec(
         name=job.name,
@@ -241,7 +241,7 @@ def _tp(spec: TopologySpec, role: Role) -> dict[str, int]:
 
 
 def _of_one_host(config: ResolvedEngineConfig, nodes: int) -> ResolvedEngineConfig:
-    """A plan takes the nodes of an engine for one host."""
+    """Returns the config without ``gpus_per_node`` if the engine spans nodes, which the plan treats as one host."""
     if nodes == 1:
         return config
     return replace(config, values={name: value for name, value in config.values.items() if name != "gpus_per_node"})
@@ -255,8 +255,8 @@ def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobS
     if several:
         command = [Shell("${LAUNCHER}"), *command]
         shared = {name: Shell(f"${{{name}:-{value}}}") for name, value in RECIPE_VARIABLES.items()}
-        # A worker sets these in its own process, which is rank 0's alone.
-        # The launcher looks for itself, for python3 and for MPI by PATH.
+        # A worker sets these variables only in its own process, which is rank 0; the other ranks need them too.
+        # trtllm-llmapi-launch finds itself, python3 and MPI on PATH.
         environment |= {"PATH": Shell("${PYTHON_DIR}${PATH}")}
         environment |= {**shared, "TRTLLM_EPLB_SHM_NAME": Shell("trtx_eplb_${SLURM_JOB_ID}_" + process.name)}
         own = (str(job.model_dir or planned.model_path), *([job.python] if job.python else []))

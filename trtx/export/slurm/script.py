@@ -1,4 +1,4 @@
-"""The text of the batch file: Slurm's lines, what was planned, and how it runs (``job.sh``)."""
+"""Generates the text of the batch file: the sbatch directives, the plan, and the runtime part (``job.sh``)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _WIDTH = 110
 _RUNTIME = Path(__file__).with_name("job.sh")
 _END_OF_CONFIG = "END_OF_ENGINE_CONFIG"
 _MAX_PAYLOAD = 32 << 20
-"""Bytes of a message of NATS, as events of a prompt's KV blocks grow with it. Its own 1 MiB is a prompt of some 10^5
-tokens."""
+"""The maximum size of a NATS message in bytes. KV events grow with the prompt, and NATS's default of 1 MiB limits a
+prompt to about 10^5 tokens."""
 
 
 def export(spec: TopologySpec, job: JobSpec) -> Export:
-    """One batch file for ``spec`` as ``job``. Raises UsageError for what can't be served so."""
+    """Exports ``spec`` as one batch file for ``job``. Raises UsageError for a topology that a job can't serve."""
     planned = plan_job(spec, job)
     name = f"{job.name}.sbatch"
     text = "".join((_allocation(planned), _about(planned, name), _plan(planned), _RUNTIME.read_text(encoding="utf-8")))
@@ -65,7 +65,7 @@ def _allocation(planned: JobPlan) -> str:
 
 
 def _typed(flag: str) -> str:
-    """A flag whose value is one word to sbatch, which ends it at a space and takes what follows # for a comment."""
+    """Quotes a flag's value for an sbatch directive, where a space ends the value and # starts a comment."""
     name, equals, value = flag.partition("=")
     return f"{name}='{value}'" if equals and any(mark in value for mark in " #") else flag
 
@@ -81,7 +81,7 @@ def _what(planned: JobPlan) -> str:
 
 
 def _reasons(planned: JobPlan) -> tuple[str, ...]:
-    """CPU threads apart, which are counted where a worker starts."""
+    """Returns the plan's reasons without those about CPU threads, which are counted on the node at start."""
     return tuple(reason for reason in planned.reasons if not reason.startswith("CPU threads"))
 
 
@@ -176,7 +176,7 @@ def _plan(planned: JobPlan) -> str:
     lines.append(array("WORKERS", [step.name for step in planned.workers]))
     lines.append(f"EXPECTED={word(','.join(f'{role}={count}' for role, count in planned.expected_workers.items()))}\n")
     lines.append(array("CONTAINER", _container(planned)))
-    # Workers publish theirs, but of an engine over nodes its worker knows one node's.
+    # Workers publish their GPUs, but the worker of an engine over several nodes knows only those of one node.
     lines.append(array("GPU_COUNT", ["--gpu-count", str(planned.gpu_count)] if planned.spans_nodes else ()))
     lines.append(array("BENCH_WORDS", job.bench or ()))
     lines.append(array("BENCH_FILES", map(str, job.bench_files)))
@@ -191,7 +191,7 @@ def _python(planned: JobPlan) -> str:
 
 
 def _container(planned: JobPlan) -> list[str]:
-    """srun's flags of pyxis. The run directory is mounted by the script, which knows it."""
+    """Returns pyxis's flags for srun. The script itself adds the mount of the run directory."""
     job = planned.job
     if job.container_image is None:
         return []
@@ -221,7 +221,7 @@ def _start(step: Step) -> str:
 
 
 def _processes(planned: JobPlan) -> Iterator[str]:
-    """A function that sets environment and command of a process; what all of them have in common comes first."""
+    """Yields a bash function that sets environment and command of a process; the common environment comes first."""
     shared = _in_common([step.environment for step in planned.steps])
     yield "process() { # NAME: exports its environment, and sets COMMAND\n"
     yield from (f"  export {name}={word(value)}\n" for name, value in shared.items())

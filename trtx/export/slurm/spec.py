@@ -1,4 +1,4 @@
-"""What a person asks of a job beside its topology: nodes, limits, containers, the network between the nodes."""
+"""The user's description of a job besides its topology: nodes, limits, containers, the network between nodes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from trtx.config.wording import quoted
 
 FIRST_PORT = 17_000
-"""Where the planned ports begin. Dynamo 1.4.2 reads a worker's system port as a signed 16-bit number."""
+"""The default first port of the planned range. System ports must stay below 32768, because Dynamo 1.4.2 reads them as
+signed 16-bit numbers."""
 DEFAULT_MPI = "pmix"
-"""The kind that TensorRT-LLM's and Dynamo's own examples start ranks by."""
-_LAST_PORT = 32_000  # first_port: 256 workers have theirs above it, below 32768
+"""srun's --mpi type in TensorRT-LLM's and Dynamo's own examples."""
+_LAST_PORT = 32_000  # the maximum of first_port; the ports of 256 workers fit between it and 32768
 _TIMES = (
     r"(?P<m>\d{1,6})", r"(?P<m>\d{1,6}):(?P<s>[0-5]?\d)", r"(?P<h>\d{1,5}):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
     r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3])", r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3]):(?P<m>[0-5]?\d)",
     r"(?P<d>\d{1,4})-(?P<h>[01]?\d|2[0-3]):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
 )  # fmt: skip
-"""The forms of sbatch(1). Numbers of digits that no other script has."""
+"""The time formats of sbatch(1). Only ASCII digits match."""
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _READY_S = 1800
-_EARLY_S = 60  # by which Slurm may send a job's signal before its time
+_EARLY_S = 60  # Slurm may send a job's signal up to this much too early
 _MORE_THAN_DRAIN_S = 90
-"""Before the time limit, what an ordered end takes beside the drain of the workers."""
+"""The time that an orderly shutdown takes before the time limit, in addition to the drain of the workers."""
 MOUNT_MARKS = ":,"
-"""What a path that is mounted in a container can't have in it."""
+"""Characters that a path mounted in a container can't contain."""
 _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[a-zA-Z+=-]+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -38,7 +39,7 @@ _OWN_FLAGS = (
     "--wrap", "--chdir", "--export", "--export-file", "--cpus-per-task", "--overcommit", "--wait", "--exclusive",
     "--oversubscribe", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--time-min",
 )  # fmt: skip
-"""Flags of sbatch that the file sets itself, or with which it would not run as it is written."""
+"""sbatch flags that the file sets itself, or that would break it."""
 
 
 def _time(value: str, info: ValidationInfo) -> str:
@@ -48,7 +49,7 @@ def _time(value: str, info: ValidationInfo) -> str:
 
 
 def _seconds(time: str) -> int | None:
-    """Of a time as sbatch takes it; None: it is none."""
+    """Parses a time in sbatch's syntax into seconds; None if it is invalid."""
     for form in _TIMES:
         if found := re.fullmatch(form, time, re.ASCII):
             return sum(_SECONDS[unit] * int(digits) for unit, digits in found.groupdict().items())
@@ -130,49 +131,52 @@ _Directory = Annotated[Path, AfterValidator(_directory)]
 
 
 class JobSpec(BaseModel):
-    """Asked for, not yet resolved. Its fields have the names of the options of ``trtx export slurm``, ``bench_files``
-    apart, which follows from ``--bench``."""
+    """A job as requested, not yet resolved.
+
+    Its fields have the names of the options of ``trtx export slurm``, except ``bench_files``, which follows from
+    ``--bench``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, AfterValidator(_job_name)] = "serve"
-    nodes: int | None = Field(default=None, ge=1, le=64)  # None: as few as hold all workers
+    nodes: int | None = Field(default=None, ge=1, le=64)  # None: as few as possible
     gpus_per_node: int = Field(default=8, ge=0, le=64)  # 0: workers run on the CPU
-    frontends: int = Field(default=1, ge=1, le=16)  # on the first nodes
+    frontends: int = Field(default=1, ge=1, le=16)  # one on each of the first nodes
     time: Annotated[str, AfterValidator(_time)] = "04:00:00"
     partition: _Plain | None = None
     account: _Plain | None = None
     sbatch: Annotated[tuple[str, ...], AfterValidator(_sbatch)] = ()
     container_image: _Line | None = None
     container_mounts: Annotated[_Line, AfterValidator(_mounts)] | None = None
-    python: _Line | None = None  # None: the one that runs now; in a container python3
-    model_dir: _Directory | None = None  # None: where the model is here
+    python: _Line | None = None  # None: the running interpreter; in a container python3
+    model_dir: _Directory | None = None  # None: the model's path on this machine
     local_dir: _Directory = Path("/tmp")
-    interface: _Device | None = None  # None: the one that nodes reach each other by, as Slurm does
+    interface: _Device | None = None  # None: the interface that Slurm uses between nodes
     ucx_devices: _Device | None = None  # None: the interface
     first_port: int = Field(default=FIRST_PORT, ge=1024, le=_LAST_PORT)
     etcd: _Line = "etcd"
     nats: _Line = "nats-server"
-    mpi: _Plain | None = None  # srun's, for engines over several nodes; None: pmix
-    bench: tuple[_Line, ...] | None = None  # words of trtx bench; None: serve until the job ends
-    bench_files: tuple[_Directory, ...] = ()  # files and directories that it reads, on the first node
-    lease_ttl_s: int = Field(default=600, ge=5, le=600)  # of a process; outages of etcd may add up to half
-    ready_timeout_s: int | None = Field(default=None, ge=1, le=86_400)  # None: 1800, or what the time leaves if less
-    drain_s: int = Field(default=15, ge=1, le=600)  # a worker's, to end the requests that it has begun
+    mpi: _Plain | None = None  # srun's --mpi type, for engines over several nodes; None: pmix
+    bench: tuple[_Line, ...] | None = None  # arguments of trtx bench; None: serve until the job ends
+    bench_files: tuple[_Directory, ...] = ()  # files and directories that trtx bench reads on the first node
+    lease_ttl_s: int = Field(default=600, ge=5, le=600)  # a process's lease; etcd outages may total half of it
+    ready_timeout_s: int | None = Field(default=None, ge=1, le=86_400)  # None: 1800, or the remaining time if less
+    drain_s: int = Field(default=15, ge=1, le=600)  # the time in which a worker completes its running requests
 
     @property
     def lead_s(self) -> int:
-        """How long before its limit a job is told to end."""
+        """The time before its limit at which a job receives the signal to end."""
         return self.drain_s + _MORE_THAN_DRAIN_S
 
     @property
     def left_s(self) -> int:
-        """From the start of a job until it may be told to end, at the earliest."""
+        """The time from the start of a job to the earliest moment of the signal to end."""
         return (_seconds(self.time) or 0) - self.lead_s - _EARLY_S
 
     @property
     def ready_within_s(self) -> int:
-        """How long it waits until all workers serve."""
+        """How long the job waits until all workers serve."""
         return min(_READY_S, self.left_s) if self.ready_timeout_s is None else self.ready_timeout_s
 
     @model_validator(mode="after")

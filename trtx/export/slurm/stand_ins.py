@@ -1,7 +1,7 @@
-"""What becomes of each variable and path of a plan in a job: a plan is made for known hosts, and a job's are not known.
+"""Rules for each environment variable and path of a plan in a job, whose nodes are not known when the plan is made.
 
-The plan gets addresses, a device and directories of no machine; where they would stand, the file has variables of its
-own. A variable that stands in no row here is an error: nothing that ``topology`` begins to set goes out unseen.
+The plan is made with placeholder addresses, devices and directories, which are replaced by variables of the script. An
+environment variable without a rule is an error, so that a new variable in ``topology`` is not passed on by accident.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from trtx.export.slurm.words import Shell
 from trtx.topology import ProcessSpec
 
 ADDRESSES = tuple(f"192.0.2.{index}" for index in range(1, 255))
-"""Of RFC 5737, for documents: no machine has one."""
+"""Placeholder addresses from RFC 5737, which are reserved for documentation and never assigned to a machine."""
 DEVICE = "trtx0"
 RUN_DIR = Path("/stand-in-for-the-run")
 SCRATCH_DIR = Path("/stand-in-for-the-node")
 
 KEPT = frozenset(
     {
-        "CUDA_VISIBLE_DEVICES",  # of frontends: none. Of workers: see _CHOSEN
+        "CUDA_VISIBLE_DEVICES",  # empty for frontends; for workers see _CHOSEN
         "DYN_CANARY_WAIT_TIME",
         "DYN_DISABLE_FRONTEND_ADMIN_API",
         "DYN_DISCOVERY_BACKEND",
@@ -44,7 +44,7 @@ KEPT = frozenset(
         "UCX_TCP_PORT_RANGE",
     }
 )
-"""Variables of a plan that hold in a job as they are."""
+"""Variables of a plan that are valid in a job unchanged."""
 REPLACED: Mapping[str, Shell] = {
     "DYN_NAMESPACE": Shell("${NAMESPACE}"),
     "DYN_SYSTEM_HOST": Shell("${ADDRESS}"),
@@ -55,18 +55,18 @@ REPLACED: Mapping[str, Shell] = {
     "TRTX_TOPOLOGY": Shell("${NAMESPACE}"),
     "UCX_NET_DEVICES": Shell("${DEVICE}"),
 }
-"""Variables of a plan that only the node knows."""
-_CHOSEN = "CUDA_VISIBLE_DEVICES"  # of workers: by the script, of what Slurm gives the job
+"""Variables of a plan whose values are known only on the node."""
+_CHOSEN = "CUDA_VISIBLE_DEVICES"  # for workers, the script selects from the GPUs that Slurm allocates to the job
 _FLAGS: Mapping[str, Shell] = {
     "--http-host": Shell("${ADDRESS}"),
     "--model": Shell("${MODEL}"),
     "--namespace": Shell("${NAMESPACE}"),
 }
-"""Flags of a plan's command lines whose values are the script's."""
+"""Flags of a plan's command lines whose values are variables of the script."""
 
 
 def variables(process: ProcessSpec, job: JobSpec) -> dict[str, str]:
-    """The environment of ``process`` in a job. Raises LookupError for a variable that nobody has decided about."""
+    """Returns the environment of ``process`` in a job. Raises LookupError for a variable without a rule."""
     environment: dict[str, str] = {}
     for name, value in process.env.items():
         if name in REPLACED:
@@ -84,7 +84,7 @@ def variables(process: ProcessSpec, job: JobSpec) -> dict[str, str]:
 
 
 def arguments(process: ProcessSpec) -> list[str]:
-    """The command of ``process`` in a job."""
+    """Returns the command of ``process`` in a job."""
     words: list[str] = [Shell("${PYTHON}")]
     before = ""
     for word in process.argv[1:]:

@@ -1,4 +1,4 @@
-"""Words of a bash script: what a person or a plan gave is quoted, and the script's own variables are not."""
+"""Quotes the words of a bash script: values from the user or the plan are literal, the script's variables expand."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable
 
 
 class Shell(str):
-    """Text of the script's own, such as ``${TRTX_RUN}/configs``: bash expands it, inside double quotes.
+    """Text that bash expands, inside double quotes, such as ``${TRTX_RUN}/configs``.
 
-    Nothing that a person typed is ever put into one.
+    It never contains user input.
     """
 
     __slots__ = ()
 
 
 def word(value: str) -> str:
-    """One word of a command or an assignment, expanded by bash only where it is :class:`Shell`."""
+    """Returns one quoted word of a command or an assignment, which bash expands only if it is a :class:`Shell`."""
     if isinstance(value, Shell):
         return f'"{value}"'
     plain = shlex.quote(value)
-    return f"'{value}'" if plain == value and "," in value else plain  # or a list in an array looks like a mistake
+    return f"'{value}'" if plain == value and "," in value else plain  # an unquoted comma in an array looks wrong
 
 
 def array(name: str, words: Iterable[str], indent: str = "") -> str:
-    """An assignment to an array, a flag and its value in a line."""
+    """Returns a bash array assignment, with each flag and its value on one line if it is long."""
     lines: list[str] = []
     for one in map(word, words):
         if lines and not one.startswith("-") and lines[-1].startswith("-") and " " not in lines[-1]:
