@@ -1,9 +1,9 @@
-"""Makes a checkpoint ready to serve: quantized by ModelOpt, with engine configs, a manifest, and a proof of it.
+"""Makes a checkpoint ready to serve: quantizes it with ModelOpt, and adds engine configs, a manifest and a proof.
 
-Owns formats, calibration text, the child that quantizes, the directory that is whole or not there, and the proof
-against the source. Does not serve, and prints nothing.
-Enter through :func:`build`. A directory that it returns is complete, named by the hash of everything that decided its
-bytes, and loads wherever a Hugging Face checkpoint does.
+Owns the formats, the calibration text, the child process that quantizes, the atomic creation of the build directory,
+and the proof, which compares the build with its source. Does not serve, and prints nothing.
+Enter through :func:`build`. Invariants: a returned directory is complete, its name contains a hash of everything that
+determines its bytes, and it loads wherever a Hugging Face checkpoint does.
 """
 
 from trtx.build.builder import Build, build

@@ -1,8 +1,8 @@
-"""The build's child: ``python -m trtx.build quantize|tensorrt <fd>``, with a job as JSON on stdin.
+"""The child process of a build: ``python -m trtx.build quantize|tensorrt <fd>``, with a job as JSON on stdin.
 
-ModelOpt takes 20 to 35 s to import and runs for minutes: in a process of its own it can be ended at any time, and its
-crash is a sentence. It writes a line of JSON for each step of progress on ``fd``, and last what went wrong, if
-anything did. The kernel ends it with its parent.
+ModelOpt takes 20 to 35 s to import and runs for minutes. In its own process it can be ended at any time, and a crash
+becomes an error message. The child writes one line of JSON to ``fd`` for each step of progress, and at the end the
+error, if there was one. The kernel kills it when its parent dies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
             say({"error": reason, "text": str(error) if reason == "usage" else f"{type(error).__name__}: {error}"})
             sys.exit(1)
     sys.stdout.flush()
-    os._exit(0)  # the files are written; taking ModelOpt apart would take seconds (seen: 0.47)
+    os._exit(0)  # the files are written; the interpreter's teardown of ModelOpt would take seconds (seen in 0.47)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``build``: from what was asked for to a directory that serves, and a proof of it."""
+"""Performs a build: from a request to a directory that can be served, with its proof."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtx.errors import LaunchError, UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A finished build. ``is_new``: made now, not found. ``left_out``: see :attr:`BuildPlan.left_out`."""
+    """A finished build. ``is_new``: False if it already existed. ``left_out``: see :attr:`BuildPlan.left_out`."""
 
     directory: Path
     manifest: Manifest
@@ -34,11 +34,11 @@ class Build:
 
 
 def build(request: BuildRequest, *, on_progress: Listener) -> Build:
-    """Makes the build, or finds the finished one of the same inputs.
+    """Makes the build, or returns the finished build of the same inputs.
 
-    Raises UsageError for what can't be built, and for a full disk; LaunchError where the quantizer or the engine of
-    the proof crashed. Whatever is raised, no half build is left. A missed ``max_ppl_increase`` raises nothing:
-    ``manifest.gate`` says it.
+    Raises UsageError for a request that can't be built and for a full disk, and LaunchError if the quantizer or the
+    engine of the proof crashes. No error leaves an incomplete build behind. If the build exceeds ``max_ppl_increase``,
+    no error is raised, and ``manifest.gate`` records it.
     """
     plan = plan_build(request)
     with partial_directory(plan.target, on_wait=lambda: on_progress(Progress("waiting"))) as partial:
@@ -55,7 +55,7 @@ def build(request: BuildRequest, *, on_progress: Listener) -> Build:
 
 
 def _make(plan: BuildPlan, partial: Partial, on_progress: Listener) -> None:
-    """Fills ``partial`` with everything, proof and manifest included."""
+    """Fills ``partial`` with all files of the build, including proof and manifest."""
     clock, source, directory = Clock(on_progress), plan.source, partial.path
     check_space(plan.request.output, contents.bytes_needed(source, plan.request.form))
     if plan.request.backend == "tensorrt":
@@ -112,7 +112,7 @@ def _build_engine(plan: BuildPlan, partial: Partial, on_progress: Listener) -> N
 
 
 def _run(kind: str, job: Job | EngineJob, partial: Partial, on_progress: Listener) -> None:
-    """In a child. Its log ends up in the build, or beside it where the child crashed."""
+    """Runs a job in a child process. Its log moves into the build; after a crash it stays next to the build."""
     log = partial.target.with_name(f"{partial.target.name}.log")
     on_progress(Progress("starting"))
     try:
@@ -126,8 +126,11 @@ def _run(kind: str, job: Job | EngineJob, partial: Partial, on_progress: Listene
 
 
 def _prove(plan: BuildPlan, partial: Partial, on_progress: Listener) -> tuple[Proof | None, str | None]:
-    """The proof, or why there is none: weights that were not quantized need none, if nothing is wrong with them as far
-    as the embedded engine can read. Raises UsageError for a checkpoint that contradicts itself."""
+    """Returns the proof, or the reason why there is none.
+
+    Unquantized weights need no proof if the embedded engine can't run the model but finds no error in it. Raises
+    UsageError for an inconsistent checkpoint.
+    """
     if plan.request.backend == "tensorrt":
         return None, "the embedded engine runs no engines of the TensorRT backend"
     try:

@@ -1,4 +1,4 @@
-"""Calibration text: what the quantizer runs through the model to see the sizes of its activations."""
+"""Calibration text, which the quantizer runs through the model to measure the ranges of its activations."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from trtx.config.wording import a_kind, shown
 from trtx.errors import UsageError
 
 MAX_TOKENS = 512
-"""Of one text, as in ModelOpt's own examples (llm_ptq, calib_seq); the rest is cut off."""
+"""The maximum length of one text, as in ModelOpt's own examples (llm_ptq, calib_seq); longer texts are truncated."""
 
 _EXPECTED = 'expected a JSON object with "text", "prompt" or "messages", such as {"text": "Once upon a time"}'
-_SEED = 2_000_003  # neither training nor the held-out text draws from it
-_LONGEST_LINE = 16 << 20  # bytes: MAX_TOKENS of it are used
-_SENTENCES = 12  # a text, some 250 tokens
+_SEED = 2_000_003  # neither the training text nor the held-out text uses this seed
+_LONGEST_LINE = 16 << 20  # bytes; only MAX_TOKENS tokens of a line are used
+_SENTENCES = 12  # per text, about 250 tokens
 
-# A text, or a conversation: the model's own chat template makes text of it.
+# A text, or a conversation, which the model's own chat template renders.
 Entry = str | list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """``source``: a file's name, or what the built-in set is called."""
+    """The calibration entries. ``source``: the file's name, or the name of the built-in set."""
 
     source: str
     entries: tuple[Entry, ...]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the entries: the same text is the same build, whatever the file is called."""
+        """The SHA-256 of the entries. The same text gives the same build, whatever the file's name."""
         return hashlib.sha256(json.dumps(self.entries, ensure_ascii=False).encode()).hexdigest()
 
 
 def built_in(size: int) -> Calibration:
-    """``size`` generated entries: prose, and short conversations. Disjoint from the text that builds are proved on."""
+    """Returns ``size`` generated entries: prose and short conversations, disjoint from the text of the proof."""
     prose = sentences(_SEED, 10**9)
     tasks = {task: samples(task, "train", _SEED) for task in TASKS}
     names = itertools.cycle(TASKS)
@@ -55,9 +55,9 @@ def built_in(size: int) -> Calibration:
 
 
 def read_calibration(path: Path, size: int, what: str = "calibration file") -> Calibration:
-    """The first ``size`` entries of a JSONL file; all of them where it has fewer. ``what``: it is, to whom it is named.
+    """Reads the first ``size`` entries of a JSONL file, or all if it has fewer.
 
-    Raises UsageError naming the line.
+    ``what``: the kind of file, for messages. Raises UsageError, which names the line.
     """
     entries: list[Entry] = []
     expected = f"{_EXPECTED.removeprefix('expected ')}, on each line"

@@ -1,4 +1,4 @@
-"""Runs a child of the build to its end: its progress is passed on, its output goes to a log, its end is a sentence."""
+"""Runs a child process of the build: forwards its progress, logs its output, and turns its failure into an error."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DiskFullError(Exception):
-    """The child met a full disk."""
+    """The child process ran out of disk space."""
 
 
 def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: Listener) -> None:
-    """``python -m trtx.build kind <fd>`` with ``job``, a dataclass, on stdin, until it ends.
+    """Runs ``python -m trtx.build kind <fd>`` with ``job``, a dataclass, on stdin, until it ends.
 
-    ``lock_fd`` stays locked as long as it lives. Raises UsageError with the child's own sentence, DiskFullError, or
-    LaunchError naming ``log`` for a crash. However it is left, the child is gone.
+    The child inherits ``lock_fd``, so the lock lasts as long as the child. Raises UsageError with the child's own
+    message, DiskFullError, or, for a crash, LaunchError, which names ``log``. The child has always ended when this
+    function returns or raises.
     """
     events, theirs = os.pipe()
     root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
-    # Threads that lose their core to another process hold up all others at the next barrier: calibration of a small
-    # model took 279 s instead of 26 with a thread for each of four busy cores. trtx serve leaves half of them free too.
+    # A thread that loses its core to another process delays all others at the next barrier. With one thread for each of
+    # four busy cores, calibration of a small model took 279 s instead of 26 s. trtx serve also leaves half the cores
+    # free.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
     failure: dict[str, str] = {}
     child: subprocess.Popen[bytes] | None = None
@@ -50,7 +52,7 @@ def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: List
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         pass_fds=(theirs, lock_fd),
-                        start_new_session=True,  # Ctrl-C is for the parent, which ends the child
+                        start_new_session=True,  # Ctrl-C reaches only the parent, which then ends the child
                         env=environment,
                     )
             finally:
@@ -60,7 +62,7 @@ def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: List
                 child.stdin.write(json.dumps(asdict(job)).encode())
                 child.stdin.close()
             except BrokenPipeError:
-                pass  # dead already: its log says why
+                pass  # the child is already dead; its log has the reason
             for line in lines:
                 event = json.loads(line)
                 if "error" in event:
@@ -84,10 +86,11 @@ def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: List
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """A signal whose handler may raise is handled when this is left, not between a child's start and its handle.
+    """A context manager that defers signals whose handlers may raise, so that none arrives between the start of a child
+    and the assignment of its handle.
 
-    Not by a mask: Python runs handlers in the main thread even where another thread took the signal, and a child would
-    start with the mask. A handler is the default again in a child.
+    A signal mask would not work: Python runs handlers in the main thread even if another thread received the signal,
+    and the child would inherit the mask. Handlers, in contrast, are reset to the default in a child.
     """
     came: list[int] = []
     before = {}

@@ -1,4 +1,4 @@
-"""What a build's directory holds beside the quantized weights: the model's own files, and engine configs."""
+"""The content of a build's directory besides the quantized weights: the model's own files, and engine configs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_THE_EXPORT = (CONFIG, MODELOPT_FILE)
 
 
 def bytes_needed(source: Source, form: str) -> int:
-    """About what a build takes on the disk. Weights that are not quantized are linked where the file system can."""
+    """Returns the approximate size of a build on disk. Unquantized weights are hard links if the file system allows."""
     beside = sum(file.stat().st_size for file in source.other_files) + _OWN_BYTES
     if form == NO_FORMAT:
         return beside
@@ -39,11 +39,11 @@ def bytes_needed(source: Source, form: str) -> int:
 
 
 def complete_export(source: Source, directory: Path) -> None:
-    """Puts the source's own configuration and tokenizer beside an export's weights.
+    """Copies the source's configuration and tokenizer into the directory of an export.
 
-    ModelOpt writes config.json as the transformers here would (seen: 0.47 with transformers 5, ``rope_parameters``);
-    an older one that TensorRT-LLM brings would read other values from it, or none. So it is the source's, with the
-    export's ``quantization_config``.
+    ModelOpt writes config.json in the format of the installed transformers (seen in 0.47 with transformers 5:
+    ``rope_parameters``). An older transformers, such as TensorRT-LLM's, would read other values from it or none.
+    Therefore config.json is the source's, with the export's ``quantization_config``.
     """
     quantization = read_config(directory)["quantization_config"]
     config = {key: value for key, value in source.config.items() if key != DRAWN_WEIGHTS}
@@ -56,14 +56,14 @@ def complete_export(source: Source, directory: Path) -> None:
 
 
 def complete_engine(source: Source, directory: Path) -> None:
-    """Puts the tokenizer beside a TensorRT engine, whose config.json is its own."""
+    """Copies the tokenizer into the directory of a TensorRT engine, which has its own config.json."""
     for file in source.other_files:
         if not (directory / file.name).exists():
             shutil.copyfile(file, directory / file.name)
 
 
 def take_over(source: Source, directory: Path) -> None:
-    """The whole checkpoint as it is: weights as hard links, or copies where there can be none."""
+    """Copies the whole checkpoint unchanged; weights become hard links if possible."""
     for file in source.other_files:
         shutil.copyfile(file, directory / file.name)
     files = weight_files(source.path)
@@ -81,7 +81,7 @@ def take_over(source: Source, directory: Path) -> None:
 
 
 def write_engine_configs(configs: Iterable[ResolvedEngineConfig], directory: Path, *, built_for: str) -> None:
-    """``engine_configs/<role>.yaml``, with where each came from in its first lines."""
+    """Writes ``engine_configs/<role>.yaml``; the first lines state the source of each config."""
     folder = directory / ENGINE_CONFIGS
     folder.mkdir()
     for config in configs:
@@ -94,5 +94,5 @@ def write_engine_configs(configs: Iterable[ResolvedEngineConfig], directory: Pat
 
 
 def weight_bytes(source: Source, directory: Path) -> int:
-    """Of the weight files there; where the weights are drawn, of what the engine draws."""
+    """Returns the size of the weight files, or of the weights that the engine will generate."""
     return sum(file.stat().st_size for file in weight_files(directory)) or source.checkpoint.weight_bytes

@@ -1,4 +1,4 @@
-"""The formats that ``trtx build`` makes: which GPUs run each, and which models it fits."""
+"""Checks whether a GPU and a model support a format of ``trtx build``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_FORMAT = "none"
 
 
 def check_gpu(form: BuiltFormat, gpu: Device) -> None:
-    """Raises UsageError where ``gpu`` can't run ``form``. A GPU of unknown capability passes."""
+    """Raises UsageError if ``gpu`` can't run ``form``. A GPU of unknown capability passes."""
     if gpu.capability is not None and gpu.capability < form.oldest:
         runs = [name for name, other in FORMATS.items() if other.oldest <= gpu.capability]
         raise UsageError(
@@ -29,9 +29,9 @@ def check_gpu(form: BuiltFormat, gpu: Device) -> None:
 
 
 def check_model(form: BuiltFormat, config: Mapping[str, Any], *, name: str) -> None:
-    """Raises UsageError for a model that is quantized already, or whose layers ``form`` does not fit.
+    """Raises UsageError for a model that is already quantized, or whose layer sizes don't fit ``form``.
 
-    ``config``: content of config.json. ``name``: what to call the model.
+    ``config``: the content of config.json. ``name``: the model's name in messages.
     """
     already = config.get("quantization_config")
     if already:

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a build was made from, with what, how long it took, and how far it can be trusted."""
+"""``manifest.json``: the inputs and tools of a build, its timings, and its proof."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _PACKAGES = ("trtx", "torch", "transformers", "nvidia-modelopt", "tensorrt_llm")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All of it is JSON. Sizes in bytes, ``seconds`` by phase.
+    """The content of ``manifest.json``. Sizes are in bytes; ``seconds`` is by phase.
 
-    ``inputs``: what the build's key is the hash of: source, format, recipe, calibration text, tool versions, engine
-    configs. ``gate``: the limit on the perplexity's increase that was asked for last and whether it was kept; None
-    where nobody asked. ``proof``: None where the embedded engine can't run the model; ``unproved`` says why.
+    ``inputs``: the values that the build's key is a hash of: source, format, recipe, calibration text, tool versions,
+    engine configs. ``gate``: the most recently requested limit on the increase of the perplexity, and whether the build
+    meets it; None if no limit was requested. ``proof``: None if the embedded engine can't run the model; ``unproved``
+    is the reason.
     """
 
     schema_version: int
@@ -34,8 +35,8 @@ class Manifest:
     created: str  # UTC, ISO 8601
     inputs: dict[str, Any]
     source: dict[str, Any]  # name, revision
-    built_on: str  # the GPU's name, or CPU
-    built_for: str  # the same, of the GPU that the engine configs are for
+    built_on: str  # the name of the GPU that built it, or CPU
+    built_for: str  # the name of the GPU that the engine configs are for, or CPU
     weight_bytes: dict[str, int]  # source, result
     seconds: dict[str, float]
     proof: Proof | None
@@ -43,7 +44,7 @@ class Manifest:
     gate: dict[str, Any] | None = None
 
     def write(self, directory: Path) -> None:
-        """Atomically: a reader finds the old file or the new one."""
+        """Writes the file atomically: a reader sees either the old or the new content."""
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
         new = directory / f".{FILE}.{os.getpid()}"
         new.write_text(text, encoding="utf-8")
@@ -51,7 +52,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises UsageError where there is none, or one of another schema."""
+    """Reads the manifest. Raises UsageError if it is missing or has another schema version."""
     path = directory / FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -66,12 +67,12 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of ``inputs``."""
+    """Returns the SHA-256 of the canonical JSON of ``inputs``."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def code_hash(*modules: str) -> str:
-    """SHA-256 of the text of modules beside this one: what they do decides a build's bytes as any input does."""
+    """Returns the SHA-256 of the source of modules in this package, which is an input of a build like any other."""
     digest = hashlib.sha256()
     for module in modules:
         digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
@@ -79,7 +80,7 @@ def code_hash(*modules: str) -> str:
 
 
 def tool_versions() -> dict[str, str | None]:
-    """Of the packages that decide a build's bytes; None for one that is not installed. Imports none of them."""
+    """Returns the versions of the packages that affect a build's bytes, without importing them; None: not installed."""
     return {package: _version(package) for package in _PACKAGES}
 
 

@@ -1,4 +1,4 @@
-"""What is to be built, checked and identified before anything is made."""
+"""Plans a build: checks the request and identifies all inputs before anything is written."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ from trtx.memory import Device
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What was asked for. ``here``: the GPU to quantize and prove on; ``target``: the one to serve on; None: a CPU."""
+    """A requested build.
+
+    ``here``: the GPU that quantizes and proves. ``target``: the GPU that will serve. None: a CPU.
+    """
 
     model: str
     form: str  # a key of FORMATS, or NO_FORMAT
-    output: Path  # parent of the build
+    output: Path  # the parent of the build's directory
     backend: Literal["pytorch", "tensorrt"] = "pytorch"
     kv_dtype: str = "auto"
     calibration: Path | None = None  # None: the built-in set
@@ -44,22 +47,23 @@ class BuildRequest:
     roles: tuple[Role, ...] = ("agg", "prefill", "decode")
     engine_configs: Mapping[Role, Path] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
-    trtllm_version: str | None = None  # to check the engine configs for; None: the one installed, or what they name
+    trtllm_version: str | None = None  # for the check of the engine configs; None: installed, or as they state
     max_ppl_increase: float | None = None
     here: Device | None = None
     target: Device | None = None
 
     @property
     def device(self) -> str:
-        """torch's name of where the model is quantized."""
+        """The torch device that quantizes the model."""
         return "cpu" if self.here is None else "cuda"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """A request with everything that it names found. ``calibration``: None where nothing is calibrated.
+    """A request with all its inputs resolved.
 
-    ``inputs``: all that decides the build's bytes, as the manifest has it.
+    ``calibration``: None if the build needs no calibration. ``inputs``: everything that determines the build's bytes,
+    as stored in the manifest.
     """
 
     request: BuildRequest
@@ -70,8 +74,10 @@ class BuildPlan:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """A sentence of what the engine that the build is for does not act on. Its configs have it all the same, for
-        an engine that does."""
+        """Messages about the config fields that the build's engine does not act on.
+
+        The build's configs contain these fields nevertheless, for engines that do.
+        """
         engine, on_gpu = _engine_of(self.request), self.request.target is not None
         fields = [one for config in self.configs.values() for one in without_left_out(config, engine, on_gpu=on_gpu)[1]]
         return left_out_told(fields, engine)
@@ -82,7 +88,7 @@ class BuildPlan:
 
     @property
     def target(self) -> Path:
-        """Where the build will lie."""
+        """The build's directory."""
         model = self.source.checkpoint.served_model_name.replace("/", "--")
         return self.request.output / f"{model}-{self.request.form}-{self.key[:8]}"
 
@@ -96,9 +102,9 @@ class BuildPlan:
 
 
 def plan_build(request: BuildRequest) -> BuildPlan:
-    """Finds and hashes the model, reads the calibration text, resolves the engine configs. Makes nothing.
+    """Finds and hashes the model, reads the calibration text and resolves the engine configs; writes nothing.
 
-    Raises UsageError for what can't be built.
+    Raises UsageError for a request that can't be built.
     """
     source = read_source(request.model, on_gpu=request.here is not None)
     calibration = _check(request, source)
@@ -107,7 +113,7 @@ def plan_build(request: BuildRequest) -> BuildPlan:
 
 
 def _check(request: BuildRequest, source: Source) -> Calibration | None:
-    """Refuses what can't be built. The calibration text; None where nothing is calibrated."""
+    """Refuses a request that can't be built; returns the calibration text, or None if none is needed."""
     if request.backend == "tensorrt":
         check_backend(installed_version(), gpu=request.here, source=source, roles=request.roles)
     if request.form == NO_FORMAT:
@@ -116,11 +122,11 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     if request.target is not None:
         check_gpu(form, request.target)
     if request.backend == "pytorch" and not source.config.get("quantization_config"):
-        try:  # the embedded engine calibrates and proves: what it refuses is known
+        try:  # the embedded engine calibrates and proves, so a model that it refuses can't be built
             config = read_model_config(source.path)
             on_gpu = request.here is not None
             computed_windows(config.windows, source.path, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
-        except UnsupportedModel as error:  # its advice is for serving
+        except UnsupportedModel as error:  # its message advises about serving; add advice about building
             raise UnsupportedModel(
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "
                 f"{NO_FORMAT} and serve that with trtx serve --engine tensorrt-llm"
@@ -137,7 +143,7 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
 
 
 def _engine_configs(request: BuildRequest, source: Source) -> dict[Role, ResolvedEngineConfig]:
-    """Loaded, overlaid and checked against the rules. For a GPU, TensorRT-LLM will read them."""
+    """Loads the engine configs, applies the overrides and checks the rules. On a GPU, TensorRT-LLM will use them."""
     kv = () if request.kv_dtype == "auto" else (f"kv_cache_config.dtype={request.kv_dtype}",)
     facts = source.checkpoint
     engine = _engine_of(request)
@@ -172,7 +178,7 @@ def _inputs(
     calibration: Calibration | None,
     configs: Mapping[Role, ResolvedEngineConfig],
 ) -> dict[str, Any]:
-    """Everything that decides the bytes of a build."""
+    """Returns everything that determines the bytes of a build."""
     return {
         "weights_sha256": source.weights_hash,
         "files_sha256": source.files_hash,
@@ -187,7 +193,7 @@ def _inputs(
             "max_tokens": MAX_TOKENS,
             "sha256": calibration.digest,
         },
-        # An engine of the TensorRT backend runs on the kind of GPU that it was built on alone.
+        # An engine of the TensorRT backend runs only on the GPU type that it was built on.
         "device": request.device if request.backend == "pytorch" or request.here is None else request.here.name,
         "versions": tool_versions(),
         "code_sha256": code_hash("quantize", "contents", "tensorrt"),

@@ -1,4 +1,4 @@
-"""How far a build is: what the child says on its pipe, and what the command shows."""
+"""The progress of a build, as the child process reports it and the command shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Phase = Literal["waiting", "starting", "loading", "calibrating", "building", "ex
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` steps of a phase; a ``total`` of 0 means that they can't be counted."""
+    """``done`` of ``total`` steps of a phase. A ``total`` of 0 means that the number of steps is unknown."""
 
     phase: Phase
     done: int = 0
@@ -20,11 +20,11 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
-Tell = Callable[[Phase, int, int], None]  # phase, done, total: the same from within the child
+Tell = Callable[[Phase, int, int], None]  # (phase, done, total): reports progress from within the child
 
 
 class Clock:
-    """Passes progress on, and adds up how long each phase took."""
+    """Forwards progress, and sums the time that each phase took."""
 
     def __init__(self, on_progress: Listener) -> None:
         self._on_progress = on_progress

@@ -1,4 +1,4 @@
-"""Whether a build still says what its source says: perplexity and greedy continuations of both, on held-out text."""
+"""Compares a build with its source: perplexity and greedy continuations of both, on held-out text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
 
 TEXTS = 400
-"""Some 35,000 tokens of synthetic:tiny-trained's: enough that what two 8-bit formats cost can be told apart."""
+"""The number of texts: about 35,000 tokens for synthetic:tiny-trained, enough to distinguish the losses of two 8-bit
+formats."""
 PROMPTS, MAX_NEW_TOKENS = 192, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A build against its source, both run by the embedded engine on the same device.
+    """The comparison of a build with its source, both run by the embedded engine on the same device.
 
-    ``perplexity``: exp of the mean negative log-probability of every token of the held-out texts but each text's
-    first. ``increase_pct``: of the result's over the source's, in per cent; ``standard_error_pct``: of that figure,
-    from the differences token by token, which share the text's own chance.
-    ``greedy_agreement``: of up to ``MAX_NEW_TOKENS`` tokens that follow a prompt greedily, those that both models give
-    before the first one in which they differ; summed over the prompts, as a share of all. After a difference the two
-    answer different texts, so nothing later counts. ``identical``: prompts whose continuations are the same to the end.
+    ``perplexity``: exp of the mean negative log-probability over all tokens of the held-out texts, except the first of
+    each text. ``increase_pct``: the increase of the build's perplexity over the source's, in per cent.
+    ``standard_error_pct``: the standard error of that increase, from the paired differences of each token, which cancel
+    the variance of the text itself.
+    ``greedy_agreement``: of up to ``MAX_NEW_TOKENS`` greedy tokens after each prompt, those before the first difference
+    between the two models, as a share over all prompts. After a difference the two models continue different texts, so
+    later tokens don't count. ``identical``: the number of prompts with completely equal continuations.
     """
 
     tokens: int
@@ -44,24 +46,29 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one model says. ``logprobs``: natural, of every scored token. ``continuations``: ids after each prompt."""
+    """The results of one model.
+
+    ``logprobs``: the natural log-probability of every scored token. ``continuations``: the ids after each prompt.
+    """
 
     logprobs: list[float]
     continuations: list[list[int]]
 
 
 def check_supported(source: Path, *, on_gpu: bool) -> None:
-    """Raises UnsupportedModel where the embedded engine does not run such a model, before a process is started for it:
-    what that raises is a UsageError whatever it was. Raises UsageError for a config.json that says nothing sound."""
+    """Raises UnsupportedModel if the embedded engine can't run the model, and UsageError for an invalid config.json.
+
+    This check comes before the engine process starts, because errors of that process always arrive as UsageError.
+    """
     config = read_model_config(source)
     computed_windows(config.windows, source, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
 
 
 def prove(source: Path, result: Path, *, kv_dtype: str, on_step: Callable[[int, int], None]) -> Proof:
-    """Runs ``source``, then ``result`` with ``kv_dtype``, each in an engine process of its own.
+    """Runs ``source``, then ``result`` with ``kv_dtype``, each in its own engine process, and compares them.
 
-    Raises UsageError for a checkpoint that the embedded engine can't load, UnsupportedModel where its context is
-    shorter than the texts, LaunchError for an engine that dies.
+    Raises UsageError for a checkpoint that the embedded engine can't load, UnsupportedModel if its context is shorter
+    than the texts, and LaunchError if an engine process dies.
     """
     tokenizer = load_tokenizer(source)
 
@@ -84,7 +91,7 @@ def ask(
     kv_dtype: str,
     on_answer: Callable[[int], None],
 ) -> Answers:
-    """Scores ``texts`` and continues ``prompts``, both token ids."""
+    """Scores ``texts`` and continues ``prompts`` with one model; both are token ids."""
     with OfflineEngine(model, purpose="proves the build", kv_dtype=kv_dtype) as engine:
         longest = max(MAX_NEW_TOKENS + max(map(len, prompts)), 1 + max(map(len, texts)))
         if longest > engine.max_seq_len:
@@ -105,7 +112,7 @@ def ask(
 
 
 def compare(source: Answers, result: Answers) -> Proof:
-    """Both from the same texts and prompts."""
+    """Compares the results of both models, which must come from the same texts and prompts."""
     losses = [before - after for before, after in zip(source.logprobs, result.logprobs, strict=True)]
     mean_loss = statistics.fmean(losses)
     pairs = list(zip(source.continuations, result.continuations, strict=True))

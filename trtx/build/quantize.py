@@ -1,4 +1,4 @@
-"""Quantizes a model with ModelOpt and exports it as TensorRT-LLM loads it. Runs in the build's child."""
+"""Quantizes a model with ModelOpt and exports it in the form that TensorRT-LLM loads. Runs in the build's child."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Projections of the same input, one product in TensorRT-LLM and in the embedded engine."""
+"""Projections with the same input, which TensorRT-LLM and the embedded engine merge into one matmul."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``source``, ``output``: directories. ``device``: torch's name of it. ``dtype``: the model's, such as bfloat16."""
+    """A quantization job.
+
+    ``source``, ``output``: directories. ``device``: the torch device. ``dtype``: the model's dtype, such as bfloat16.
+    """
 
     source: str
     output: str
@@ -35,14 +38,14 @@ class Job:
 
 
 def quantize(job: Job, tell: Tell) -> None:
-    """Writes the quantized weights in Hugging Face form, as TensorRT-LLM loads them, to ``job.output``."""
+    """Writes the quantized weights to ``job.output`` in Hugging Face form, as TensorRT-LLM loads them."""
     import torch
 
     if job.device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"this PyTorch ({torch.__version__}) has no CUDA for the GPU here; install a CUDA build of it")
     from trtx.checkpoint.model_config import read_model_config
 
-    read_model_config(Path(job.source))  # refuses what the engine doesn't know before the long import
+    read_model_config(Path(job.source))  # refuses an unsupported model before the long import
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
     from transformers import AutoTokenizer
@@ -54,7 +57,7 @@ def quantize(job: Job, tell: Tell) -> None:
     form = FORMATS[job.form]
     recipe = copy.deepcopy(getattr(mtq, form.recipe))
     if job.kv_dtype == "fp8":
-        recipe["quant_cfg"] += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])  # later entries win
+        recipe["quant_cfg"] += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])  # later entries take precedence
     total = form.passes * len(rows)
     done = 0
 
@@ -78,11 +81,11 @@ def quantize(job: Job, tell: Tell) -> None:
 
 
 def _share_weight_scales(model: Any) -> None:
-    """One FP8 weight scale for projections that engines merge into one product.
+    """Gives the same FP8 weight scale to projections that engines merge into one matmul.
 
-    ModelOpt's export (0.47) leaves each its own. TensorRT-LLM's loader (``FP8QDQLinearMethod`` in its
-    ``_torch/modules/linear.py``) then rescales what is rounded already to the largest of them, and rounds a second
-    time; here all are rounded once.
+    ModelOpt's export (0.47) leaves each projection its own scale. TensorRT-LLM's loader (``FP8QDQLinearMethod`` in its
+    ``_torch/modules/linear.py``) then rescales the rounded weights to the largest scale and rounds a second time. With
+    a shared scale they are rounded once.
     """
     for module in model.modules():
         for names in MERGED:
@@ -95,10 +98,11 @@ def _share_weight_scales(model: Any) -> None:
 
 
 def _give_zeros_a_scale(model: Any) -> None:
-    """A scale for what is zero throughout: the output projections of a layer that block expansion inserted, or keys.
+    """Gives a nonzero scale to tensors that are zero throughout.
 
-    Its largest value is 0, which ModelOpt (0.47) makes a scale of 0 in FP8 and NVFP4: zero divided by it is NaN, in the
-    export or as the engine writes its cache. Zero stays zero with any other scale.
+    Examples are the output projections of layers that block expansion inserted, or keys. Their largest value is 0, from
+    which ModelOpt (0.47) makes a scale of 0 in FP8 and NVFP4. Zero divided by it is NaN, in the export or when the
+    engine writes its KV cache. With any other scale, zero stays zero.
     """
     for module in model.modules():
         amax = getattr(module, "amax", None) if hasattr(module, "num_bits") else None
@@ -117,7 +121,7 @@ def check_numbers(export: Path) -> None:
                 value = file.get_tensor(name)
                 if not value.is_floating_point():
                     continue
-                # Not each of torch's 8-bit floats knows isfinite.
+                # torch does not implement isfinite for all of its 8-bit floats.
                 wide = value.to(torch.float32) if value.element_size() == 1 else value
                 if not torch.isfinite(wide).all():
                     fault = "values that are not finite numbers"
@@ -132,7 +136,7 @@ def check_numbers(export: Path) -> None:
 
 
 def _load(job: Job) -> Any:
-    """The transformers model on its device, with the very weights that the embedded engine serves."""
+    """Returns the transformers model on its device, with exactly the weights that the embedded engine serves."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -143,7 +147,7 @@ def _load(job: Job) -> Any:
     with no_init_weights(), device:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.source), dtype=dtype)
     model.tie_weights()
-    empty: dict[str, Tensor] = dict(model.named_parameters())  # a tied head is there once, as the embedding
+    empty: dict[str, Tensor] = dict(model.named_parameters())  # includes a tied head only once, as the embedding
     with torch.no_grad():
         for name, value in named_tensors(Path(job.source), device=device, dtype=dtype):
             empty.pop(name).copy_(value)
@@ -152,19 +156,19 @@ def _load(job: Job) -> Any:
 
 
 def _encode(tokenizer: Any, entry: Entry) -> list[int]:
-    """Token ids of one text, at most ``MAX_TOKENS``. A rendered conversation has its special tokens already."""
+    """Returns at most ``MAX_TOKENS`` token ids of one entry. Rendered conversations already have special tokens."""
     is_rendered = not isinstance(entry, str) and tokenizer.chat_template is not None
     ids: list[int] = tokenizer(render(tokenizer, entry), add_special_tokens=not is_rendered).input_ids
     return ids[:MAX_TOKENS]
 
 
 def render(tokenizer: Any, entry: Entry) -> str:
-    """A text as it is; a conversation through the model's chat template, where it has one."""
+    """Returns a text unchanged, and a conversation rendered by the model's chat template, if it has one."""
     if isinstance(entry, str):
         return entry
     if tokenizer.chat_template is None:
         return "\n".join(message["content"] for message in entry)
     try:
         return str(tokenizer.apply_chat_template(entry, tokenize=False))
-    except Exception as error:  # whatever a template raises: jinja2's own errors are not all of them
+    except Exception as error:  # a template may raise any error, not only jinja2's
         raise UsageError(f"the model's chat template refuses the calibration text {entry!r:.80}: {error}") from error

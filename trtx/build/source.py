@@ -1,4 +1,4 @@
-"""What a build is made from, identified by content: the same checkpoint is the same source wherever it lies."""
+"""The source of a build, identified by content, so that a checkpoint is the same source at any path."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NOT_TAKEN_ALONG = (".index.json", "adapter_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint and what identifies it.
+    """A checkpoint and its identity.
 
-    ``name``: as it was asked for. ``revision``: the hub's commit, or None. ``weights_hash``: SHA-256 over the weight
-    files' own, or over the configuration and seed that weights are drawn from. ``files_hash``: over all other files
-    that a build takes along.
+    ``name``: the requested name. ``revision``: the hub's commit, or None. ``weights_hash``: the SHA-256 over the hashes
+    of the weight files, or over the configuration and seed of generated weights. ``files_hash``: the SHA-256 over all
+    other files that a build copies.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Source:
 
 
 def read_source(model: str, *, on_gpu: bool) -> Source:
-    """Finds the checkpoint called ``model`` and hashes it; reads each byte of its weights, once a file.
+    """Finds the checkpoint called ``model`` and hashes it. Each weight file is read completely, but only once ever.
 
-    Raises UsageError for a model that isn't there, whose hf_quant_config.json can't be read, and the like.
+    Raises UsageError, for example if the model does not exist or its hf_quant_config.json can't be read.
     """
     checkpoint = resolve_checkpoint(model, on_gpu=on_gpu)
     config = dict(read_config(checkpoint.path))
@@ -68,8 +68,10 @@ def read_source(model: str, *, on_gpu: bool) -> Source:
 
 
 def _other_files(path: Path) -> tuple[Path, ...]:
-    """Configuration and tokenizer: every file beside the weights that an engine may read. No code, no documents, no
-    index of weights, and no adapter's, which would be applied to what is built."""
+    """Returns the files besides the weights that an engine may read: configuration and tokenizer.
+
+    It excludes code, documents, weight indexes, and adapters, which would be applied to the build.
+    """
     kinds = (".json", ".jinja", ".txt", ".model")
     others = (file for file in path.iterdir() if file.is_file() and file.suffix in kinds)
     return tuple(sorted(file for file in others if not file.name.endswith(_NOT_TAKEN_ALONG)))
@@ -78,7 +80,7 @@ def _other_files(path: Path) -> tuple[Path, ...]:
 def _weights_hash(path: Path, config: dict[str, Any]) -> str:
     files = weight_files(path)
     if not files:
-        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()  # the seed is in it
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()  # config contains the seed
     return _combined((file.relative_to(path).as_posix(), _hash_weights(file)) for file in files)
 
 
@@ -87,7 +89,11 @@ def _combined(hashes: Any) -> str:
 
 
 def _hash_weights(file: Path) -> str:
-    """SHA-256 of a file. The hub's cache names its files by it; any other file is read once for its size and times."""
+    """Returns the SHA-256 of a file.
+
+    In the hub's cache it is the file's name. The hash of any other file is computed once and cached under its path,
+    size and timestamps.
+    """
     blob = file.resolve()
     if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
         return blob.name
@@ -99,7 +105,7 @@ def _hash_weights(file: Path) -> str:
         if _SHA256.fullmatch(known):
             return known
     digest = _hash_bytes(file)
-    with contextlib.suppress(OSError):  # a cache that can't be written costs time, nothing else
+    with contextlib.suppress(OSError):  # if the cache can't be written, the next build hashes the file again
         noted.parent.mkdir(parents=True, exist_ok=True)
         noted.write_text(digest, encoding="ascii")
     return digest

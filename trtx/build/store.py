@@ -1,7 +1,7 @@
-"""Where a build is made and where it ends up: one directory that is whole or not there.
+"""Creates a build's directory atomically: it is either complete or absent.
 
-A build is made in ``.<name>.partial`` beside its place, under a lock that the kernel drops with the processes that
-hold it, and renamed when every byte is on the disk. What a killed build left is cleared by the next one.
+A build is made in ``.<name>.partial`` next to its final directory and renamed when every byte is on disk. A file lock,
+which the kernel releases when its holders end, protects it. The next build removes the leftovers of a killed one.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Partial:
-    """A directory under way, ours alone. ``lock_fd`` may be handed to a child: the lock lasts as long as either."""
+    """A build directory in progress, owned by this process.
+
+    A child may inherit ``lock_fd``; the lock lasts until both have ended.
+    """
 
     def __init__(self, target: Path, path: Path, lock_fd: int) -> None:
         self.target, self.path, self.lock_fd = target, path, lock_fd
 
     def publish(self) -> None:
-        """Puts every byte on the disk, then the directory in its place."""
+        """Syncs all files to disk, then moves the directory to its final place."""
         for directory, _, names in os.walk(self.path):
             for name in names:
                 _sync(Path(directory) / name)
             _sync(Path(directory))
-        self.path.rename(self.target)  # with the lock inside: whoever waits for it finds the build when it is dropped
+        self.path.rename(self.target)  # the lock file moves along; waiting processes find the build when it is released
         (self.target / _LOCK).unlink()
         _sync(self.target.parent)
 
 
 @contextlib.contextmanager
 def partial_directory(target: Path, *, on_wait: Callable[[], None]) -> Iterator[Partial | None]:
-    """An empty directory to make ``target`` in, or None when ``target`` is there, maybe after waiting for its maker.
+    """Yields an empty directory to make ``target`` in, or None if ``target`` exists.
 
-    Unless it was published, the directory is gone when the context ends. Raises UsageError where the parent can't be
-    written.
+    If another process is making ``target``, it waits for that process. An unpublished directory is removed when the
+    context ends. Raises UsageError if the parent can't be written.
     """
     parent = target.parent
     try:
@@ -66,14 +69,14 @@ def partial_directory(target: Path, *, on_wait: Callable[[], None]) -> Iterator[
 
 
 def check_space(parent: Path, needed: int) -> None:
-    """Raises UsageError where the file system of ``parent`` has fewer than ``needed`` bytes free."""
+    """Raises UsageError if the file system of ``parent`` has fewer than ``needed`` bytes free."""
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise no_space(parent, needed)
 
 
 def no_space(parent: Path, needed: int) -> UsageError:
-    """The error for a full disk, with what the build needs in all and what is free now."""
+    """Returns the error for a full disk, with the total size of the build and the free space."""
     free = shutil.disk_usage(parent).free
     return UsageError(
         f"the disk of {str(parent)!r} is full: the build needs about {needed:,} bytes and {free:,} are free; nothing "
@@ -82,7 +85,7 @@ def no_space(parent: Path, needed: int) -> UsageError:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Also for safetensors, whose errors carry the system's error as text (seen: 0.8)."""
+    """Returns whether an error means a full disk. safetensors has the system's error only as text (seen in 0.8)."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"os error {number}" in str(error) for number in _FULL)
@@ -95,7 +98,7 @@ def _claim(target: Path, on_wait: Callable[[], None]) -> Partial | None:
         fd = _lock(path, wait=on_wait)
         if fd is None:
             continue
-        if not target.is_dir():  # published since we looked
+        if not target.is_dir():  # otherwise another process has published it in the meantime
             _clear(path)
             return Partial(target, path, fd)
         _remove(path)
@@ -104,7 +107,10 @@ def _claim(target: Path, on_wait: Callable[[], None]) -> Partial | None:
 
 
 def _lock(path: Path, *, wait: Callable[[], None] | None) -> int | None:
-    """The lock of a partial directory; None when another process renamed or removed it, or (no ``wait``) holds it."""
+    """Locks a partial directory; returns the lock's descriptor.
+
+    Returns None if another process renamed or removed the directory, or holds the lock and ``wait`` is None.
+    """
     try:
         fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except FileNotFoundError:
@@ -129,7 +135,7 @@ def _lock(path: Path, *, wait: Callable[[], None] | None) -> int | None:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes partial directories whose makers are gone."""
+    """Removes partial directories whose owners have ended."""
     for left in parent.glob(f".*{_PARTIAL}"):
         fd = _lock(left, wait=None)
         if fd is not None:
@@ -148,7 +154,7 @@ def _clear(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The lock goes last: whoever makes it anew meets an empty directory, or none."""
+    """Removes a partial directory, its lock file last, so that a new owner finds it empty or absent."""
     with contextlib.suppress(OSError):
         _clear(path)
         (path / _LOCK).unlink()

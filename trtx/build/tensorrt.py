@@ -1,8 +1,8 @@
-"""``--backend tensorrt``: the engine that TensorRT-LLM built up to 1.2, by its own LLM class, in a child.
+"""``--backend tensorrt``: builds a TensorRT engine in a child process, with the LLM class of TensorRT-LLM 1.2 or older.
 
-The route needs nothing but the wheel: ``tensorrt_llm._tensorrt_engine.LLM(...).save(dir)`` (1.2's ``_TrtLLM``), which
-quantizes with ModelOpt by itself. Names as in TensorRT-LLM 1.2 (``llmapi/llm.py``, ``llmapi/llm_utils.py``,
-``quantization/quantize_by_modelopt.py``). Removed after it: PR #15767.
+It needs only the wheel: ``tensorrt_llm._tensorrt_engine.LLM(...).save(dir)`` (``_TrtLLM`` in 1.2), which quantizes with
+ModelOpt itself. The names are those of TensorRT-LLM 1.2 (``llmapi/llm.py``, ``llmapi/llm_utils.py``,
+``quantization/quantize_by_modelopt.py``). Later versions removed the backend (PR #15767).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _SIZES = ("max_batch_size", "max_num_tokens", "max_seq_len")
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """``source``, ``output``: directories. ``values``: the resolved engine config, of which an engine is built in."""
+    """An engine build job.
+
+    ``source``, ``output``: directories. ``values``: the resolved engine config, which is compiled into the engine.
+    """
 
     source: str
     output: str
@@ -42,7 +45,7 @@ class EngineJob:
 
 
 def check_backend(version: str | None, *, gpu: Device | None, source: Source, roles: tuple[Role, ...]) -> None:
-    """Raises UsageError where the TensorRT-LLM of ``version`` (None: none is installed) can't build this engine."""
+    """Raises UsageError if TensorRT-LLM ``version`` (None: not installed) can't build this engine."""
     if version is None:
         raise UsageError(
             "--backend tensorrt needs TensorRT-LLM 1.2 or earlier, and none is installed; "
@@ -69,7 +72,7 @@ def check_backend(version: str | None, *, gpu: Device | None, source: Source, ro
 
 
 def build_engine(job: EngineJob, tell: Tell) -> None:
-    """Builds and saves ``rank*.engine`` and their config.json. Minutes, on the GPUs that it will run on."""
+    """Builds and saves ``rank*.engine`` and config.json, in minutes, on the GPUs that the engine will run on."""
     from tensorrt_llm._tensorrt_engine import LLM
     from tensorrt_llm.llmapi import BuildConfig, CalibConfig, QuantAlgo, QuantConfig
 
@@ -102,7 +105,7 @@ def build_engine(job: EngineJob, tell: Tell) -> None:
 
 
 def _write_texts(job: EngineJob, directory: Path) -> None:
-    """A local data set as the calibration loader reads one: split train, column text."""
+    """Writes a local data set in the form that the calibration loader reads: split train, column text."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.source)
