@@ -1,7 +1,7 @@
-"""From a model checkpoint to a measured, served topology on GPUs.
+"""Takes a model checkpoint to a measured, served topology on GPUs.
 
-``from trtx import LLM, SamplingParams`` is the embedded engine without a server (docs/python.md). It is imported when
-a name is first asked for, so that ``trtx --help`` loads no torch.
+``from trtx import LLM, SamplingParams`` gives the embedded engine without a server (docs/python.md). The engine is
+imported on the first access to one of its names, so that ``trtx --help`` loads no torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Where the ``trtx`` command begins, before anything is imported that takes time."""
+"""The entry point of the ``trtx`` command, which runs before any slow import."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """Entry point of the ``trtx`` command. Ctrl-C while it is imported, where nothing has begun, ends it at once: an
-    exception would come up in the middle of somebody's module. Before this line, in Python's own start, it still does.
+    """Runs the ``trtx`` command. Ctrl-C during its imports ends the process at once.
+
+    Nothing has started by then, and an exception would only print a traceback from the middle of some module. During
+    Python's own startup, before this function, Ctrl-C still raises.
     """
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job of a shell ignores it
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores SIGINT
     if is_usual:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from trtx.cli.app import main as run

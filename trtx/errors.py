@@ -1,4 +1,4 @@
-"""The errors that trtx raises on purpose, one branch per exit code.
+"""The errors that trtx raises deliberately, one class per exit code.
 
     TrtxError
     ├── GateError            1   a gate failed
@@ -9,8 +9,8 @@
     ├── LoadGeneratorError   5   aiperf failed
     └── Interrupted        130   SIGINT (143: SIGTERM, 129: SIGHUP)
 
-A message is one sentence with the value, what was expected, and what to do next. Anything else that
-escapes is a bug of trtx: traceback, exit 70.
+A message is one sentence with the value, the expected values, and the next step. Any other exception that reaches the
+top level is a bug of trtx: it prints a traceback and exits with 70.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 
 
 class TrtxError(Exception):
-    """Base of every error whose message is meant for a person."""
+    """The base class of every error whose message is meant for the user."""
 
     exit_code = 70
 
@@ -33,7 +33,7 @@ class UsageError(TrtxError):
 
 
 class UnsupportedModel(UsageError):
-    """Nothing is wrong with the model, as far as anybody looked: the engine tensorrt-llm may run it."""
+    """The embedded engine does not support the model. No error was found in it, and tensorrt-llm may run it."""
 
 
 class NoVerdictError(TrtxError):
@@ -49,7 +49,7 @@ class LoadGeneratorError(TrtxError):
 
 
 class Interrupted(TrtxError):
-    """A person or a supervisor asked trtx to stop: ``signal_number`` 2, 15 or 1."""
+    """A signal asked trtx to stop. ``signal_number``: 2 (SIGINT), 15 (SIGTERM) or 1 (SIGHUP)."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signal_number).name}")

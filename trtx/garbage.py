@@ -1,4 +1,4 @@
-"""Python's garbage collector in processes that serve: what they loaded is kept from it, and it comes less often."""
+"""Settings of Python's garbage collector for serving processes: it skips loaded objects and runs less often."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEW_OBJECTS = 10_000
-"""How many more objects came than went, until the next collection. With 256 streams open a worker has as many more at
-one time as at another, which go by themselves: of Python's 700 a collection came each 7 ms, took 13 % of the
-interpreter's time and stopped everything for up to 26 ms; of 10,000 one a second, 2 %."""
+"""The collection threshold: the surplus of allocations over deallocations that triggers a collection. With 256 open
+streams, a worker's number of live objects fluctuates by about this much, and reference counting frees them. With
+Python's default of 700, a collection ran every 7 ms, took 13 % of the interpreter's time and paused it for up to 26 ms;
+with 10,000 it runs once a second and takes 2 %."""
 
 
 @contextmanager
 def nothing_of_it_is_garbage() -> Iterator[None]:
-    """For what stays as long as the process: imports, weights. Looking at it again and again took a third of the
-    imports' time, and would be repeated by each collection of the oldest generation."""
+    """A context manager for loading objects that live as long as the process, such as imports and weights.
+
+    It disables collection inside the block and then excludes all objects from later collections. Scanning them took a
+    third of the time of the imports, and each collection of the oldest generation would scan them again.
+    """
     gc.disable()
     try:
         yield

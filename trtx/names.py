@@ -1,6 +1,6 @@
-"""The names of the Python API: where each is, and what to use in place of those of TensorRT-LLM that trtx lacks.
+"""The names of the Python API, and the replacements for names of TensorRT-LLM that trtx lacks.
 
-A module's ``__getattr__`` calls :func:`public`, so nothing is imported before a name is asked for.
+A module's ``__getattr__`` calls :func:`public`, so the API is imported only when one of its names is accessed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PUBLIC = frozenset((
     "PreparedPicture", "RequestError", "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig",
     "TorchLlmArgs",
 ))  # fmt: skip
-"""What :data:`HOME` has. ``trtx`` has the same names, and so has ``trtx.torch_engine``, where earlier versions had
-them."""
+"""The public names of :data:`HOME`. ``trtx`` exports the same names, and so does ``trtx.torch_engine``, their location
+in earlier versions."""
 
 _NO_SPECULATION = "does not speculate: leave speculative_config out, the tokens are the same"
 _SPEED_ALONE = "has no such setting, which changes speed or memory alone: leave it out"
@@ -24,7 +24,7 @@ _EXACT = "computes exact attention alone: leave sparse_attention_config out, or 
 _NO_BUILD = "builds no engine files: it serves a checkpoint as it is, which trtx build can quantize"
 _NO_IMAGES_MADE = "makes text alone: use TensorRT-LLM itself"
 
-# TensorRT-LLM's names, of ``tensorrt_llm`` and ``tensorrt_llm.llmapi``; each ends "the embedded engine ...".
+# Names in ``tensorrt_llm`` and ``tensorrt_llm.llmapi``. Each text completes a sentence "the embedded engine ...".
 ABSENT = {
     "AsyncLLM": "has one class: use LLM.generate_async, whose result can be awaited",
     "GuidedDecodingParams": "has no guided decoding: leave it out, or use the engine tensorrt-llm",
@@ -70,10 +70,10 @@ ABSENT = {
 
 
 def public(module: str, name: str) -> Any:
-    """The value of ``name`` in ``module``, for its ``__getattr__``.
+    """Returns the value of ``name`` in ``module``, for the module's ``__getattr__``.
 
-    Raises ImportError, in a sentence that ``from ... import`` shows, for a name of TensorRT-LLM that trtx lacks, and
-    AttributeError for any other.
+    Raises ImportError for a name of TensorRT-LLM that trtx lacks, because ``from ... import`` shows its message, and
+    AttributeError for any other name.
     """
     if name in PUBLIC and module != HOME:
         return getattr(import_module(HOME), name)

@@ -1,7 +1,7 @@
-"""TLS as trtx's clients see it: by what each verifies the server that it asks.
+"""TLS verification by trtx's clients.
 
-A server that something else serves is verified as everybody's is, by name and by the certificate authorities that are
-trusted here. One of our own is known by its certificate alone: that very one, under whatever address it is asked.
+A server that trtx did not start is verified in the usual way: by its name and by the certificate authorities that this
+machine trusts. A server that trtx started is verified only by its exact certificate, under any address.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import certifi
 
 from trtx.errors import UsageError
 
-CA_VARIABLE = "SSL_CERT_FILE"  # OpenSSL's own: Python, httpx and aiperf (aiohttp) take it
-_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
-_ROUNDS = 10  # of a handshake without a network, which takes three
+CA_VARIABLE = "SSL_CERT_FILE"  # OpenSSL's own variable, which Python, httpx and aiperf (aiohttp) honour
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, for which Python's ssl has no constant
+_ROUNDS = 10  # the maximum rounds of an in-memory handshake, which needs three
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def trust_of(url: str, certificate: Path | None = None) -> ssl.SSLContext:
-    """What a client of ``url`` verifies it by. ``certificate``: the server's own, in PEM, where trtx started it.
+    """Returns the SSL context for a client of ``url``.
 
-    Of a plain address one that trusts nobody: reading the system's certificates would cost 30 ms of CPU. Raises
-    UsageError where SSL_CERT_FILE names no file of certificates.
+    ``certificate``: the server's own certificate in PEM, if trtx started the server. For a plain HTTP address, the
+    context trusts no certificate, because reading the system's certificates would take 30 ms of CPU. Raises UsageError
+    if SSL_CERT_FILE is not a file of certificates.
     """
     if urlsplit(url).scheme != "https":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -42,15 +43,18 @@ def trust_of(url: str, certificate: Path | None = None) -> ssl.SSLContext:
 
 @functools.cache
 def default_trust() -> ssl.SSLContext:
-    """The system's authorities (an operator's own: SSL_CERT_FILE or SSL_CERT_DIR) and, as many images of containers
-    have none, those that httpx brings. Made once: it takes tens of milliseconds."""
+    """Returns a context that trusts the system's authorities and those of certifi, which httpx depends on.
+
+    SSL_CERT_FILE and SSL_CERT_DIR can replace the system's authorities. certifi's are added because many container
+    images have none. The context is cached, because its creation takes tens of milliseconds.
+    """
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context
 
 
 def _check_ca_file() -> None:
-    """Raises UsageError for an SSL_CERT_FILE that OpenSSL would leave out without a word."""
+    """Raises UsageError for an SSL_CERT_FILE that OpenSSL would silently ignore."""
     if not (file := os.environ.get(CA_VARIABLE)):
         return
     try:
@@ -63,12 +67,13 @@ def _check_ca_file() -> None:
 
 
 def pinned(certificate: Path) -> ssl.SSLContext:
-    """One that takes the server whose certificate lies in this file, and no other: its authority's other certificates
-    neither. Names and dates are for its other clients: what trtx has started is the same server on any address, and
-    does not answer less on the day that its certificate expires.
+    """Returns a context that accepts only the certificate in this file, and no other certificate of its authority.
 
-    A certificate that replaces it in the file is taken beside it: a frontend reads its own when it starts. Raises
-    OSError where the file was never there, or holds none.
+    It does not check names and dates: a server that trtx started is the same server under any address, and still
+    answers when its certificate has expired.
+
+    If another certificate replaces the one in the file, both are accepted, because a running frontend keeps the one
+    that it read at its start. Raises OSError if the file did not exist at the first call or contains no certificate.
     """
     return _pin(certificate).context()
 
@@ -80,7 +85,7 @@ class _Pin:
         self._context = exactly(first_certificate(path.read_text(encoding="ascii", errors="replace")))
 
     def context(self) -> ssl.SSLContext:
-        with contextlib.suppress(OSError):  # gone, or being written: what it held still serves
+        with contextlib.suppress(OSError):  # the file is gone or being written: keep the certificates read so far
             found = first_certificate(self._path.read_text(encoding="ascii", errors="replace"))
             if found not in self._seen:
                 self._context.load_verify_locations(cadata=found)
@@ -88,15 +93,17 @@ class _Pin:
         return self._context
 
 
-_pin = functools.cache(_Pin)  # for as long as this process lives: no answer says which of two a server holds
+_pin = functools.cache(_Pin)  # never expires: this process can't know which of two certificates a server still uses
 
 
 def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
-    """A client's context (``of``: another side's) that takes this certificate (PEM) alone, under any name. Raises
-    SSLError for what is none."""
+    """Returns a context that accepts only this certificate (PEM), under any name.
+
+    ``of``: the protocol side; default: a client. Raises SSLError for an invalid certificate.
+    """
     context = ssl.SSLContext(of)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an anchor that is nobody's authority
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept a trust anchor that is no certificate authority
     if not checks_time:
         context.verify_flags |= _NO_CHECK_TIME
     context.load_verify_locations(cadata=certificate)
@@ -104,7 +111,7 @@ def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOC
 
 
 def first_certificate(pem: str) -> str:
-    """The server's own, which comes before its authorities'. Raises SSLError where there is none."""
+    """Returns the first certificate in PEM text: the server's own, which precedes its authorities'. Raises SSLError."""
     found = _CERTIFICATE.search(pem)
     if found is None:
         raise ssl.SSLError("no certificate in PEM")
@@ -112,28 +119,33 @@ def first_certificate(pem: str) -> str:
 
 
 def trusted_beside(certificates: Iterable[Path]) -> str:
-    """What SSL_CERT_FILE has to hold for a process that verifies in the usual way, so that it takes servers with these
-    certificates too: PEM. The directory of the system's own stays in force beside it."""
+    """Returns PEM text for SSL_CERT_FILE, so that a process with the usual verification also accepts ``certificates``.
+
+    It includes the system's certificate file; the system's certificate directory stays in effect.
+    """
     paths = ssl.get_default_verify_paths()
-    files = [Path(paths.cafile)] if paths.cafile is not None else []  # SSL_CERT_FILE's, else the system's if it has one
+    files = [Path(paths.cafile)] if paths.cafile is not None else []  # SSL_CERT_FILE, else the system's file, if any
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in (*files, *certificates))
     return "".join(f"{found}\n" for text in texts for found in _CERTIFICATE.findall(text))
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> Mapping[str, Any]:
-    """Both of them talk to each other, without a network. ``name``: whom the client asks for.
+    """Performs a TLS handshake between two contexts in memory. ``name``: the server name that the client requests.
 
-    What the client knows of the server's certificate then, as ``SSLSocket.getpeercert`` has it. Raises SSLError.
+    Returns the server's certificate as the client sees it (see ``SSLSocket.getpeercert``). Raises SSLError.
     """
     return _meet(server, client, name)[0].getpeercert() or {}
 
 
 def shown_by_client(certificate: str, chain: Callable[[ssl.SSLContext], None]) -> Mapping[str, Any]:
-    """What a server learns of a client that shows ``certificate`` (PEM), whoever signed it and whenever that was.
-    ``chain`` loads it with its key into a context. Raises SSLError where no server would take it as a client's."""
+    """Returns what a server sees of the client certificate ``certificate`` (PEM), ignoring its issuer and its dates.
+
+    ``chain``: loads the certificate with its key into a context. Raises SSLError if no server would accept it as a
+    client certificate.
+    """
     server, client = exactly(certificate, of=ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.verify_mode = ssl.CERT_REQUIRED
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # it talks to itself
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # both sides are this process
     for side in (server, client):
         chain(side)
     return _meet(server, client, None)[1].getpeercert() or {}
