@@ -1,17 +1,18 @@
-"""Attention of one layer, every way of cutting it up beside what bytes and operations allow.
+"""Measures attention of one layer with every way to split its work, compared with the limits of bandwidth and compute.
 
     python benchmarks/attention.py                          # one GPU, 45 GB of it, below 100 s
     python benchmarks/attention.py --cases prompts,"1 x 640" --ways "by rows,by length"
     TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
 
-Qwen3-8B's shape, 32-token blocks in random places, bf16 and, with ``--fp8``, an FP8 cache too. A decode of N x L is N
-sequences with one new token and L in all; a chunk of S on C is S new tokens behind C in the cache; chunks beside
-decodes are one padded pass, which only attention by length knows. Microseconds a layer, the median of ``--rounds``
-replays of a CUDA graph over all layers of a case (36, or as many as fit): the work
-list is made once in it, as in a step. The ways take turns, and their graphs share memory. "/2" and "x2" are the work
-list for half and twice as many processors, which says whether its number of items is right. The limit is the later of
-two: the KV of every sequence read once at the rate of a copy, the products of every query at the rate of a large bf16
-one. "differs" is the largest difference from the first way's answers. The last line of stdout is one JSON document.
+The shape is Qwen3-8B's, with 32-token blocks in random places, in bf16 and, with ``--fp8``, also with an FP8 cache. A
+decode of N x L is N sequences with one new token and L tokens in total; a chunk of S on C is S new tokens after C
+cached ones. Chunks together with decodes are one padded mixed batch, which only split-KV by length supports. Times are
+microseconds per layer, the median of ``--rounds`` replays of a CUDA graph over all layers of a case (36, or as many as
+fit); the graph makes the work list once, as a step does. The ways take turns, and their graphs share memory. "/2" and
+"x2" use the work list for half and twice as many processors, which shows whether its number of items is right. The
+limit is the larger of two times: reading the KV of every sequence once at the rate of a copy, and the matmuls of every
+query at the rate of a large bf16 matmul. "differs" is the largest difference from the first way's answers. The last
+line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DTYPE = torch.bfloat16 if IS_GPU else torch.float32  # the interpreter has no bf
 HEADS, KV_HEADS, DIM = (32, 8, 128) if IS_GPU else (4, 2, 16)
 LAYERS, TOKENS_PER_BLOCK = (36, 32) if IS_GPU else (2, 8)
 LONG, SHORT = (32768, 640) if IS_GPU else (1100, 40)
-WAYS: dict[str, tuple[Attention, float]] = {  # and what part of the processors it is told of
+WAYS: dict[str, tuple[Attention, float]] = {  # (kind, the number of processors as a multiple of the real one)
     "by rows": (Attention.BY_ROWS, 1),
     "by length": (Attention.BY_LENGTH, 1),
     "/2": (Attention.BY_LENGTH, 0.5),
@@ -112,7 +113,7 @@ def inputs_of(case: Case) -> PassInputs:
         starts = [first + sum(new for _, new in chunks[:index]) for index in range(len(chunks) + 1)]
         order = torch.arange(first, len(case.sequences), **ints)
         contexts = torch.tensor([context for context, _ in chunks], **ints)
-        # A padded pass knows neither how long its chunks are nor what is behind them.
+        # A padded forward knows neither the lengths of its chunks nor the lengths of their contexts.
         most = len(slots) if case.is_mixed else max(new for _, new in chunks)
         known = None if case.is_mixed else max(context for context, _ in chunks)
         spans = Spans(order, torch.tensor(starts, **ints), contexts, most, known)
@@ -127,7 +128,7 @@ def inputs_of(case: Case) -> PassInputs:
 
 
 class Measured:
-    """One case over one storage: its pool, and a timed run of each way."""
+    """One case over one storage: its KV pool, and a timed run of each way."""
 
     def __init__(self, case: Case, storage: torch.Tensor, processors: int) -> None:
         self._case, self._inputs, self._processors = case, inputs_of(case), processors
@@ -155,7 +156,10 @@ class Measured:
         return max(moved / bandwidth, 4 * HEADS * DIM * pairs / operations) * 1e6
 
     def run(self, way: str) -> tuple[Callable[[], float], torch.Tensor]:
-        """(a timed pass over all layers, in us a layer; the last layer's answers, until another way runs)"""
+        """Returns a function that times a forward over all layers, in us per layer, and the last layer's answers.
+
+        The answers are valid until another way runs.
+        """
         attention, part = WAYS[way]
         processors = max(1, int(self._processors * part))
         kernels = TritonKernels(config_of(self.layers), self._cache, torch.empty(0), processors, attention)
@@ -211,7 +215,7 @@ def measure(
     storage: torch.Tensor, chosen: list[Case], ways: list[str], rounds: int, processors: int, bandwidth: float,
     operations: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Every case over one storage, a line of the table each."""
+    """Measures every case over one storage and prints one line of the table for each."""
     name = str(storage.dtype).removeprefix("torch.")
     headings = " ".join(f"{way:>10}" for way in ways)
     print(f"{name:>40} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
@@ -247,7 +251,7 @@ def measure(
 
 
 def picked(text: str, names: list[str], what: str) -> list[str]:
-    """Of ``names`` those that contain one of the comma-separated words."""
+    """Returns the ``names`` that contain one of the comma-separated words."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not any(word in name for name in names):

@@ -1,22 +1,24 @@
-"""Clients that send one request after another, as a load test's do: how a step's prompts and decodes are best computed.
+"""Compares ways to compute a step's prompts and decodes, under a closed loop of clients like that of a load test.
 
     python benchmarks/closed_loop.py --model synthetic:qwen3-8b                               # one GPU, about 2 min
     python benchmarks/closed_loop.py --model synthetic:qwen3-0.6b --concurrency 8,64,256      # about 1 min
     python benchmarks/closed_loop.py --model synthetic:tiny --concurrency 4 --isl 24 --osl 8 --ways two,merged:16
 
-The whole engine but its client over one runner, reports sent to another process, sampled at temperature 1, every prompt
-another. Each of N clients sends its next request ``--delay-ms`` after the end of the last one, drawn between the two.
+It runs the whole engine except its client over one runner, and sends reports to another process. Requests are sampled
+at temperature 1, and every prompt is different. Each of N clients sends its next request after a random delay, between
+the two values of ``--delay-ms``, from the end of the previous one.
 
-A way is ``PASSES[:SHARE]``. PASSES: ``two`` (decodes and prompt chunks of a step are two passes), ``two-graphs`` (that
-of chunks padded to one of ``--pass-sizes`` and replayed as its CUDA graph; as it is beyond the largest), ``merged``
-(one) or ``graphs`` (one, padded in the same way). ``default`` is the way that the engine takes by itself.
-SHARE: what of prompts a step with decodes may compute: ``none`` (all that fits, the default), ``512`` (so many tokens),
-``paced32`` (what keeps pace with what comes, and with what is there in about 32 steps). Ways take turns, each after a
-warm-up of ``--warm-up`` requests a client; then ``--requests`` a client end in the window that is measured, while
-clients go on, so that it has no end of its own.
-tok/s are the generated tokens of the window; TTFT is from a request's arrival in the engine, of the first tokens that
-came in the window; ITL the time between two reports of one request. ``mixed`` is the share of steps with both decodes
-and prompts, ``prompt`` their prompt tokens on average. The last line of stdout is one JSON document.
+A way is ``PASSES[:SHARE]``. PASSES is ``two`` (decodes and prompt chunks of a step are two forwards), ``two-graphs``
+(the forward of the chunks is padded to one of ``--pass-sizes`` and replayed as a CUDA graph; beyond the largest size it
+is not padded), ``merged`` (one mixed batch) or ``graphs`` (one mixed batch, padded in the same way). ``default`` is the
+engine's own choice.
+SHARE is the prefill token budget of a step with decodes: ``none`` (all that fits, the default), ``512`` (so many
+tokens), ``paced32`` (enough to keep up with arriving prompts, and to compute the waiting ones in about 32 steps). The
+ways take turns. Each has a warm-up of ``--warm-up`` requests per client. The measured window then lasts until
+``--requests`` requests per client have ended; clients continue to send, so the window does not include the load's end.
+tok/s counts the tokens generated in the window. TTFT starts when a request arrives in the engine, and covers the first
+tokens in the window. ITL is the time between two reports of one request. ``mixed`` is the share of steps with both
+decodes and prompts, ``prompt`` their mean number of prompt tokens. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ DEFAULT_WAYS = "two,two-graphs,merged,merged:512,graphs:512,graphs:1024,graphs:p
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a step's prompts and decodes are computed."""
+    """One way to compute a step's prompts and decodes."""
 
     name: str
     passes: str
@@ -63,7 +65,7 @@ class Way:
 
     @classmethod
     def of(cls, text: str, runner: TorchRunner) -> Way:
-        """Raises ValueError for anything but ``default`` and ``PASSES[:SHARE]``. ``runner``: as it was made."""
+        """Parses ``default`` or ``PASSES[:SHARE]``; raises ValueError. ``runner``: still with its initial settings."""
         if text == DEFAULT:
             name = ("merged", "graphs") if runner.merges_passes else ("two", "two-graphs")
             return cls(text, name[runner.pads_passes], steps=runner.paced_steps)
@@ -87,7 +89,7 @@ class Way:
 
 
 class Steps:
-    """What the scheduler made of them."""
+    """Counts the kinds of steps that the scheduler makes."""
 
     def __init__(self, core: EngineCore) -> None:
         self.kinds = Counter[str]()
@@ -110,7 +112,7 @@ def play(
     delay_s: tuple[float, float], max_num_tokens: int, chunked: bool, seed: int, clock: Any = time,
     send: Callable[[Any], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """One way's warm-up and window. ``send``: takes each report; ``clock``: ``perf_counter`` and ``sleep``."""
+    """Runs warm-up and window of one way. ``send``: receives each report. ``clock``: has perf_counter and sleep."""
     dice = random.Random(seed)
     way.set(runner)
     core = EngineCore(
@@ -180,7 +182,7 @@ def play(
 
 
 def _percentiles(seconds: list[float], *shares: float) -> list[float | None]:
-    """In milliseconds; None where there is nothing."""
+    """Returns percentiles in milliseconds; None without values."""
     ordered = sorted(seconds)
     return [ordered[int(share * (len(ordered) - 1))] * 1e3 if ordered else None for share in shares]
 

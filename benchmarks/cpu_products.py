@@ -1,8 +1,9 @@
-"""CPU time of a decode or prompt step's matmuls in float32, bfloat16 and with int8 weights: why a CPU computes in what.
+"""Measures the CPU time of a step's matmuls in float32, bfloat16 and with int8 weights, to choose the dtype on a CPU.
 
     python benchmarks/cpu_products.py --model synthetic:qwen3-0.6b --rows 1,16,256
 
-One thread, and CPU time in place of wall time, so that other programs on the machine change little. Weights are drawn.
+It uses one thread, and measures CPU time instead of wall time, so that other programs have little influence. Weights
+are random.
 ``int8`` is torch's weight-only matmul (``torch._weight_int8pack_mm``: a scale per row of the weight, bfloat16
 activations), which the embedded engine does not use. The last line of stdout is one JSON document.
 """
@@ -26,7 +27,7 @@ KINDS = ("float32", "bfloat16", "int8")
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, int, int]]:
-    """Of each matmul the rows and columns of its weight, and how often a step computes it."""
+    """Returns for each matmul the rows and columns of its weight, and the number of calls per step."""
     hidden, layers = config.hidden_size, config.num_layers
     return {
         "qkv": (config.q_size + 2 * config.kv_size, hidden, layers),
@@ -78,7 +79,7 @@ def main() -> None:
                     layers[count][kind] += times * least_ms(lambda: made[kind](x), options.repeats)  # noqa: B023
         made = products(config.vocab_size, config.hidden_size)
         for count in counts:
-            x = torch.randn(min(count, 16), config.hidden_size)  # of a prompt, its last token alone
+            x = torch.randn(min(count, 16), config.hidden_size)  # the head computes only a prompt's last token
             for kind in KINDS:
                 head[count][kind] = least_ms(lambda: made[kind](x), options.repeats)  # noqa: B023
     for count in counts:

@@ -1,10 +1,10 @@
-"""Decode attention when lengths differ: by rows, which gives all of them one number of splits, and others.
+"""Measures decode attention over sequences of different lengths, with the kernels' fixed split and with other numbers.
 
     python benchmarks/decode_splits.py            # one GPU, 30 GB of it, about 60 s
 
-Qwen3-8B's shape, the production kernels in a CUDA graph over 36 layers, ms a step for attention alone, median of nine.
-"one long" is one sequence of 32,768 tokens among short ones of 640. A split is an equal part of its own sequence,
-so with many of them a short sequence's are small and the merge of their parts is what they cost.
+It uses Qwen3-8B's shape and the production kernels in a CUDA graph over 36 layers. Times are ms per step for attention
+alone, the median of nine. "one long" is one sequence of 32,768 tokens among short ones of 640. A split is an equal part
+of its own sequence, so with many splits the parts of a short sequence are small and their merge dominates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 
 
 def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float:
-    """``splits`` None: what the kernels choose."""
+    """Returns the time of a step. ``splits``: None: the kernels' own choice."""
     width = -(-max(lengths) // TOKENS_PER_BLOCK)
     order = torch.randperm(pool.shape[0], device="cuda").int()
     table = torch.zeros(len(lengths) + 1, width, dtype=torch.int32, device="cuda")
@@ -35,7 +35,7 @@ def step_ms(pool: torch.Tensor, lengths: list[int], splits: int | None) -> float
         table[row, :count] = order[taken : taken + count]
         taken += count
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    if splits is not None:  # the rule gives each processor about two programs: ask for as many processors
+    if splits is not None:  # the kernels plan about two programs per processor, so request that many processors
         processors = splits * len(lengths) * KV_HEADS // 2
     rotary = rotary_table(CONFIG.rope, DIM, TOKENS_PER_BLOCK, torch.device("cuda"))
     kernels = TritonKernels(CONFIG, KvCache.of(pool, table), rotary, processors, Attention.BY_ROWS)

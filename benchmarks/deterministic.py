@@ -1,12 +1,12 @@
-"""What ``--deterministic`` costs, and what it changes: the engine's runner with and without it, side by side.
+"""Measures the cost and the effect of ``--deterministic``: the engine's runner with and without it, side by side.
 
     python benchmarks/deterministic.py                                     # a small model, on this CPU
     python benchmarks/deterministic.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 64 --prompts 64
 
-Two runners over one checkpoint take turns, ``--rounds`` each. First the speeds, medians over the rounds: decode steps
-of all sequences, greedy, and the prompts before them. Then how many of ``--prompts`` answers, greedy and sampled, have
-a bit of their tokens or log-probabilities that the same request alone has not: in batches, in chunks, and computed
-again as after a preemption. The last line of stdout is one JSON document.
+Two runners over one checkpoint take turns, ``--rounds`` each. The first table has speeds, as medians over the rounds:
+greedy decode steps of all sequences, and the prompts before them. The second has the share of ``--prompts`` answers,
+greedy and sampled, whose tokens or log-probabilities differ in any bit from those of the same request alone: in
+batches, in chunks, and recomputed as after a preemption. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LENGTHS = (1, 7, 33, 64, 90, 127, 130, 16)  # of prompts that are compared, in t
 
 
 class Request:
-    """One that is computed in steps of any company."""
+    """A request that can be computed in a step with any other requests."""
 
     def __init__(self, slot: int, prompt: list[int], blocks: list[int], *, sampled: bool) -> None:
         self.prompt, self.slot, self.blocks = prompt, slot, blocks
@@ -85,7 +85,7 @@ def requests_of(runner: TorchRunner, count: int) -> Iterator[Request]:
 
 
 def differing(runner: TorchRunner, count: int, batches: list[int]) -> dict[str, float]:
-    """Share of answers that are not those of the request alone, by how they were computed."""
+    """Returns, for each way to compute the answers, the share that differs from the request alone."""
     expected = []
     for one in requests_of(runner, count):
         one.slot = 0

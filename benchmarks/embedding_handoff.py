@@ -1,16 +1,16 @@
-"""How fast embeddings go from an encoder's process to an engine's, by each way, beside the peer copy of the same bytes.
+"""Measures how fast embeddings move from an encoder process to an engine process, compared with a peer copy.
 
-Two processes of one host, each on a GPU of its own where there are two, else both on one. ``device``: rows stay in the
-encoder's arena and the engine copies them out of it (CUDA IPC); ``file``: they go through a file of the scratch
-directory. The reference is one process that copies as many contiguous bytes between the two GPUs. The last embedding of
-each size is checked, bit for bit.
+Two processes of one host run on two GPUs, or on one GPU if there is only one. With ``device``, rows stay in the
+encoder's arena and the engine copies them from there (CUDA IPC). With ``file``, they pass through a file in the scratch
+directory. The reference is one process that copies the same number of contiguous bytes between the two GPUs. The last
+embedding of each size is checked bit by bit.
 
     python benchmarks/embedding_handoff.py                             # rows of Qwen2.5-VL 7B; 1296 are 1 megapixel
     python benchmarks/embedding_handoff.py --device cpu --rows 1296    # no GPU: process_vm_readv, and memcpy beside it
 
-Columns are medians: ``keep`` is the encoder's part, ``take`` the engine's (its check for NaN included), ``GB/s`` the
-bytes over both, ``first`` the first take of all, which opens the other's memory. With ``--json`` the last line on
-stdout is the table as one JSON document.
+Columns are medians: ``keep`` is the time of the encoder, ``take`` the time of the engine including its check for NaN,
+``GB/s`` the bytes over the sum of both, ``first`` the very first take, which opens the other process's memory. With
+``--json`` the last line of stdout is the table as one JSON document.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def embedding(rows: int, width: int) -> torch.Tensor:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """The encoder's process: keeps what it is asked for, and says how long that took."""
+    """Runs the encoder process: keeps the requested embeddings, and reports the time."""
     connection = Connection(options.fd)
     device = torch.device(options.device)
     arena = DeviceArena(ARENA_BYTES, device)
@@ -62,7 +62,7 @@ def encode(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace, encoder: Connection) -> Iterator[dict[str, Any]]:
-    """Rows of the table, as they come."""
+    """Yields the rows of the table as they are measured."""
     device = torch.device(options.device)
     loader = EmbeddingLoader(device, options.width, torch.bfloat16)
     for way in options.ways:
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace, encoder: Connection) -> Iterator[dict[s
 
 
 def _peer_copy_s(size: int, options: argparse.Namespace) -> float:
-    """From the last GPU to the first, or within the one there is; on a CPU memcpy."""
+    """Returns the seconds of a copy from the last GPU to the first, or within a single GPU; on a CPU of memcpy."""
     last = f"cuda:{torch.cuda.device_count() - 1}" if options.device == "cuda" else "cpu"
     source = torch.ones(size, dtype=torch.uint8, device=last)
     target = torch.zeros(size, dtype=torch.uint8, device=options.device)

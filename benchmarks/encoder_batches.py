@@ -1,9 +1,10 @@
-"""What a batch does to pictures: milliseconds an image, and how far rows move with the size of the batch.
+"""Measures the effect of batching on image encoding: milliseconds per image, and how much rows change with batch size.
 
-Pixels are drawn, one size for all; each batch is timed after one of the same size, the median is shown. Below the table
-are pictures of several sizes in one batch, against each alone. With ``--json`` the last line is one JSON document.
-"largest difference" is over all rows of all pictures, between a batch and the same pictures one by one, beside the
-largest value among those rows: transformers' kernels round otherwise when a product has another size.
+Pixels are random, of one size. Each batch is timed after a warm-up batch of the same size; the table shows medians.
+Below it, images of several sizes in one batch are compared with each image alone. With ``--json`` the last line is one
+JSON document. "largest difference" is the maximum over all rows of all images between a batch and the same images one
+by one, shown with the largest value among those rows. The rows differ because transformers' kernels round differently
+for matmuls of different sizes.
 
     python benchmarks/encoder_batches.py --model synthetic:tiny-vl [--dtype bfloat16] [--batches 1,2,8] [--grid 1,24,24]
     python benchmarks/encoder_batches.py --model synthetic:qwen2.5-vl-7b --grid 1,72,72      # 1 megapixel, on a GPU
@@ -28,7 +29,7 @@ from trtx.torch_engine.vision.towers import LlavaTower, Pixels, QwenTower, Tower
 
 ROUNDS = 5
 MIXED = ((1, 24, 24), (1, 8, 12), (1, 4, 4), (1, 40, 26), (1, 2, 2), (1, 14, 30))
-"""Grids of one batch, in patches."""
+"""The grids of the images in the mixed batch, in patches."""
 
 
 def pixels(tower: Tower, seed: int, grid: Grid) -> Pixels:
@@ -40,7 +41,7 @@ def pixels(tower: Tower, seed: int, grid: Grid) -> Pixels:
 
 
 def encoded(tower: Tower, batch: list[Pixels]) -> tuple[float, list[torch.Tensor]]:
-    """Seconds, copies to and from the device included, and the rows."""
+    """Encodes a batch; returns the seconds, including copies to and from the device, and the rows."""
     began = time.perf_counter()
     rows = [one.cpu() for one in tower.encode(batch)]
     return time.perf_counter() - began, rows
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)  # what is measured is seen, whatever ends the rest
+    sys.stdout.reconfigure(line_buffering=True)  # show each result at once, even if a later measurement fails
     directory = resolve_checkpoint(asked.model).path
     tower = load_tower(EncoderArgs(model=str(directory), dtype=asked.dtype))
     time_, height, width = (int(one) for one in asked.grid.split(","))

@@ -1,13 +1,13 @@
-"""What a vision tower and a decoder on one GPU cost each other: in two processes, or on two streams of one.
+"""Measures how a vision tower and a decoder on one GPU slow each other: in two processes, or on two streams of one.
 
     python benchmarks/encoder_beside_decoder.py --model synthetic:qwen2.5-vl-7b --grid 1,72,72    # on a GPU
     python benchmarks/encoder_beside_decoder.py --model synthetic:tiny-qwen2.5-vl --grid 1,8,8 --seconds 2
 
-The decoder is the whole engine but its client, with a load that never ends: ``decodes`` (``--batch`` sequences of
-``--isl`` tokens) or ``prompts`` (one after the other, as many as fit a pass, of one token each). The encoder takes one
-picture after the other, copies to the device included. Ways: ``alone`` (each without the other), ``processes`` (as they
-are served), ``streams`` (a thread of the decoder's process with a stream of its own), ``urgent`` (the same, and its
-stream goes before the decoder's). The last line of stdout is one JSON document.
+The decoder is the whole engine except its client, with an endless load: ``decodes`` (``--batch`` sequences of ``--isl``
+tokens) or ``prompts`` (as many prompts as fit in a forward, one output token each, one after the other). The encoder
+encodes one image after the other, including copies to the device. The ways are ``alone`` (each without the other),
+``processes`` (as in serving), ``streams`` (a thread in the decoder's process with its own CUDA stream) and ``urgent``
+(the same, with a stream of higher priority than the decoder's). The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from trtx.torch_engine.vision.towers import Tower
 
 WAYS = ("alone", "processes", "streams", "urgent")
 LOADS = ("decodes", "prompts")
-WARM = 3  # pictures, and steps, that are not counted
+WARM = 3  # images, and steps, that don't count
 
 
 @torch.inference_mode()
 def encode(tower: Tower, grid: tuple[int, int, int], stop: Callable[[], bool]) -> list[float]:
-    """Milliseconds of each picture, until ``stop``; on the caller's stream."""
+    """Encodes images on the caller's stream until ``stop``; returns the milliseconds of each."""
     item, took = pixels(tower, 0, grid), list[float]()
     while not stop():
         began = time.perf_counter()
@@ -58,7 +58,7 @@ def encode(tower: Tower, grid: tuple[int, int, int], stop: Callable[[], bool]) -
 
 
 def decode(runner: TorchRunner, load: str, options: argparse.Namespace, stop: Callable[[], bool]) -> list[float]:
-    """Milliseconds of each step that the engine reports."""
+    """Runs the decoder until ``stop``; returns the milliseconds of each step that the engine reports."""
     dice = random.Random(7)
     batch = options.batch if load == "decodes" else max(1, options.max_num_tokens // options.isl)
     core = EngineCore(runner, SchedulerLimits(batch, options.max_num_tokens))
@@ -86,7 +86,7 @@ def decode(runner: TorchRunner, load: str, options: argparse.Namespace, stop: Ca
 
 
 class OtherProcess:
-    """A tower in a process of its own, which encodes between :meth:`start` and :meth:`stop`."""
+    """A tower in another process, which encodes between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._process = subprocess.Popen(
@@ -120,7 +120,7 @@ class OtherProcess:
 
 
 def be_encoder(options: argparse.Namespace) -> None:
-    """Of :class:`OtherProcess`: a JSON line when loaded, one when encoding, and one with what it took."""
+    """Runs the other process: prints a JSON line when loaded, one when encoding starts, and one with the times."""
     tower, grid = tower_of(options), grid_of(options)
     encode(tower, grid, times(WARM + 2))
     print("{}", flush=True)
@@ -157,7 +157,7 @@ def tower_of(options: argparse.Namespace) -> Tower:
 
 @contextlib.contextmanager
 def encoding(tower: Tower, options: argparse.Namespace, priority: int, took: list[float]) -> Iterator[None]:
-    """A thread of this process that encodes while the block runs, on a stream of its own where there is a GPU."""
+    """A context manager whose thread encodes while the block runs, on its own CUDA stream if there is a GPU."""
     stopped = threading.Event()
 
     def run() -> None:
@@ -179,7 +179,7 @@ def encoding(tower: Tower, options: argparse.Namespace, priority: int, took: lis
 def measure(
     way: str, load: str, runner: TorchRunner, tower: Tower, other: OtherProcess, options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """(milliseconds a picture, milliseconds a step)"""
+    """Returns the milliseconds of each image, and of each step."""
     pictures: list[float] = []
     if way == "alone":
         pictures = encode(tower, grid_of(options), after(options.seconds))

@@ -1,10 +1,11 @@
-"""Decode and prefill speed of the embedded engine's runner alone: no scheduler, no process, no HTTP.
+"""Measures decode and prefill speed of the embedded engine's runner alone, without scheduler, process or HTTP.
 
     python benchmarks/engine_decode.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128
 
-Every sequence of the same length, wall time of a step until its tokens are on the host; the first step of each phase
-at each batch size is not counted. Greedy; with ``--temperature``, ``--top-k``, ``--top-p``, ``--min-p`` or
-``--repetition-penalty`` sampled as well, in the same process. The last line of stdout is one JSON document.
+All sequences have the same length. Times are wall times of a step until its tokens are on the host; the first step of
+each phase at each batch size does not count. Decoding is greedy; with ``--temperature``, ``--top-k``, ``--top-p``,
+``--min-p`` or ``--repetition-penalty`` sampling is measured as well, in the same process. The last line of stdout is
+one JSON document.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trtx.torch_engine.step import Batch, ScheduledSequence
 def measure(
     runner: TorchRunner, sampling: SamplingPlan, *, batch: int, isl: int, osl: int, max_num_tokens: int
 ) -> dict[str, float]:
-    """Prefill in chunks of whole prompts, then ``osl - 1`` decode steps of all sequences."""
+    """Measures prefill, in chunks of whole prompts, and then ``osl - 1`` decode steps of all sequences."""
     per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(runner.vocab_size, (batch, isl), generator=generator).tolist()
@@ -55,7 +56,7 @@ def measure(
         return elapsed
 
     at_once = max(1, max_num_tokens // isl)
-    runner.launch(Batch(sequences[:at_once])).results()  # compiles this shape; its KV is written again below
+    runner.launch(Batch(sequences[:at_once])).results()  # compiles this shape; its KV is overwritten below
     prefill_ns = sum(step(sequences[begin : begin + at_once]) for begin in range(0, batch, at_once))
     decode_ns = [step(sequences) for _ in range(osl - 1)][1:]
     return {

@@ -1,12 +1,13 @@
-"""A decode layer's products at few rows, each way of computing them, and whole passes made of them.
+"""Measures the skinny GEMMs of a decode layer, each way of computing them, and whole forwards made of them.
 
     python benchmarks/few_rows.py                      # one GPU, 25 GB of it, about 45 s
     TRITON_INTERPRET=1 python benchmarks/few_rows.py   # on a CPU, tiny shapes: that it runs, no figure
 
-Products of Qwen3-8B's and 0.6B's shapes in bf16: microseconds, the median of replays of a CUDA graph over all layers
-(every layer has weights of its own, so none is in the cache); ``library`` is ``F.linear``; a tile is written
-outputs x columns, warps, stages, ``/parts``; "*" is the one in use. Every tile's answer is compared with float32 and
-with its own second answer. A pass is the runner's decoder from embedding to logits, 640 tokens of KV a row, ms.
+The matmuls have the shapes of Qwen3-8B and 0.6B, in bf16. Their times are microseconds, the median of replays of a CUDA
+graph over all layers; every layer has its own weights, so none is in the cache. ``library`` is ``F.linear``. A tile is
+written as outputs x columns, warps, stages, ``/parts``; "*" marks the tile in use. Every tile's answer is compared with
+float32 and with its own second answer. A forward is the runner's decoder from embedding to logits, with 640 tokens of
+KV per row, in ms.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Shape:
     vocab: int
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of each weight of a layer."""
+        """Returns rows and columns of each weight of a layer."""
         attended = self.heads * self.head_dim
         return {
             "qkv": (attended + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -99,7 +100,7 @@ SEVERAL_ROWS_TILES = [
     Tile(MOST_ROWS, 64, 128, 4, 5),
 ]
 PARTS = (1, 2, 4, 8)
-WANTED = (200, 1200)  # programs of a product: about 1.5 to 9 a processor
+WANTED = (200, 1200)  # programs per matmul: about 1.5 to 9 per processor
 
 
 def tiles(rows: int) -> list[Tile]:
@@ -108,7 +109,7 @@ def tiles(rows: int) -> list[Tile]:
 
 
 def cuts(tile: Tile, outputs: int, width: int) -> list[Tile]:
-    """With every number of parts that gives the GPU enough programs and each of them two steps."""
+    """Returns the tile with every number of parts that gives the GPU enough programs, with at least two steps each."""
     own = tile_for(tile.num_rows, outputs, width)
     if tile.num_rows == 1:
         return [tile]
@@ -128,7 +129,7 @@ def name_of(tile: Tile) -> str:
 
 
 def compile_one(tile: Tile, options: dict[str, bool]) -> None:
-    """In a process of its own, into the compiler's cache on disk."""
+    """Compiles one kernel into the compiler's disk cache; runs in a separate process."""
     wide = 2048 if options["gated"] else 4096
     x, vector = MockTensor(DTYPE, [tile.num_rows, 4096]), MockTensor(DTYPE, [4096])
     weight, out = MockTensor(DTYPE, [4096, 4096]), MockTensor(DTYPE, [tile.num_rows, wide])
@@ -144,7 +145,7 @@ PLAIN = {"normed": False, "added": False, "gated": False, "overlaps": False, "ah
 
 
 def fused(rows: int) -> list[tuple[Tile, dict[str, bool]]]:
-    """What a layer's products compile, whether launches overlap or not."""
+    """Returns the kernels that a layer's matmuls need, with and without overlapping launches."""
     tile, normed = (ONE_ROW, True) if rows == 1 else (SEVERAL_ROWS, False)
     return [
         (tile, PLAIN | {"normed": normed and not added, "added": added, "gated": gated, "overlaps": overlaps})
@@ -175,7 +176,7 @@ class Compiler:
 
 
 def replays_us(run: Callable[[], object], rounds: int) -> float:
-    """Of everything that ``run`` launches, from a CUDA graph."""
+    """Returns the median time of a CUDA graph with everything that ``run`` launches, in microseconds."""
     run()
     if not IS_GPU:
         return 0.0
@@ -260,8 +261,11 @@ def weights_of(shape: Shape) -> DecoderWeights:
 
 @dataclass(frozen=True)
 class Way:
-    """Of computing a pass. ``prefetched``: MB of a weight, asked for ahead of its product; ``ahead``: its first step's
-    weights are loaded to registers so."""
+    """One way to compute a forward.
+
+    ``prefetched``: MB of a weight that are prefetched before its matmul. ``ahead``: the weights of its first step are
+    loaded to registers in advance.
+    """
 
     products: bool = False
     fused: bool = False
@@ -289,7 +293,7 @@ WAYS = {
 
 
 class Pass:
-    """A decode of ``rows`` sequences with ``KV_TOKENS`` each."""
+    """A decode forward of ``rows`` sequences with ``KV_TOKENS`` tokens each."""
 
     def __init__(self, shape: Shape, weights: DecoderWeights, rows: int, attention: Attention) -> None:
         blocks = triton.cdiv(KV_TOKENS, TOKENS_PER_BLOCK)

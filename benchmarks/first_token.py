@@ -1,13 +1,14 @@
-"""Where the time to a first token goes, and where clients wait between requests: stamps in client, worker and engine.
+"""Breaks down the time to first token, and the clients' time between requests, by timestamps in each process.
 
     python benchmarks/first_token.py --model synthetic:qwen3-0.6b --concurrency 1,64,256
 
-One ``trtx serve``, whose worker and engine write when each request passed (``stamps/sitecustomize.py``). On it a closed
-loop of aiperf, as ``trtx bench`` makes it, and one of ``raw_client.py``, which costs next to nothing: what differs
-between them is the client's. ``--clients paced-raw`` is the latter with prompts as token ids, which no tokenizer reads.
-Times of the processes are of one clock, so that each stage is the difference of two stamps of one request. Where a
-client's requests carry no id, its first and last stage stand for all of them together. CPU is of single threads, as
-shares of a core over the middle half of a load. The last line of stdout is one JSON document.
+It starts one ``trtx serve`` whose worker and engine record a timestamp at each stage of a request
+(``stamps/sitecustomize.py``). A closed loop of aiperf, as ``trtx bench`` runs it, and one of ``raw_client.py``, which
+needs almost no CPU, load it in turn; the difference between them is due to the client. ``--clients paced-raw`` is the
+latter with prompts as token ids, which need no tokenizer. All processes use the same clock, so each stage is the
+difference of two timestamps of one request. If a client's requests have no id, its first and last stage are means over
+all requests. CPU usage is per thread, as a share of a core over the middle half of a load. The last line of stdout is
+one JSON document.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ STAGES = {
     "of it until it was taken": ("yielded", "taken"),
     "last token to client": ("ended", "end"),
 }
-"""Between two stamps of a request, in the order in which it passes them."""
+"""Each stage with its two timestamps, in the order in which a request passes them."""
 
 Row = dict[str, Any]
 
 
 class ThreadCpu:
-    """Ticks of each thread of the server's processes, by time."""
+    """Samples the CPU ticks of each thread of the server's processes."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[int, dict[tuple[str, int, str], int]]] = []
@@ -72,7 +73,7 @@ class ThreadCpu:
         self._thread.join()
 
     def shares(self, begin_ns: int, end_ns: int) -> list[tuple[str, float]]:
-        """Of a core, the busiest threads first, by process and thread."""
+        """Returns each thread's share of a core, the busiest first."""
         within = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
         if len(within) < 2:
             return []
@@ -132,7 +133,7 @@ def by_aiperf(url: str, model: str, tokenizer: Path, concurrency: int, options: 
         if done.returncode != 0 or not files:
             raise SystemExit(f"trtx bench ended with {done.returncode}:\n{done.stderr[-2000:]}")
         rows = []
-        # The last trial: one that was not steady is measured again, longer.
+        # Use the last trial: a trial that was not steady is repeated with a longer one.
         for line in files[-1].read_text().splitlines():
             record = json.loads(line)
             said = record["metadata"]
@@ -177,7 +178,7 @@ def by_raw(
 
 
 def in_turn(port: int, clients: list[list[tuple[str, dict[str, Any]]]]) -> list[raw_client.Answer]:
-    """Each client's requests one after another, all clients at the same time."""
+    """Sends each client's requests one after another, with all clients in parallel."""
 
     async def client(bodies: list[tuple[str, dict[str, Any]]]) -> list[raw_client.Answer]:
         connection = await raw_client.connect(port)
@@ -204,7 +205,7 @@ def read_stamps(folder: Path) -> tuple[list[Row], dict[int, Row], list[Row]]:
 
 
 def joined(clients: list[Row], workers: list[Row], engine: dict[int, Row]) -> list[Row]:
-    """One row a request with all of its stamps: by its id, or else in the order in which requests began."""
+    """Returns one row per request with all its timestamps, matched by id or, without ids, by the order of start."""
     inside = [{**engine.get(row.get("sequence", 0), {}), **row} for row in workers]
     begin, end = min(row["start"] for row in clients), max(row["end"] for row in clients)
     inside = sorted((row for row in inside if begin <= row["called"] <= end), key=lambda row: row["called"])
@@ -213,13 +214,13 @@ def joined(clients: list[Row], workers: list[Row], engine: dict[int, Row]) -> li
         return [{**by_id[row["id"]], **row} for row in clients]
     if len(inside) != len(clients):
         raise SystemExit(f"the worker saw {len(inside)} requests of {len(clients)}")
-    # Of requests without an id: the mean of a difference needs no pairs, its spread does.
+    # Without ids, the mean of a difference is still right, because it needs no pairs; its spread is not.
     return [{**row, **one, "is_paired": False} for row, one in zip(inside, sorted(clients, key=lambda r: r["start"]),
                                                                    strict=True)]  # fmt: skip
 
 
 def account(rows: list[Row], concurrency: int) -> dict[str, Any]:
-    """Of the middle half of a load, in milliseconds: mean, median and 90th percentile of each stage."""
+    """Returns mean, median and 90th percentile of each stage in the middle half of a load, in milliseconds."""
     begin, end = min(row["start"] for row in rows), max(row["end"] for row in rows)
     low, high = begin + (end - begin) / 4, end - (end - begin) / 4
     middle = [row for row in rows if low <= row["start"] <= high]
@@ -248,7 +249,7 @@ def account(rows: list[Row], concurrency: int) -> dict[str, Any]:
 
 
 def collected(rows: list[Row], begin_ns: int, end_ns: int) -> dict[str, list[float]]:
-    """Of the garbage collector by process and generation: how many a second, share of the time, the longest in ms."""
+    """Returns garbage collections by process and generation: number per second, share of time, longest in ms."""
     found: dict[str, list[float]] = {}
     seconds = (end_ns - begin_ns) / 1e9
     for row in rows:

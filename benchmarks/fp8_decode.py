@@ -1,12 +1,12 @@
-"""FP8 beside bfloat16 on one GPU: each product of a decoder layer, and the runner's decode and prefill speed.
+"""Compares FP8 with bfloat16 on one GPU: each matmul of a decoder layer, and the runner's decode and prefill speed.
 
     python benchmarks/fp8_decode.py     # Qwen3-8B's shape: a minute on an H100, 10 GB of disk
 
-Products: every shape at several numbers of rows of x, from CUDA graphs that go round through enough copies of the
-weight to find none in the cache. ``GB/s`` counts weight, x and result once. Runner: as ``engine_decode.py`` measures
-it, with drawn weights, and the same ones rounded to FP8 and read back from files as an export is, projections that are
-merged under one scale as ``trtx build`` exports them; then with a float8 KV cache besides. The last line of stdout is
-one JSON document.
+Matmuls: every shape at several numbers of rows of x, from CUDA graphs that cycle through enough copies of the weight
+that none is in the cache. ``GB/s`` counts weight, x and result once. Runner: measured as in ``engine_decode.py``, with
+random weights, and with the same weights rounded to FP8 and read from files like an export, in which merged projections
+share one scale as ``trtx build`` exports them; then also with a float8 KV cache. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from trtx.torch_engine.runner.fp8 import FP8, FP8_MAX, to_fp8
 from trtx.torch_engine.runner.scaled_linear import ScaledLinear
 from trtx.torch_engine.runner.weights import named_tensors
 
-CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache holds of weights in turn
+CACHE_BYTES = 256 << 20  # larger than the L2 cache of any GPU
 SHARD_BYTES = 2 << 30
-INPUT_SCALE = 5.0 / FP8_MAX  # of drawn activations after a norm: five standard deviations
+INPUT_SCALE = 5.0 / FP8_MAX  # covers five standard deviations of random activations after a norm
 
 
 def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of a layer's four weights."""
+    """Returns rows and columns of a layer's four weights."""
     return {
         "qkv": (config.q_size + 2 * config.kv_size, config.hidden_size),
         "o": (config.hidden_size, config.q_size),
@@ -51,7 +51,7 @@ def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def seconds_each(calls: list[Callable[[], Tensor]], repeats: int) -> float:
-    """Device time of one call, all of them in one CUDA graph that is replayed ``repeats`` times."""
+    """Returns the device time of one call, from ``repeats`` replays of one CUDA graph with all calls."""
     for call in calls[:2]:
         call()
     graph = torch.cuda.CUDAGraph()
@@ -69,7 +69,7 @@ def seconds_each(calls: list[Callable[[], Tensor]], repeats: int) -> float:
 
 
 def product_row(name: str, num_x: int, rows: int, columns: int) -> dict[str, Any]:
-    """Microseconds of each way to compute one product."""
+    """Returns the microseconds of each way to compute one matmul."""
     copies = max(2, -(-CACHE_BYTES // (rows * columns)))
     x = torch.randn(num_x, columns, device="cuda", dtype=torch.bfloat16)
     wide = [torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
@@ -121,11 +121,11 @@ def products(config: ModelConfig) -> list[dict[str, Any]]:
 
 
 def write_export(source: Path, directory: Path, device: torch.device) -> None:
-    """The drawn checkpoint in ModelOpt's FP8 layout, in shards; every linear weight but the head's."""
+    """Writes the random checkpoint in ModelOpt's FP8 layout, in shards; all linear weights except the head are FP8."""
     shard: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     scale = torch.tensor(INPUT_SCALE)
-    # Drawn weights have the same spread everywhere: one scale for all is within a few per cent of each one's own.
+    # Random weights have the same spread everywhere, so one scale is within a few per cent of each weight's own scale.
     weight_scale = torch.tensor(5.5 * read_model_config(source).synthetic_std / FP8_MAX)
 
     def flush() -> None:

@@ -1,12 +1,13 @@
-"""What a device allows: bytes and operations a second, measured, and what follows from them for a model's steps.
+"""Measures the bytes and operations per second of a device, and computes the resulting limits for a model's steps.
 
     python benchmarks/gpu_limits.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128
 
-Bandwidth is a device-to-device copy of 2 GiB, bytes read plus bytes written; operations are a bf16 product of two
-square matrices (8192 on a GPU). A decode step reads every weight but the embedding table once (a tied table is the
-head, and is read), and each sequence's KV once, half of its output generated: ``decode_tokens_per_s`` is how many
-such steps the bandwidth allows, times the batch. Prefill takes two operations a weight and token, and four a head,
-dimension and pair of a token with one before it. No kernel is asked. The last line of stdout is one JSON document.
+The bandwidth is that of a device-to-device copy of 2 GiB, bytes read plus bytes written. The operations are those of a
+bf16 matmul of two square matrices (8192 on a GPU). A decode step reads every weight except the embedding table once (a
+tied table is also the head and is read), and the KV of each sequence once, with half of its output generated;
+``decode_tokens_per_s`` is the number of such steps that the bandwidth allows, times the batch. Prefill takes two
+operations per weight and token, and four per head, dimension and pair of a token with a previous one. trtx's kernels
+are not involved. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WIDTH = 2  # bytes of an element of bf16
 
 
 def median_s(run: Callable[[], object], device: str) -> float:
-    """Of :data:`REPEATS` runs after two that are not counted, each until the device is done."""
+    """Returns the median of :data:`REPEATS` runs after two warm-up runs; each run waits for the device."""
     times = []
     for _ in range(REPEATS + 2):
         began = time.perf_counter()
@@ -52,24 +53,24 @@ def operations_per_s(device: str) -> float:
 
 
 def read_bytes(shape: ModelShape) -> int:
-    """Weights that one decode step reads, in bf16."""
+    """Returns the bytes of the weights that one decode step reads, in bf16."""
     head = shape.head or shape.embedding
     return WIDTH * (head + shape.hidden + sum(sum(layer.values()) for layer in shape.layers))
 
 
 def kv_bytes(shape: ModelShape) -> int:
-    """KV of one token in all layers, in bf16."""
+    """Returns the KV bytes of one token in all layers, in bf16."""
     return WIDTH * 2 * len(shape.layers) * shape.kv_heads * shape.head_dim
 
 
 def decode_limit(shape: ModelShape, batch: int, isl: int, osl: int, bandwidth: float) -> float:
-    """Tokens/s of all sequences together."""
+    """Returns the maximum tokens/s of all sequences together."""
     step_bytes = read_bytes(shape) + batch * (isl + osl / 2) * kv_bytes(shape)
     return batch * bandwidth / step_bytes
 
 
 def prefill_limit(shape: ModelShape, isl: int, operations: float) -> float:
-    """Prompt tokens/s of prompts of ``isl`` tokens, causal attention."""
+    """Returns the maximum prompt tokens/s for prompts of ``isl`` tokens with causal attention."""
     products = 2 * sum(sum(layer.values()) for layer in shape.layers)
     attention = 4 * len(shape.layers) * shape.heads * shape.head_dim * isl / 2
     return operations / (products + attention)

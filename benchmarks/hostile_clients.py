@@ -1,9 +1,9 @@
-"""Clients that send nothing but media that are refused, and the servers that they name: for ``hostile_media.py``.
+"""Clients that send only media which must be refused, and the servers in their URLs, for ``hostile_media.py``.
 
     python benchmarks/hostile_clients.py URL MODEL CLIENTS BODY_MIB
 
-Each line of its input is a time in seconds and ``small`` or ``large``; for so long the clients ask, one request at a
-time each, and a line of JSON says what they got. BODY_MIB: of the large bodies.
+Each input line is a duration in seconds and ``small`` or ``large``. For this duration each client sends one request at
+a time; then one line of JSON has the results. BODY_MIB is the size of the large bodies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
 
 
 def png(width: int, height: int, rows: bytes, text: bytes | None = None) -> bytes:
-    """Of RGB in 8 bits, whatever ``rows`` are."""
+    """Returns an 8-bit RGB PNG file with ``rows`` as its uncompressed data, valid or not."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -48,11 +48,11 @@ def saved(picture: Image.Image, kind: str, **options: object) -> bytes:
 
 
 LARGE = ("the largest body", "the largest body of escapes")
-"""Bodies that Dynamo copies several times before a worker sees them, and twice into it."""
+"""Bodies that Dynamo copies several times before they reach a worker, and twice into it."""
 
 
 def hostile(port: int, body_mib: int) -> dict[str, list[str]]:
-    """Addresses of one request each, by what is wrong with them. ``body_mib``: of those of ``LARGE``."""
+    """Returns the media URLs of each hostile request, by their defect. ``body_mib``: the size of those in ``LARGE``."""
     noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (1200, 1600, 3), np.uint8))
     photo, frames = saved(noise, "JPEG"), [Image.new("RGB", (64, 64), one) for one in ("red", "blue")]
     files = {
@@ -76,7 +76,7 @@ def hostile(port: int, body_mib: int) -> dict[str, list[str]]:
 
 
 async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection of the server that ``hostile`` names."""
+    """Handles one connection of the server in the hostile URLs."""
     try:
         path = (await reader.readline()).split()[1]
         if path == b"/endless":
@@ -118,7 +118,10 @@ async def attack(
     refused: Counter[str],
     others: Counter[str],
 ) -> None:
-    """``refused``: by status; what was not refused, too, and ``others`` has what it was and what came."""
+    """Sends hostile requests until ``until``.
+
+    ``refused``: counts all responses by status. ``others``: counts the unexpected ones by defect and response.
+    """
     for number in itertools.count(first):
         if time.perf_counter() >= until:
             return
@@ -128,12 +131,12 @@ async def attack(
             refused[str(answer.status_code)] += 1
             if answer.status_code // 100 != 4:
                 others[f"{name}: {answer.status_code} {answer.text[:300]}"] += 1
-        except httpx.WriteError:  # the frontend has said 413, and reads no more
+        except httpx.WriteError:  # the frontend has answered 413 and stopped reading
             refused["413"] += 1
 
 
 async def attacker(url: str, model: str, clients: int, body_mib: int) -> None:
-    """Attacks for as many seconds, and with such bodies, as each line of its input says, and answers in JSON."""
+    """Runs one attack for each input line, with its duration and kind of bodies, and prints the results as JSON."""
     server = await asyncio.start_server(evil, "127.0.0.1", 0)
     small: list[tuple[str, bytes]] = []
     large: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""A text stream beside hostile media: its ITL, and the memory of the processes that serve it.
+"""Measures the ITL of a text stream, and the memory of the serving processes, while other clients send hostile media.
 
     python benchmarks/hostile_media.py [--mode disagg] [--encode 1] [--rounds 5] [--seconds 20] [--ways now before]
 
@@ -42,7 +42,7 @@ LIMITS = MediaLimits(allow_http_media=True, allow_private_media=True, media_time
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What protects the text: ``niceness`` and ``policy`` of the decoders, ``environment`` of every process."""
+    """One way to protect the text: niceness and policy of the decoders, and the environment of every process."""
 
     media: MediaLimits
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -70,21 +70,21 @@ where Dynamo 1.4.2 has 50 share."""
 
 @dataclass(slots=True)
 class Stretch:
-    """What was seen with, or without, hostile clients."""
+    """The measurements with, or without, hostile clients."""
 
     itl_ms: list[float] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)  # where in ``itl_ms`` each round ends
+    rounds: list[int] = field(default_factory=list)  # the index in ``itl_ms`` at which each round ends
     answers: int = 0
     failed: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)  # requests with hostile media, by status
-    others: Counter[str] = field(default_factory=Counter)  # what those got that were not refused, by medium
-    rss: dict[str, int] = field(default_factory=dict)  # most bytes, by what the process is
-    # CPU seconds, by what the process is
+    others: Counter[str] = field(default_factory=Counter)  # responses that were no refusals, by medium
+    rss: dict[str, int] = field(default_factory=dict)  # peak bytes by process
+    # CPU seconds by process
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 async def stream(http: httpx.AsyncClient, model: str, until: float, seen: Stretch, tokens: int) -> None:
-    """Text, one answer after the other."""
+    """Streams text, one answer after the other."""
     for number in itertools.count():
         if time.perf_counter() >= until:
             return
@@ -109,7 +109,7 @@ async def stream(http: httpx.AsyncClient, model: str, until: float, seen: Stretc
 
 
 def processes_of(topology: ServedTopology) -> list[tuple[str, psutil.Process]]:
-    """Those that live now, and what each is; decoders of one worker share a name."""
+    """Returns the live processes with their names; the decoders of one worker share a name."""
     found: list[tuple[str, psutil.Process]] = []
     for slot in topology.slots:
         if slot.child is None:
@@ -127,7 +127,7 @@ def processes_of(topology: ServedTopology) -> list[tuple[str, psutil.Process]]:
 
 
 def order_cores(process: psutil.Process, way: Way) -> None:
-    """Niceness and policy are each thread's own, and threads begin with those of the one that starts them."""
+    """Sets niceness and policy of every thread; a new thread inherits those of the thread that starts it."""
     for thread in process.threads():
         if os.getpriority(os.PRIO_PROCESS, thread.id) != way.niceness:
             os.setpriority(os.PRIO_PROCESS, thread.id, way.niceness)
@@ -136,8 +136,10 @@ def order_cores(process: psutil.Process, way: Way) -> None:
 
 
 async def watch(topology: ServedTopology, way: Way, until: float, seen: Stretch) -> None:
-    """Most memory that each of the topology's processes has, and the CPU time that they take meanwhile. Whoever decodes
-    is kept at the way's niceness, which takes root where that is less than it set itself."""
+    """Records the peak memory and the CPU time of each of the topology's processes.
+
+    It keeps the decoders at the way's niceness, which needs root if it is lower than their own setting.
+    """
     before: dict[int, float] = {}
     after: dict[int, tuple[str, float]] = {}
     begins = True
@@ -163,7 +165,7 @@ async def watch(topology: ServedTopology, way: Way, until: float, seen: Stretch)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A topology that is served, with its clients."""
+    """A served topology with its clients."""
 
     topology: ServedTopology
     way: Way
@@ -181,7 +183,7 @@ class Side:
         return cls(topology, way, hostile, http)
 
     async def stretch(self, sizes: str | None, seconds: float, tokens: int, seen: Stretch) -> None:
-        """``sizes``: of hostile bodies; None: there are none."""
+        """Measures one stretch of time. ``sizes``: the kind of hostile bodies; None: no hostile clients."""
         assert self.hostile.stdin is not None and self.hostile.stdout is not None
         until = time.perf_counter() + seconds
         if sizes is not None:
@@ -224,7 +226,7 @@ async def measure(served: Mapping[str, ServedTopology], arguments: argparse.Name
 
 
 def p99_of_rounds(seen: Stretch) -> list[float]:
-    """ITL in ms; of rounds without two tokens none."""
+    """Returns the 99th percentile of ITL of each round in ms, without rounds of fewer than two tokens."""
     parts = np.split(np.array(seen.itl_ms), seen.rounds[:-1])
     return [float(np.percentile(part, 99)) for part in parts if len(part)]
 
