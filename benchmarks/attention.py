@@ -52,7 +52,7 @@ WAYS: dict[str, tuple[Attention, float]] = {  # (kind, the number of processors 
 
 @dataclass(frozen=True)
 class Case:
-    """``sequences``: (tokens in the cache before, new tokens), the first ``num_decodes`` of them decodes."""
+    """One case. ``sequences``: (cached tokens, new tokens) of each; the first ``num_decodes`` of them are decodes."""
 
     name: str
     sequences: list[tuple[int, int]]
@@ -133,7 +133,7 @@ class Measured:
     def __init__(self, case: Case, storage: torch.Tensor, processors: int) -> None:
         self._case, self._inputs, self._processors = case, inputs_of(case), processors
         blocks = [-(-(context + new) // TOKENS_PER_BLOCK) for context, new in case.sequences]
-        width = (max(blocks) + 1) | 1  # odd: a kernel compiled for one case serves all
+        width = (max(blocks) + 1) | 1  # odd, so that one compiled kernel serves all cases
         layer_elements = sum(blocks) * 2 * TOKENS_PER_BLOCK * KV_HEADS * DIM
         self.layers = min(LAYERS, storage.numel() // layer_elements)
         pool = storage[: self.layers * layer_elements]
@@ -168,7 +168,7 @@ class Measured:
         def attend() -> torch.Tensor:
             planned = kernels.planned(inputs, q.dtype)
             for layer in range(layers):
-                answers = kernels.attend(q, layer, planned)  # the last layer's memory is free for the next one
+                answers = kernels.attend(q, layer, planned)  # the memory of the previous layer's answers is reused
             return answers
 
         return self.timed(attend)

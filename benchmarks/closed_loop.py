@@ -60,7 +60,7 @@ class Way:
 
     name: str
     passes: str
-    cap: int | None = None  # prompt tokens beside decodes
+    cap: int | None = None  # the maximum number of prompt tokens in a step with decodes
     steps: int | None = None  # see SchedulerLimits.paced_steps
 
     @classmethod
@@ -124,8 +124,8 @@ def play(
     plan = resolve_sampling(SamplingParams(max_tokens=osl, temperature=1.0, ignore_eos=True))
     ids = range(runner.vocab_size)
     prompts = [dice.choices(ids, k=isl) for _ in range(clients * (warm_up + requests + 2))]
-    sent: dict[int, float] = {}  # of requests without a token: when they came
-    last: dict[int, float] = {}  # of requests with one: when their last token came
+    sent: dict[int, float] = {}  # requests without a token yet -> their arrival times
+    last: dict[int, float] = {}  # requests with tokens -> the time of their last token
     submitted = 0
     waits: list[float] = []
     gaps: list[float] = []
@@ -133,7 +133,7 @@ def play(
     gc.collect()
     began = clock.perf_counter() if not warm_up else None
     steps = Steps(core)
-    due = [clock.perf_counter()] * clients  # a heap: when clients send
+    due = [clock.perf_counter()] * clients  # a heap of the times at which clients send
     while ended < clients * (warm_up + requests):
         while due and due[0] <= (now := clock.perf_counter()):
             heappop(due)
@@ -197,7 +197,7 @@ def print_head() -> None:
 
 
 def print_row(clients: int, way: Way, found: dict[str, Any], first: float, took: float) -> None:
-    """``first``: tokens/s of the first way."""
+    """Prints one row of the table. ``first``: the tokens/s of the first way."""
     (p50, p90), (itl, p99) = found["ttft_ms"], found["itl_ms"]
     print(f"{clients:>7} {way.name:>16} {found['tokens_per_s']:>9,.0f} "
           f"{found['tokens_per_s'] / first - 1:>+7.1%} {_cell(p50, 11)} {_cell(p90, 8)} {_cell(itl, 10, 2)} "

@@ -30,7 +30,7 @@ from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence
 MODES = {"default": False, "deterministic": True}
 ANSWER_TOKENS = 12
 CHUNK = 7
-LENGTHS = (1, 7, 33, 64, 90, 127, 130, 16)  # of prompts that are compared, in turn
+LENGTHS = (1, 7, 33, 64, 90, 127, 130, 16)  # the lengths of the compared prompts, in turn
 
 
 class Request:

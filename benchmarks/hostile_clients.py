@@ -85,7 +85,7 @@ async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
                 writer.write(_CHUNK)
                 await writer.drain()
         elif path == b"/silent":
-            await reader.read()  # until the client has gone
+            await reader.read()  # wait until the client disconnects
         elif path == b"/drips":
             writer.write(_HEAD + b"Content-Length: 100000\r\n\r\n")
             while True:
@@ -104,7 +104,7 @@ async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
             place = b"/loop" if path == b"/loop" else b"http://169.254.169.254/latest/meta-data"
             writer.write(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + place + b"\r\n\r\n")
         await writer.drain()
-    except (ConnectionError, IndexError, asyncio.CancelledError):  # the last: this process ends
+    except (ConnectionError, IndexError, asyncio.CancelledError):  # cancelled when this process ends
         pass
     finally:
         writer.close()

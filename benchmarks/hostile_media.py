@@ -2,13 +2,13 @@
 
     python benchmarks/hostile_media.py [--mode disagg] [--encode 1] [--rounds 5] [--seconds 20] [--ways now before]
 
-Serves the model as `trtx serve` does, and streams text from it, one answer after the other. Every other stretch of
-time has clients beside it that send nothing but media that are refused: endless, silent and dripping servers, redirects
-in circles and inwards, files cut short, bombs of pixels and of bytes, animated ones, none at all. The stretches
-alternate, so that whatever else the machine does meets both. ``--ways``: topologies that differ in what protects the
-text (``WAYS``) stand side by side, and have each stretch in turn. ITL is between arrivals of chunks at the client. The
-hostile clients and their servers are a process of their own, on the same machine. Exit 1 when a text stream failed, or
-one of the media was not refused.
+It serves the model as `trtx serve` does, and streams text from it, one answer after the other. In every other stretch
+of time, hostile clients send only media that must be refused: endless, silent and dripping servers, redirects in loops
+and to private addresses, truncated files, decompression bombs of pixels and of bytes, animated images, no image at all.
+The stretches alternate, so that other load on the machine affects both alike. ``--ways`` serves several topologies at
+once, which differ in how they protect the text (``WAYS``), and runs each stretch on each of them in turn. ITL is the
+time between arrivals of chunks at the client. The hostile clients and their servers run in a separate process on the
+same machine. The exit code is 1 if a text stream failed or if hostile media were accepted.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ WAYS = {
     "before, one decoder": Way(LIMITS.model_copy(update={"decode_processes": 1}), niceness=0),
     "before, 5 s": Way(LIMITS, {"DYN_TCP_REQUEST_TIMEOUT": "5"}, niceness=0),
 }
-"""Now: decoders yield; batch: and don't cut in (SCHED_BATCH); niceness 19, idle: they go last; before: like all others;
- 16 MiB: the largest file; 5 s: until a
-worker that has not acknowledged a request counts as dead; a connection each: of requests that wait to be acknowledged,
-where Dynamo 1.4.2 has 50 share."""
+"""now: decoders have a higher niceness. batch: in addition they don't preempt others (SCHED_BATCH). niceness 19, idle:
+decoders run last. before: decoders run like all other processes. 16 MiB: the largest file. 5 s: the time after which a
+worker that has not acknowledged a request counts as dead. a connection each: each request that waits for its
+acknowledgement has its own connection, while in Dynamo 1.4.2 up to 50 share one."""
 
 
 @dataclass(slots=True)

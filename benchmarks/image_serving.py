@@ -1,17 +1,18 @@
-"""What images cost a served topology: TTFT and images/s, with and without the embedding cache, at equal GPUs.
+"""Measures a served topology with images: TTFT and images/s, with and without hits in the embedding cache.
 
     python benchmarks/image_serving.py --topologies agg                    # one GPU: what the cache brings
     python benchmarks/image_serving.py --topologies 2-agg,e-pd,ep-d,e-p-d  # two GPUs each, one topology after another
     python benchmarks/image_serving.py --model synthetic:tiny-vl --topologies agg --side 64 --requests 12 --osl 4
 
-``agg``: all in one on one GPU; ``2-agg``: two of these; ``e-pd``: an encode worker and an agg worker; ``ep-d``:
-prefill, which encodes, and decode; ``e-p-d``: an encode worker that shares prefill's GPU, and decode.
+``agg``: one agg worker on one GPU; ``2-agg``: two of them; ``e-pd``: an encode worker and an agg worker; ``ep-d``: a
+prefill worker that encodes, and a decode worker; ``e-p-d``: an encode worker that shares the GPU of the prefill worker,
+and a decode worker.
 
-Each request has a text of its own before one picture, so that no KV of it is found again. Two loads: ``repeats``, of
-which ``--repeats`` of the requests show a picture that came before; and ``none twice``, the same pictures in the same
-order, each in a file of its own bytes (a comment in the JPEG), of which no cache knows any. Stages are the workers' own
-counters. Lines are printed as they are measured; a topology that does not start costs its own. The last line of stdout
-is one JSON document. Exit 1 when a request failed, or a topology.
+Each request has its own text before one image, so that its KV is never reused. There are two loads. In ``repeats``, the
+share ``--repeats`` of the requests shows an image that came before. ``none twice`` has the same images in the same
+order, but each file has different bytes (a comment in the JPEG), so no cache has it. Stages are the workers' own
+counters. Lines are printed as they are measured; if a topology does not start, only its own lines are missing. The last
+line of stdout is one JSON document. The exit code is 1 if a request or a topology failed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _COUNTER = re.compile(
 
 
 def picture(seed: int, side: int, comment: str) -> str:
-    """A ``data:`` URL of a JPEG, whose pixels are the seed's."""
+    """Returns a ``data:`` URL of a JPEG whose pixels depend on the seed."""
     drawn = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     file = io.BytesIO()
     image = Image.fromarray(drawn).resize((side, side), Image.Resampling.BILINEAR)
@@ -67,7 +68,7 @@ def picture(seed: int, side: int, comment: str) -> str:
 
 
 def bodies(options: argparse.Namespace, load: str, model: str, first: int) -> list[dict[str, Any]]:
-    """``first``: of the pictures' seeds; two loads share none."""
+    """Returns the request bodies of a load. ``first``: the first image seed; different loads share no seeds."""
     draw = random.Random(options.seed)
     seeds: list[int] = []
     for at in range(options.requests):
@@ -88,7 +89,7 @@ def bodies(options: argparse.Namespace, load: str, model: str, first: int) -> li
 
 
 async def send(port: int, asked: list[dict[str, Any]], concurrency: int) -> tuple[list[Answer], list[str], float]:
-    """(answers, why others failed, seconds from the first request to the last answer)"""
+    """Returns the answers, the reasons of failed requests, and the seconds from first request to last answer."""
     waiting, answers, faults = list(reversed(asked)), [], []
 
     async def client() -> None:
@@ -106,7 +107,7 @@ async def send(port: int, asked: list[dict[str, Any]], concurrency: int) -> tupl
 
 
 def counters(topology: ServedTopology) -> dict[tuple[str, str], float]:
-    """Of all workers together, since they started."""
+    """Returns the counters of all workers together, since their start."""
     found: dict[tuple[str, str], float] = {}
     for worker in topology.plan.workers:
         with urllib.request.urlopen(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10) as answer:
@@ -140,7 +141,7 @@ def row_of(label: str, load: str, options: argparse.Namespace, topology: ServedT
 
 
 def serve_one(label: str, options: argparse.Namespace, output: Path) -> Iterator[dict[str, Any]]:
-    """Its rows as they come. Raises TrtxError where it does not start."""
+    """Serves one topology and yields its rows as they are measured. Raises TrtxError if it does not start."""
     spec = TopologySpec(model=options.model, engine="torch", port=0, overrides=tuple(options.set or ()),
                         media=MediaLimits(decode_processes=options.decode_processes), **TOPOLOGIES[label])  # fmt: skip
     plan = prepare(spec, run_dir=output / label)

@@ -1,11 +1,11 @@
-"""Ways to copy scattered KV blocks from one GPU to another, alone and beside a decode step on the reading GPU.
+"""Compares ways to copy scattered KV blocks between GPUs, alone and during a decode step on the reading GPU.
 
     python benchmarks/kv_gather.py            # two GPUs with peer access, about 60 s, 20 GB on each
 
-Qwen3-8B's KV shape, 32-token blocks, random places, one process that sees both GPUs. Figures are medians of host time
-from before the launch to the end of the copy. The step beside it: the matrix products of Qwen3-8B's layers at
-64 rows, in a CUDA graph, which read 14 GB of weights; before them a small copy from the host and after them one to it,
-as a step has them: they too go through a copy engine.
+It uses Qwen3-8B's KV shape and 32-token blocks in random places, in one process that sees both GPUs. Numbers are
+medians of host time from before the launch to the end of the copy. The concurrent step consists of the matmuls of
+Qwen3-8B's layers at 64 rows in a CUDA graph, which read 14 GB of weights, with a small copy from the host before and
+one to the host after them, as in a real step; these copies use a copy engine, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
         return targets, sources, lambda: torch.equal(target[local[-1]].cpu(), source[remote[-1]].cpu())
 
     def batch(count: int, ways: int, parts: int = 1) -> Callable[[], None]:
-        """cuMemcpyBatchAsync, blocks dealt out to ``ways`` streams, each block in ``parts``."""
+        """Copies with cuMemcpyBatchAsync: blocks are distributed over ``ways`` streams, each block in ``parts``."""
         targets, sources, check = places(count)
         if parts > 1:
             steps = np.arange(parts, dtype=np.uint64) * (BLOCK_BYTES // parts)
@@ -148,7 +148,7 @@ def line(name: str, figures: list[float], peer: list[float], beside: tuple[float
 
 
 class Step:
-    """The matrix products of Qwen3-8B's layers at 64 rows, between a small copy from the host and one back to it."""
+    """The matmuls of Qwen3-8B's layers at 64 rows, between a small copy from the host and one back to it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         shapes = [(4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)]
@@ -171,7 +171,7 @@ class Step:
             run()
 
     def beside(self, copy: Callable[[], None] | None) -> tuple[float, float]:
-        """(a step that has copies beside it from its begin to its end, a copy then) in ms."""
+        """Returns the time of a step with copies running during all of it, and the time of such a copy, in ms."""
         steps, copies = [], []
         for _ in range(8):
             ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]  # type: ignore[no-untyped-call]  # torch's
@@ -195,7 +195,7 @@ class Step:
 def after_idleness(
     stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor, runs: dict[str, Callable[[], None]]
 ) -> None:
-    """1,024 tokens after a pause: host ms from before the launch to the end, and what the device counted of it."""
+    """Measures a copy of 1,024 tokens after a pause: host time from before the launch to the end, and device time."""
     here, there = (torch.zeros(64, device=device) for device in (HERE, THERE))
     few = slice(0, 1), slice(0, 8)
     from_there = target[few].clone()

@@ -1,18 +1,19 @@
-"""How fast KV blocks move from a prefill process to a decode process, beside the peer copy of the same bytes.
+"""Measures how fast KV blocks move from a prefill process to a decode process, compared with a peer copy.
 
-Qwen3-8B's KV shape (36 layers, 8 KV heads, 128 dim, bf16: 147,456 bytes a token) through ``create_transport``, as the
-engine uses it, by each route: random blocks of one pool into random blocks of the other, one read a prompt. Each
-process sees one GPU of its own through CUDA_VISIBLE_DEVICES. The reference is one process that sees both and copies the
-same number of bytes, contiguous. The last read of each size is checked: each block holds what its source held.
+It transfers blocks of Qwen3-8B's KV shape (36 layers, 8 KV heads, 128 dim, bf16: 147,456 bytes per token) through
+``create_transport``, as the engine does, with each transport: random blocks of one pool into random blocks of the
+other, one read per prompt. Each process sees its own GPU through CUDA_VISIBLE_DEVICES. The reference is one process
+that sees both GPUs and copies the same number of contiguous bytes. After the last read of each size, the content of
+each block is compared with its source.
 
     python benchmarks/kv_handoff.py                                # two GPUs, under 60 s, 4.8 GB on each
     python benchmarks/kv_handoff.py --device cpu --tokens 1024     # no GPU: CPU memory, and memcpy as the reference
 
-Columns: ``GB/s`` is the median over the repeats from before ``begin_read`` to the poll that reports the end, with a
-loop that does nothing but poll, and after it its share of the reference; ``engine GB/s`` the same with the pauses of an
-idle engine between polls; ``begin`` the median duration of ``begin_read``, which is the time taken from the step loop;
-``first`` the first read of that size: the very first one of a route is a second after both sides have started. With
-``--json`` the last line on stdout is the table as one JSON document.
+Columns: ``GB/s`` is the median over the repeats, from before ``begin_read`` to the poll that reports the end, with a
+loop that only polls; the next column is its share of the reference. ``engine GB/s`` is the same with the pauses of an
+idle engine between polls. ``begin`` is the median duration of ``begin_read``, which the step loop has to wait for.
+``first`` is the first read of that size; the very first read of a transport starts a second after both sides have
+started. With ``--json`` the last line of stdout is the table as one JSON document.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from trtx.torch_engine.kv_layout import KvGeometry
 if TYPE_CHECKING:
     import torch
 
-WARM_UP = 20  # reads of each size that count only as "first"
+WARM_UP = 20  # warm-up reads of each size; the first of them is shown as "first"
 CHILD_TIMEOUT_S = 90
 GROUP_VARIABLE = "TRTX_KV_HANDOFF_GROUP"
 
@@ -58,7 +59,7 @@ def main() -> None:
     far.close()
     try:
         reads = _result(decode)
-        copies = _result(reference)  # closes its stdin, which it waits for: nothing else runs meanwhile
+        copies = _result(reference)  # closes its stdin, which starts it; nothing else runs at the same time
     finally:
         for child in children:
             child.kill()
@@ -99,7 +100,7 @@ def _start(
 
 
 def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """The JSON line that a child prints at its end."""
+    """Waits for a child process and returns the JSON document in its last line."""
     try:
         output, _ = child.communicate(timeout=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -128,7 +129,7 @@ def _pool(options: argparse.Namespace) -> torch.Tensor:
 
 
 def _prefill(options: argparse.Namespace) -> None:
-    """Exports what it is asked for, until decode has gone."""
+    """Runs the prefill process: exports the requested blocks until the decode process has ended."""
     import torch
 
     pool = _pool(options)
@@ -166,7 +167,7 @@ def _reads(
     words = pool.view(pool.shape[0], -1).view(torch.int32)
     transport = create_transport(pool, _geometry(options), routes=[route], group=os.environ[GROUP_VARIABLE])
     connection.send(([0], options.tokens_per_block))
-    connection.recv()  # the other side has started too
+    connection.recv()  # wait until the other side has started
     time.sleep(1)
     draw = random.Random(0)
     rows: list[dict[str, str | float]] = []
@@ -204,7 +205,7 @@ def _reads(
 
 
 def _timed_read(transport: KvTransport, opaque_state: bytes, local: list[int], paced: bool) -> tuple[float, float]:
-    """Seconds of ``begin_read``, and of the whole read."""
+    """Returns the seconds of ``begin_read``, and of the whole read."""
     began = time.perf_counter()
     transport.begin_read(opaque_state, range(len(local)), local)
     begun = time.perf_counter()
@@ -217,11 +218,11 @@ def _timed_read(transport: KvTransport, opaque_state: bytes, local: list[int], p
 
 
 def _reference(options: argparse.Namespace) -> None:
-    """One process copies the same numbers of bytes, from GPU to GPU or within CPU memory."""
+    """Runs the reference process, which copies the same numbers of bytes from GPU to GPU or within CPU memory."""
     import torch
 
     source_device, target_device = ("cuda:0", "cuda:1") if options.device == "cuda" else ("cpu", "cpu")
-    sys.stdin.read()  # until it is this process's turn
+    sys.stdin.read()  # wait for the parent's signal to start
     torch.set_num_threads(1)
     block_bytes = _geometry(options).block_bytes
     sizes = {tokens: tokens // options.tokens_per_block * block_bytes for tokens in options.tokens}

@@ -1,13 +1,14 @@
-"""What a KV handoff adds to a request between two engines of one host, with no frontend between them.
+"""Measures the time that a KV handoff adds to a request between two engines of one host, without a frontend.
 
     python benchmarks/kv_handoff_engines.py --model synthetic:qwen3-8b --gpus 0,1
 
-Two embedded engines, each a process with a GPU of its own; this process hands the prefill engine's answer to the decode
-engine at once. Each prompt is handed over twice: the first time decode reads all its blocks, the second time it has
-them in its prefix cache. ``read adds`` is the difference of the two, from the decode engine's submit to its second
-token, medians; ``read`` is what the engine counts from ``begin_read`` to the poll that reports the end;
-``disagg adds`` is prefill's answer and decode's second token, against two tokens of the prefill engine alone with the
-same prompt uncached, so that it holds the hops between the processes too. ``first read ms`` is the first read of all.
+There are two embedded engines, each a process with its own GPU. This process passes the prefill engine's answer to the
+decode engine at once. Each prompt is handed over twice: the first time the decode engine reads all its blocks, the
+second time they are in its prefix cache. ``read adds`` is the difference of the medians of the two times, from the
+decode engine's submit to its second token. ``read`` is the engine's own time from ``begin_read`` to the poll that
+reports the end. ``disagg adds`` is the time for the prefill engine's answer and the decode engine's second token, minus
+that for two tokens of the prefill engine alone with the same uncached prompt; it includes the hops between the
+processes. ``first read ms`` is the very first read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the order of dimensions inside a KV block costs the kernels that read and write it.
+"""Measures how the order of dimensions in a KV block affects the kernels that read and write it.
 
     python benchmarks/kv_layout.py            # one GPU, 60 GB of it, about 90 s
 
-Qwen3-8B's shape (8 KV heads of 128, 32 query heads, bf16), 32-token blocks in random places, the production kernels,
-which go by strides. Every case runs over one storage seen in each order in turn, in a CUDA graph over all its layers,
-the orders one after the other and round again; a figure is the median over rounds, in microseconds a layer, and the
-last column the spread between rounds of the first order. Where 36 layers of a case do not fit, it has fewer.
+It uses Qwen3-8B's shape (8 KV heads of 128, 32 query heads, bf16), 32-token blocks in random places, and the production
+kernels, which use strides. Every case runs over one storage, viewed in each order in turn, in a CUDA graph over all its
+layers; the orders alternate over several rounds. Numbers are medians over the rounds, in microseconds per layer; the
+last column is the spread between rounds of the first order. If 36 layers of a case do not fit, it has fewer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from trtx.torch_engine.runner.triton_kernels import TritonKernels
 from trtx.torch_engine.runner.weights import LayerWeights
 
 KV_HEADS, HEADS, DIM, TOKENS_PER_BLOCK = 8, 32, 128, 32
-TOKEN_BYTES = 2 * KV_HEADS * DIM * 2  # of one layer
-NAMES = ("block", "layer", "kv", "token", "head", "dim")  # what the kernels see
+TOKEN_BYTES = 2 * KV_HEADS * DIM * 2  # per layer
+NAMES = ("block", "layer", "kv", "token", "head", "dim")  # the order of the dimensions for the kernels
 LAYOUTS = (
     "block,layer,kv,token,head,dim",
     "block,head,layer,kv,token,dim",
@@ -46,7 +46,7 @@ CASES = [
 
 
 def seen(storage: torch.Tensor, layout: str, num_blocks: int, num_layers: int) -> torch.Tensor:
-    """The storage in the kernels' order of dimensions, laid out in ``layout``'s."""
+    """Returns a view of the storage in the kernels' order of dimensions, with memory in the order of ``layout``."""
     sizes = dict(zip(NAMES, (num_blocks, num_layers, 2, TOKENS_PER_BLOCK, KV_HEADS, DIM), strict=True))
     order = layout.split(",")
     whole = storage[: num_blocks * num_layers * TOKENS_PER_BLOCK * TOKEN_BYTES // 2]
@@ -54,7 +54,7 @@ def seen(storage: torch.Tensor, layout: str, num_blocks: int, num_layers: int) -
 
 
 class Case:
-    """Inputs of one kind of pass, and the pool that it needs."""
+    """The inputs of one kind of forward, and the size of the pool that it needs."""
 
     def __init__(self, kind: str, count: int, length: int, storage: torch.Tensor) -> None:
         self.kind, self.count, self.length = kind, count, length
@@ -84,7 +84,7 @@ class Case:
         self.rotary = rotary_table(CONFIG.rope, DIM, width * TOKENS_PER_BLOCK, torch.device("cuda"))
 
     def graph(self, storage: torch.Tensor, layout: str) -> Callable[[], float]:
-        """Seconds of one pass over all layers, by a replay."""
+        """Returns a function that replays one forward over all layers and returns its seconds."""
         pool = seen(storage, layout, self.num_blocks, self.num_layers)
         config = CONFIG
         processors = torch.cuda.get_device_properties(0).multi_processor_count

@@ -1,21 +1,23 @@
-"""KV-aware routing beside round-robin: TTFT, tokens/s and prefix hit rate of a prefix-heavy load over agg workers.
+"""Compares KV-aware routing with round-robin: TTFT, tokens/s and prefix hit rate of a prefix-heavy load on agg workers.
 
     python benchmarks/kv_routing.py --model synthetic:qwen3-8b --gpus 0,1 --concurrency 32 --isl 128 --osl 32 \
         --prefix-length 2048 --prefixes 64 --requests 256 --rounds 2
 
-Serves one topology a router variant, all on the same GPUs at once, and loads them in turn (A B C A B C): only one ever
-has work. The load is aiperf's own: each request is one of ``--prefixes`` prefixes, picked at random, and ``--isl``
-tokens of its own. All variants see the same requests; each round has prefixes of its own, so every round begins cold.
+It serves one topology for each router variant, all on the same GPUs at once, and loads them in turn (A B C A B C), so
+only one has work at a time. aiperf generates the load: each request is a random one of ``--prefixes`` prefixes,
+followed by ``--isl`` tokens of its own. All variants get the same requests. Each round has new prefixes and starts with
+cold caches.
 
-Variants: round-robin; kv with Dynamo's own weights; kv as trtx serves it, with ``KV_ROUTER_FLAGS``, which says why.
+The variants are round-robin; kv with Dynamo's default weights; and kv as trtx serves it, with ``KV_ROUTER_FLAGS``,
+where the reasons are documented.
 
 Each worker's KV pool is set in tokens (``--pool-tokens``, by default 0.6 of all prefixes together plus the running
-requests): one worker can't hold all prefixes, two can hold them if each keeps to its share. Round-robin sends every
-prefix to every worker, so that each evicts what it will need again. ``--pool-tokens`` above the working set shows the
-other case: what is left is that round-robin computes each prefix once a worker instead of once.
+requests). One worker can't hold all prefixes; two can, if each keeps to its share. Round-robin sends every prefix to
+every worker, so each worker evicts prefixes that it will need again. With ``--pool-tokens`` above the working set, the
+only remaining difference is that round-robin computes each prefix once per worker instead of once.
 
-Hit rate: cached prompt tokens / prompt tokens, from the workers' own counters. Writes a Markdown table to standard
-output, and to ``-o`` where given. Exit 1 when a request failed.
+The hit rate is cached prompt tokens / prompt tokens, from the workers' own counters. The script writes a Markdown table
+to standard output, and to ``-o`` if given. The exit code is 1 if a request failed.
 """
 
 from __future__ import annotations
@@ -43,21 +45,21 @@ from trtx.topology import Plan
 from trtx.topology.commands import KV_ROUTER_FLAGS
 
 _BLOCK = 32
-_TEMPLATE_TOKENS = 32  # room for what the chat template adds to a prompt
+_TEMPLATE_TOKENS = 32  # room for the tokens that the chat template adds to a prompt
 _COUNTER = re.compile(r"^trtx_(prompt_tokens|cached_tokens|requests)_total(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class Variant:
-    """One way to route, and what its rounds came to."""
+    """One router variant, and the results of its rounds."""
 
     name: str
     router_mode: RouterMode
-    has_own_weights: bool = False  # Dynamo's, not ours
+    has_own_weights: bool = False  # uses Dynamo's default weights, not trtx's
     rounds: list[tuple[RequestRecord, ...]] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    requests: dict[str, int] = field(default_factory=dict)  # worker -> requests that ended there
+    requests: dict[str, int] = field(default_factory=dict)  # worker -> number of completed requests
 
     @property
     def directory(self) -> str:
@@ -91,7 +93,7 @@ def main() -> int:
         Variant("kv, Dynamo's weights", "kv", has_own_weights=True),
         Variant("kv", "kv"),
     ]
-    # All are prepared before one starts: their ports are held, and none counts another's memory.
+    # Prepare all topologies before one starts: this reserves their ports, and none counts another's memory as used.
     plans = [_plan(variant, arguments, pool, output) for variant in variants]
     interruption = Interruption()
     with contextlib.ExitStack() as stack:
@@ -163,7 +165,7 @@ def _round(
             topology.wait(0.1)
     path = files.directory / RECORDS_FILE
     records = read_records(path) if path.exists() else ()
-    if len(records) != arguments.requests:  # aiperf exits 1 as well when all requests failed
+    if len(records) != arguments.requests:  # the exit code is not enough: aiperf also exits 1 if all requests failed
         raise SystemExit(
             f"aiperf exited {code} with {len(records)} of {arguments.requests} records:\n{tail(files.console, 20)}"
         )
@@ -178,7 +180,7 @@ def _round(
 
 
 def _counters(topology: ServedTopology) -> dict[str, tuple[int, int, int]]:
-    """Worker -> (prompt tokens, cached prompt tokens, requests) since it started, from its system port."""
+    """Returns worker -> (prompt tokens, cached prompt tokens, requests) since its start, read from its system port."""
     found = {}
     for worker in topology.plan.workers:
         with urllib.request.urlopen(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10) as answer:

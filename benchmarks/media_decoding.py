@@ -1,12 +1,12 @@
-"""What pictures cost a worker before they reach its encoder.
+"""Measures the cost of images in a worker before they reach its encoder.
 
-(a) Most memory of a decoding process beyond what it starts with, for pictures of 50 million pixels, by kind.
-(b) Milliseconds to decode and prepare a picture, and pictures/s with one and two processes, 16 pictures at a time.
-(c) Longest stall of the event loop while a data: URL of 23 MiB is decoded, beside one call into Python's decoder.
+(a) The peak memory of a decoding process above its initial memory, for images of 50 million pixels, by format.
+(b) Milliseconds to decode and prepare an image, and images/s with one and two processes, 16 images at a time.
+(c) The longest stall of the event loop while a data: URL of 23 MiB is decoded, and for one call of Python's decoder.
 
     python benchmarks/media_decoding.py [--only memory|speed|stall]
 
-(b) prepares with a Qwen2-VL image processor of at most 1280 x 28 x 28 pixels; figures are medians of rounds.
+(b) uses a Qwen2-VL image processor of at most 1280 x 28 x 28 pixels. Numbers are medians of rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from PIL import Image
 from trtx.ipc.shared_tensor import remove_shared
 from trtx.media import Blob, MediaLimits, PicturePool, fetch
 
-SIDE = 7071  # its square is 50 million
+SIDE = 7071  # the side of a square image of 50 million pixels
 LIMITS = MediaLimits(decode_memory_bytes=8 << 30, decode_timeout_s=300, max_media_bytes=1 << 30)
 
 

@@ -1,11 +1,12 @@
-"""The memory plan beside what the embedded engine's runner really takes of a GPU.
+"""Compares the memory plan with the GPU memory that the embedded engine's runner really uses.
 
     python benchmarks/memory_plan.py --model synthetic:qwen3-0.6b --model synthetic:qwen3-8b
 
-For each model, in a process of its own on the first visible GPU: plans its shipped agg config, loads the weights,
-makes the runner (pool, CUDA graphs), and runs the passes that take most: a step of max_num_tokens prompt tokens and
-steps of max_batch_size sequences, greedy and sampled. "left" is what is free of the GPU after them; the plan's is what
-its fraction leaves. Prints one Markdown table a model, GiB. Needs a GPU that nothing else uses.
+For each model, a separate process on the first visible GPU plans the model's shipped agg config, loads the weights,
+creates the runner (pool, CUDA graphs) and runs the forwards that need the most memory: a step of max_num_tokens prompt
+tokens, and steps of max_batch_size sequences, greedy and sampled. "left" is the free GPU memory afterwards; the plan's
+value is the part that its fraction leaves free. The script prints one Markdown table per model, in GiB. It needs a GPU
+that no other process uses.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported where a process measures
+if TYPE_CHECKING:  # only the measuring processes import these at run time
     from trtx.torch_engine.runner import TorchRunner
     from trtx.torch_engine.step import Batch
 
 GIB = 1 << 30
-_PROMPT = 512  # tokens of each prompt of the fullest step
+_PROMPT = 512  # tokens per prompt in the largest step
 
 
 def main() -> int:
@@ -142,7 +143,7 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _fullest_steps(runner: TorchRunner, max_batch_size: int, max_num_tokens: int) -> None:
-    """Prompts for every slot, ``max_num_tokens`` a step, then two decode steps of all, for each way to sample."""
+    """Runs, for each way to sample, prompts for every slot with ``max_num_tokens`` per step, then two decode steps."""
     from trtx.torch_engine.sampling_plan import SamplingPlan
     from trtx.torch_engine.step import Batch, ScheduledSequence
 

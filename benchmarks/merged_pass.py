@@ -1,13 +1,13 @@
-"""A step's decodes and prompt chunks in one pass over the weights or in two, and how many prompt tokens beside decodes.
+"""Compares one mixed batch with two forwards for a step's decodes and prompt chunks, with several prompt token budgets.
 
     python benchmarks/merged_pass.py --model synthetic:qwen3-8b        # one GPU, about 4 min
     python benchmarks/merged_pass.py --model synthetic:tiny --decodes 2 --loads 40x3 --caps none,16 --isl 16
 
-The whole engine but its client, sampled. ``--decodes`` sequences decode all the time while prompts of a load (LENGTH
-x COUNT) come, two of them always there until all are done; before that the same load with nobody decoding. ITL is the
-time between two tokens of one of those that decode, while there are prompts. A cap is the most prompt tokens of a step
-that has decodes. The ways take turns over one runner, each round with prompts of its own; medians over the rounds, but
-percentiles of ITL over all of them. The last line of stdout is one JSON document.
+It runs the whole engine except its client, with sampling. ``--decodes`` sequences decode all the time while the prompts
+of a load (LENGTH x COUNT) arrive, two at a time until all are done; before that, the same load runs without decodes.
+ITL is the time between two tokens of a decoding sequence while there are prompts. A cap is the maximum number of prompt
+tokens in a step with decodes. The ways take turns on one runner, and each round has new prompts. Numbers are medians
+over the rounds, but percentiles of ITL are over all rounds together. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
 
-OPEN = 2  # prompts that are there at a time
+OPEN = 2  # concurrent prompts
 WAYS = {"two passes": False, "merged": True}
 
 
@@ -40,7 +40,7 @@ def play(
     runner: TorchRunner, *, decodes: int, isl: int, length: int, count: int, cap: int | None, max_num_tokens: int,
     decode_tokens: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Prompt and decode tokens/s from the first prompt's arrival to the last one's token, and every ITL in between."""
+    """Returns prompt and decode tokens/s from the first prompt's arrival to the last one's token, and all ITLs."""
     dice = random.Random(seed)
     limits = SchedulerLimits(decodes + OPEN, max_num_tokens, max_prompt_tokens_beside_decodes=cap, paced_steps=None)
     core = EngineCore(runner, limits)
@@ -119,7 +119,7 @@ def main() -> None:
     for length, count in loads:
         for decodes, cap in [(0, None), *((options.decodes, cap) for cap in caps)]:
             found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-            for turn in range(-1, options.rounds):  # the first of each warms up
+            for turn in range(-1, options.rounds):  # the first round is a warm-up
                 for way, merges in WAYS.items():
                     runner.merges_passes = merges
                     round_ = play(

@@ -1,11 +1,11 @@
-"""The scheduler of :mod:`closed_loop` over a model of a GPU: what to expect before one is there. No measurement.
+"""Runs the scheduler of :mod:`closed_loop` over a model of a GPU, to predict results without one. No measurement.
 
     python benchmarks/modelled_loop.py --concurrency 64,256 --ways two,merged:512,merged:paced64
 
-A pass of n tokens takes the reading of the weights or n times a token's products, whichever is more, something fixed,
-and its decodes' attention; figures by default are those of Qwen3-8B's shape on an H100 (docs/performance-notes.md).
-Launches cost nothing. Time is counted, not waited for; "took" is the window. The last line of stdout is one JSON
-document.
+A forward of n tokens takes the larger of the time to read the weights and n times the matmul time of a token, plus a
+fixed time, plus the attention of its decodes. The default values are those of Qwen3-8B's shape on an H100
+(docs/performance-notes.md). Launches take no time. The clock is simulated; "took" is the window. The last line of
+stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from closed_loop import Way, play, print_head, print_row
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.step import Batch, Sampled
 
-_HOST_S = 0.3e-3  # of a step: schedule, launch, commit
+_HOST_S = 0.3e-3  # host time per step: schedule, launch, commit
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ModelledStep:
 
 
 class ModelledRunner:
-    """A runner that computes nothing, as fast as ``options`` say."""
+    """A runner that computes nothing and takes the times in ``options``."""
 
     def __init__(self, options: argparse.Namespace, clients: int, clock: Clock) -> None:
         self.geometry = KvGeometry.uniform(1, 1, 16, 32, "float32")

@@ -1,4 +1,4 @@
-"""Upstream's way of emission over trtx's paced engine: one chunk for each token. The other side of the comparison.
+"""A worker that emits one chunk per token, as upstream does, over trtx's paced engine; the baseline of a comparison.
 
 ``python benchmarks/one_token_a_chunk.py --model DIR --served-model-name NAME --itl-ms 4``: ``streaming.py`` starts it.
 """

@@ -1,9 +1,10 @@
-"""How long a topology with one worker of each role answers nothing after ``kill -9`` of one of them.
+"""Measures the outage of a topology with one worker per role after ``kill -9`` of a worker.
 
-A probe asks for two tokens every 50 ms, each on a connection of its own. The outage is the time from the kill to the
-beginning of the first request that succeeds after the last one that failed. Beside it: requests that failed in it, and
-when the launcher said that the topology is whole again. One second of it is the launcher's back-off. With Dynamo 1.4.2
-alone, whose records nobody deletes, the model answers errors for 8 to 12 s, and then waits for someone to restart it.
+A probe requests two tokens every 50 ms, each time on a new connection. The outage is the time from the kill to the
+start of the first successful request after the last failed one. The table also shows the number of failed requests, and
+when the launcher reported the topology as ready again. One second of the outage is the launcher's back-off. With Dynamo
+1.4.2 alone, where discovery records of a dead worker are not deleted, the model returns errors for 8 to 12 s, and the
+worker stays down until it is restarted manually.
 
     python benchmarks/outage.py [--engine paced|torch] [--rounds 3]
 """
@@ -38,7 +39,7 @@ class Outage:
 
 
 class Probe:
-    """Requests at a steady pace; each keeps when it began and what went wrong."""
+    """Sends requests at a constant rate, and records the start and the error of each."""
 
     def __init__(self, topology: ServedTopology) -> None:
         self.answers: list[tuple[float, str | None]] = []
@@ -63,7 +64,7 @@ class Probe:
 
 
 def ask(url: str, model: str) -> str | None:
-    """Two tokens of the model. None when the answer is whole by trtx bench's rule, else what is wrong with it."""
+    """Requests two tokens. Returns None if the answer is complete by trtx bench's rule, else the problem."""
     body = {"model": model, "prompt": "Are you there?", "max_tokens": 2, "min_tokens": 2, "ignore_eos": True}
     try:
         code, said = request(url, "POST", "/v1/completions", body, timeout_s=30)

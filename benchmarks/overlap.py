@@ -1,12 +1,13 @@
-"""What the step loop costs: the whole engine but its client, with and without overlap, in turn over one runner.
+"""Measures the cost of the step loop: the whole engine except its client, with and without overlap, on one runner.
 
     python benchmarks/overlap.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 128 --rounds 3
 
-Scheduler, pool with prefix cache, KV events, statistics, runner, and reports sent to another process, as in an engine's
-own process. All requests of a round are there at its start, with prompts of their own, sampled as clients that say
-nothing are. "decode" are the tokens/s from when the last sequence has its first token until one ends; "all" counts
-every token and the whole round. Medians over the rounds. With ``--arrivals`` in place of that: how long a request that
-arrives while all other slots decode waits for its first token. The last line of stdout is one JSON document.
+It includes scheduler, pool with prefix cache, KV events, statistics, runner, and reports sent to another process, as in
+an engine process. All requests of a round are submitted at its start, with different prompts and default sampling.
+"decode" is the tokens/s from the first token of the last sequence until the first sequence ends; "all" counts every
+token over the whole round. Numbers are medians over the rounds. With ``--arrivals`` it measures instead how long a
+request that arrives while all other slots decode waits for its first token. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from trtx.torch_engine.messages import Submit, ToEngine
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
 BACKGROUND_TOKENS = 2000
-"""Of a sequence that decodes while others arrive: enough for all arrivals of a round."""
-ARRIVALS = 20  # in a round
+"""The length of a sequence that decodes while others arrive: enough for all arrivals of a round."""
+ARRIVALS = 20  # per round
 
 _READER = "import socket, sys\nend = socket.socket(fileno=int(sys.argv[1]))\nwhile end.recv(1 << 20): pass"
 
 
 class Reader:
-    """A process that reads reports, and makes nothing of them."""
+    """A process that reads reports and discards them."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -62,7 +63,7 @@ def play(
     runner: TorchRunner, *, overlap: bool, batch: int, isl: int, osl: int, max_num_tokens: int, seed: int,
     params: dict[str, Any],
 ) -> dict[str, float]:  # fmt: skip
-    """One round. ``step_ms``: of the part that only decodes."""
+    """Runs one round. ``step_ms`` in the result covers only the part without prompts."""
     dice = random.Random(seed)
     plan = resolve_sampling(SamplingParams(max_tokens=osl, ignore_eos=True, **params))
     core = EngineCore(
@@ -101,7 +102,7 @@ def play(
     reports.close()
     reader.close()
     while core.wait_s == 0.0:
-        core.step()  # what is under way, of nobody
+        core.step()  # completes a step in flight, whose requests have ended
     assert tokens == batch * osl
     seconds = decode_ended - decode_began
     return {"decode": decode_tokens / seconds, "all": tokens / elapsed, "step_ms": seconds / steps * 1e3}
@@ -110,8 +111,8 @@ def play(
 def arrive(
     runner: TorchRunner, *, overlap: bool, batch: int, isl: int, max_num_tokens: int, seed: int
 ) -> list[float]:  # fmt: skip
-    """Milliseconds to the first tokens of requests that come one at a time, at no moment in particular of a step, while
-    the other slots of ``batch`` decode."""
+    """Returns the milliseconds to the first token of requests that arrive one at a time, at random moments of a step,
+    while the other slots of ``batch`` decode."""
     dice = random.Random(seed)
     core = EngineCore(runner, SchedulerLimits(batch, max_num_tokens), disable_overlap_scheduler=not overlap)
     for at in range(batch - 1):
@@ -144,7 +145,7 @@ def arrive(
 def compare_throughput(runner: TorchRunner, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     params = {} if options.greedy else {"temperature": 1.0}
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    for turn in range(-1, options.rounds):  # the first of each warms up
+    for turn in range(-1, options.rounds):  # the first round is a warm-up
         for overlap in (False, True):
             round_ = play(
                 runner, overlap=overlap, batch=batch, isl=options.isl, osl=options.osl,

@@ -1,12 +1,12 @@
-"""What share of an engine's tokens/s reaches clients through worker, frontend and HTTP, and who spends the CPU on it.
+"""Measures the share of an engine's tokens/s that reaches clients through worker, frontend and HTTP, and the CPU usage.
 
     python benchmarks/path_share.py --concurrency 1,64,256 --itl-ms 6.5,8.9,15.9 --ttft-ms 20,80,400
 
-The engine is a clock (``--engine paced``), so what it gives is known: a client that sends its next request when the
-last answer has ended gets ``osl`` tokens each ``ttft + (osl - 1) itl``, and what is lost of that was lost on the way.
-The load is aiperf's, as ``trtx bench`` makes it; compared is the steady part. CPU seconds are of each process over the
-whole load, warm-up included, and stand by 1,000 tokens: the frontend, the worker with the clock in it, aiperf. The last
-line of stdout is one JSON document.
+The engine is a clock (``--engine paced``), so its output is known: a client that sends its next request at the end of
+the last answer gets ``osl`` tokens every ``ttft + (osl - 1) itl``. Any loss occurs on the way. aiperf generates the
+load as in ``trtx bench``, and the steady part is compared. CPU seconds are per process over the whole load, warm-up
+included, and per 1,000 tokens: the frontend, the worker with the paced engine, aiperf. The last line of stdout is one
+JSON document.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ SAMPLE_S = 0.25
 
 
 class CpuSeconds:
-    """Of the processes of one load by what they are, from entering the context on. Samples in a thread: those of aiperf
-    end with each load, and take their figure with them."""
+    """A context manager that measures the CPU seconds of the processes of one load, by kind.
+
+    A thread samples them, because aiperf's processes end with each load, and their CPU times are lost then.
+    """
 
     def __init__(self, bench_pid: int) -> None:
         self._bench_pid = bench_pid

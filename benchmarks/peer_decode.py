@@ -1,11 +1,11 @@
-"""The peer's decode and prefill speed in its own process: vLLM without HTTP, as engine_decode.py runs ours.
+"""Measures the decode and prefill speed of vLLM without HTTP, as engine_decode.py does for the embedded engine.
 
     PYTHONPATH=<where vllm is> python benchmarks/peer_decode.py --model DIR --batch 1,8,64,256 --isl 512 --osl 128
 
-Random weights (``load_format dummy``) in the shape that DIR's config.json has, greedy, no prefix cache. All prompts
-of a batch are there at once; prefill is the time to one token of each, decode what ``osl - 1`` more take beyond it,
-medians of three. Seen with vLLM 0.24.0. The last line of stdout is one JSON document with the rows of
-engine_decode.py.
+vLLM uses random weights (``load_format dummy``) in the shape of DIR's config.json, greedy decoding and no prefix cache.
+All prompts of a batch are submitted at once. Prefill is the time to one token of each sequence, decode the additional
+time for ``osl - 1`` more tokens; both are medians of three. Tested with vLLM 0.24.0. The last line of stdout is one
+JSON document with the rows of engine_decode.py.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ROUNDS = 3
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"  # its start hangs for minutes otherwise, on a machine without a network
+os.environ["HF_HUB_OFFLINE"] = "1"  # otherwise, vLLM's start hangs for minutes on a machine without a network
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def seconds(llm: Any, params: type, batch: int, isl: int, osl: int) -> float:
-    """Until every sequence of a batch has ``osl`` tokens."""
+    """Returns the seconds until every sequence of a batch has ``osl`` tokens."""
     prompts = [{"prompt_token_ids": [random.randint(10, 1000) for _ in range(isl)]} for _ in range(batch)]
     asked = params(max_tokens=osl, ignore_eos=True, temperature=0.0, detokenize=False)
     began = time.perf_counter()

@@ -1,15 +1,15 @@
-"""What the planes of several hosts cost: etcd, TCP and NATS beside one machine's file, TCP and ZMQ, in one run.
+"""Compares the planes of a topology over hosts (etcd, TCP, NATS) with those of one machine (file, TCP, ZMQ).
 
     python benchmarks/planes.py --address 10.0.0.5 --device eth0 [--rounds 20] [--requests 100]
 
-Serves the same topology twice on this machine at once, as ``trtx serve`` and as ``trtx serve --hosts`` with one host,
-beside an etcd and a NATS of its own, and loads them in turn (A B B A A B …): only one ever has work. The engine is the
-paced one without delay, so that what is left is the path of a request.
+It serves the same topology twice at once on this machine, as ``trtx serve`` and as ``trtx serve --hosts`` with one host
+and its own etcd and NATS servers. It loads them in turn (A B B A A B …), so only one has work at a time. The engine is
+the paced one without delay, so only the path of a request takes time.
 
-Each round: ``--requests`` streams of 32 tokens on one kept-alive connection (time to first token and the whole of it,
-medians), then ``--streams`` at once (tokens/s). A ratio is one round's figure over etcd, TCP and NATS by that of the
-same round over file, TCP and ZMQ; shown are its median and the interval in which it lies with 95 % (bootstrap over
-rounds). A busy machine is busy for both.
+Each round sends ``--requests`` streams of 32 tokens on one keep-alive connection (medians of time to first token and of
+the whole request), then ``--streams`` streams at once (tokens/s). A ratio divides a round's result over etcd, TCP and
+NATS by that of the same round over file, TCP and ZMQ. The table shows its median and its 95 % confidence interval
+(bootstrap over rounds). Other load on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RESAMPLES = 2_000
 
 @dataclass(slots=True)
 class Arm:
-    """One topology, and for each round its figures in the order of ``_FIGURES``."""
+    """One topology, with its results of each round in the order of ``_FIGURES``."""
 
     name: str
     host: str
@@ -78,7 +78,7 @@ def _body() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _process(argv: list[str], log: Path, is_up: Callable[[str], bool]) -> Iterator[None]:
-    """Runs ``argv`` until the end, from when ``is_up`` says so of its log. SystemExit where it never does."""
+    """A context manager that runs ``argv``, entered once ``is_up`` accepts its log. Raises SystemExit on failure."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     try:
@@ -113,7 +113,7 @@ def _free_port(address: str) -> int:
 
 @contextlib.contextmanager
 def _servers(address: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """The URLs of an etcd and a NATS of this run's own."""
+    """Starts an etcd and a NATS server for this run, and yields their URLs."""
     client, peer = (f"http://{address}:{_free_port(address)}" for _ in range(2))
     nats_port = _free_port(address)
     etcd = ["etcd", "--data-dir", str(directory / "etcd"), "--log-level", "warn", "--name", "planes"]
@@ -181,7 +181,7 @@ def main() -> None:
             for arm in (one, several) if number % 2 else (several, one):
                 arm.measure(args.requests, args.streams)
         for arm in (one, several):
-            del arm.rounds[0]  # the first warms up
+            del arm.rounds[0]  # the first round is a warm-up
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
         print(f"{platform.machine()}, {os.cpu_count()} cores, load over 1, 5 and 15 min {load}; {args.rounds} rounds\n")
         print(_table(one, several))

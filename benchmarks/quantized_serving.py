@@ -1,12 +1,12 @@
-"""A quantized build served beside its source: tokens/s, ITL and TTFT of both at several concurrencies.
+"""Compares a quantized build with its source when served: tokens/s, ITL and TTFT at several concurrencies.
 
     python benchmarks/quantized_serving.py --model synthetic:qwen3-8b --quant fp8 -o /tmp/quantized
 
-Builds with `trtx build` (or finds the build: `--output` keeps it), then serves source and result with the embedded
-engine, one after the other on the same GPU and with the same engine config and prompts, `--rounds` times in turn. The
-load is aiperf's, streaming, output lengths exact; a few requests a client (`REQUESTS`), so that all of it takes five
-minutes on an H100 with one round. The table is Markdown, on stdout and in `--output`; ratios are the result's over the
-source's. Exit 1 when a request failed.
+It builds with `trtx build`, or reuses the build in `--output`. Then it serves source and build with the embedded
+engine, one after the other on the same GPU with the same engine config and prompts, `--rounds` times in turn. aiperf
+generates the load, with streaming and exact output lengths. There are only a few requests per client (`REQUESTS`), so
+that one round takes five minutes on an H100. The table is Markdown, on stdout and in `--output`. Ratios are the build's
+values over the source's. The exit code is 1 if a request failed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from trtx.config import TopologySpec
 from trtx.launch import prepare, serve
 
 REQUESTS = {1: 12, 2: 16, 4: 24, 8: 48, 16: 80, 32: 160, 64: 256}
-"""Measured requests at a concurrency; three times the concurrency above it."""
+"""The number of measured requests at each concurrency; above the largest, three times the concurrency."""
 
 
 @dataclass
 class Variant:
-    """One checkpoint, and what was measured on it: records by concurrency, a list a round."""
+    """One checkpoint and its measurements: for each concurrency, the records of each round."""
 
     name: str
     model: str
     rounds: dict[int, list[tuple[RequestRecord, ...]]] = field(default_factory=dict)
-    device_memory_bytes: int | None = None  # None, here and below: the worker has not said
+    device_memory_bytes: int | None = None  # None, here and below: the worker has not reported it
     kv_blocks: int | None = None
 
 
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _build(arguments: argparse.Namespace, output: Path) -> str:
-    """The directory, as the command's last line names it; its proof is printed as it comes."""
+    """Runs the build and prints its output; returns the directory that the last line names."""
     argv = ["build", arguments.model, "--quant", arguments.quant, "--kv-dtype", arguments.kv_dtype, "-o", str(output)]
     done = subprocess.run(
         [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv], stdout=subprocess.PIPE, text=True

@@ -1,9 +1,9 @@
-"""A load client that costs next to nothing: HTTP/1.1 over asyncio sockets, kept alive, in as many processes as asked.
+"""A load client with minimal CPU usage: HTTP/1.1 over keep-alive asyncio sockets, in any number of processes.
 
-It parses no JSON and no event while a stream runs: it stamps the first event and looks for the end. Then it reads the
-last events, with the finish reason and the usage, and raises unless the answer is whole by trtx bench's own rule. A
-client that decodes every event (aiohttp, httpx) would be what is measured: at 50,000 tokens/s on shared cores it takes
-more CPU than the server.
+During a stream it parses neither JSON nor events: it takes a timestamp at the first event and searches for the end. At
+the end it parses the last events, with the finish reason and the usage, and raises unless the answer is complete by
+trtx bench's rule. A client that decodes every event (aiohttp, httpx) would dominate the measurement: at 50,000 tokens/s
+on shared cores it takes more CPU than the server.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from trtx.bench import answers
 
-_FRAME = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")  # between two HTTP chunks: hyper writes capitals
+_FRAME = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")  # the separator of two HTTP chunks; hyper writes capitals
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _OK = b" 200"
 _EVENT = b"data: {"
-_END = b"\r\n0\r\n\r\n"  # dynamo.frontend sends every answer in HTTP chunks, also one that is not a stream
-_TAIL_BYTES = 2048  # the last events of a stream, with the usage, lie within
+_END = b"\r\n0\r\n\r\n"  # dynamo.frontend sends every answer in HTTP chunks, even if it is not a stream
+_TAIL_BYTES = 2048  # enough for the last events of a stream, with the usage
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request, in seconds of ``time.perf_counter``."""
+    """The times of one request, in seconds of ``time.perf_counter``, and its tokens and events."""
 
     sent: float
     first_event: float
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection that carries one request at a time."""
+    """One keep-alive connection that carries one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -67,10 +67,10 @@ class Connection(asyncio.Protocol):
         return Answer(sent, self._first, done, self._tokens(body), self._events)
 
     def _tokens(self, body: dict[str, Any]) -> int:
-        """The tokens of a whole answer; RuntimeError with the reason where it is not whole, or nobody counted it."""
+        """Returns the tokens of an answer. Raises RuntimeError if it is incomplete or has no usage."""
         raw = self._tail.removesuffix(_END)
         if body.get("stream") and self._head.endswith(_OK):
-            # What stands before the first mark is the rest of an event, or the head.
+            # The text before the first mark is the rest of an event, or the HTTP head.
             events = _FRAME.sub(b"", raw).decode(errors="replace").split("data: ")[1:]
         else:
             events = [_FRAME.sub(b"", b"\r\n" + raw.partition(b"\r\n\r\n")[2]).decode(errors="replace").strip()]
@@ -92,13 +92,13 @@ class Connection(asyncio.Protocol):
             self._first = time.perf_counter()
         self._events += found
         self._tail += data
-        if self._mark == _EVENT:  # of a stream the end is enough
+        if self._mark == _EVENT:  # for a stream, keep only the end
             self._tail = self._tail[-_TAIL_BYTES:]
         if (self._tail.endswith(_END) or self._is_refused()) and not self._finished.done():
             self._finished.set_result(None)
 
     def _is_refused(self) -> bool:
-        """An error's answer is whole: it comes with its length."""
+        """Returns whether a complete error response was received; errors have a content length."""
         length = None if self._head.endswith(_OK) else _LENGTH.search(self._tail)
         return length is not None and len(self._tail.partition(b"\r\n\r\n")[2]) >= int(length.group(1))
 
@@ -109,7 +109,7 @@ async def connect(port: int, host: str = "127.0.0.1") -> Connection:
 
 
 def one_after_another(port: int, body: dict[str, Any], count: int, host: str = "127.0.0.1") -> list[Answer]:
-    """``count`` requests on one kept-alive connection."""
+    """Sends ``count`` requests one after another on one keep-alive connection."""
 
     async def run() -> list[Answer]:
         connection = await connect(port, host)
@@ -119,7 +119,7 @@ def one_after_another(port: int, body: dict[str, Any], count: int, host: str = "
 
 
 def all_at_once(port: int, body: dict[str, Any], streams: int, processes: int, host: str = "127.0.0.1") -> list[Answer]:
-    """``streams`` requests at the same time, spread over ``processes``."""
+    """Sends ``streams`` requests at the same time, distributed over ``processes``."""
     context = multiprocessing.get_context("spawn")
     share = [streams // processes + (i < streams % processes) for i in range(processes)]
     with context.Pool(processes) as pool:

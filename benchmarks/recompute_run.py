@@ -1,14 +1,14 @@
-"""Recomputes every figure of a run from aiperf's records of its requests, and says where the run has another.
+"""Recomputes every metric of a run from aiperf's request records, and reports where the run has another value.
 
     python benchmarks/recompute_run.py RUN
 
-A second implementation of docs/figures.md, docs/validity.md and docs/verdicts.md: it imports nothing of trtx (and of
-others PyYAML and pandas alone), and reads ``cells/*/trial-*/profile_export.jsonl``. What it computes it holds against
-all that the run says: ``cell.json``, ``summary.json``, ``summary.csv``, ``summary.parquet``, the table of
-``summary.md`` and ``verdict.json``, numbers to 12 digits, ends of intervals to 9, and texts as they stand there. A
-figure that it does not know is a mismatch too, and so is a trial that lies there and is in no cell. Exit code 1 where
-there is any. What a *baseline* measured it has to take from ``baseline.json``; the levels of validity, and what workers
-told of pictures, it does not judge.
+It is a second implementation of docs/figures.md, docs/validity.md and docs/verdicts.md. It imports no trtx code, and
+only PyYAML and pandas of other packages. It reads ``cells/*/trial-*/profile_export.jsonl`` and compares its results
+with all documents of the run: ``cell.json``, ``summary.json``, ``summary.csv``, ``summary.parquet``, the table of
+``summary.md`` and ``verdict.json``. Numbers must agree to 12 digits, the ends of intervals to 9, and texts exactly. An
+unknown metric is a mismatch too, and so is a trial on disk that belongs to no cell. The exit code is 1 if there is any
+mismatch. The measurements of a *baseline* are taken from ``baseline.json``. The levels of validity, and the workers'
+counters of images, are not checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recomputed.verdict import FILE, check_verdict
 
 
 def check_run(run: Path) -> Comparison:
-    """Everything that can be computed of a run, held against what it says."""
+    """Compares everything that can be computed for a run with the run's documents."""
     comparison = Comparison(run)
     lock = yaml.safe_load((run / "run.lock.yaml").read_text(encoding="utf-8"))
     cells = {}

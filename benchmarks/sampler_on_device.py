@@ -1,11 +1,11 @@
-"""What sampling costs a decode step of the runner.
+"""Measures the cost of sampling in a decode step of the runner.
 
     python benchmarks/sampler_on_device.py --model synthetic:qwen3-8b      # one GPU
 
-Decode tokens/s of one runner, wall time with the tokens on the host, for several ways to sample in turn, and what that
-is of greedy in the same round. ``--kernels``: the sampling kernels alone instead, in a CUDA graph whose launch is part
-of the time, over bfloat16 logits of a vocabulary of 151,936 with two spreads, beside torch's argmax with a look for
-NaN; tokens are compared with the definition's on the CPU.
+It measures decode tokens/s of one runner (wall time until the tokens are on the host) for several ways to sample in
+turn, and their ratio to greedy in the same round. ``--kernels`` measures only the sampling kernels instead, in a CUDA
+graph whose launch is part of the time, over bfloat16 logits of a vocabulary of 151,936 with two spreads, compared with
+torch's argmax plus a NaN check. Tokens are compared with those of the reference definition on the CPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_BATCH = 256
 
 
 def sequences_of(count: int, plan: SamplingPlan, context: int, blocks: int) -> list[ScheduledSequence]:
-    """Each with ``blocks`` blocks and ``context`` tokens before its next one; their KV is whatever the pool holds."""
+    """Returns sequences with ``blocks`` blocks and ``context`` previous tokens each; their KV is arbitrary."""
     return [
         ScheduledSequence(
             slot, True, [7], context, [list(range(slot * blocks, (slot + 1) * blocks))], True, plan,
@@ -56,7 +56,7 @@ def sequences_of(count: int, plan: SamplingPlan, context: int, blocks: int) -> l
 
 
 def decode_s(runner: TorchRunner, plan: SamplingPlan, *, batch: int, context: int, steps: int) -> float:
-    """Wall time of ``steps`` decode steps of ``batch`` sequences, the first two not counted."""
+    """Returns the wall time of ``steps`` decode steps of ``batch`` sequences, after two warm-up steps."""
     blocks = -(-(context + steps + 4) // runner.geometry.tokens_per_block)
     sequences = sequences_of(batch, plan, context, blocks)
     seconds = []
@@ -100,7 +100,7 @@ def measure_engine(model: str, batches: list[int], *, context: int, steps: int, 
 
 
 def graph_us(run: Callable[[], object]) -> float:
-    """Median of ten replays of one call, by events."""
+    """Returns the median of ten replays of one call, timed by events, in microseconds."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -126,7 +126,7 @@ def argmax_us(logits: torch.Tensor) -> float:
 
 
 def kernels_us(logits: torch.Tensor, asked: dict[str, Any]) -> float:
-    """Of all kernels over one batch of ``logits``."""
+    """Returns the microseconds of all sampling kernels over one batch of ``logits``."""
     count = logits.shape[0]
     sampler = Sampler(count, VOCAB, logits.device)
     plan = resolve_sampling(SamplingParams(**asked))

@@ -1,11 +1,12 @@
-"""A long load with a worker killed in the middle: what the clients saw, minute by minute.
+"""Runs a long load, kills a worker in the middle, and reports the clients' results minute by minute.
 
     python benchmarks/soak.py --mode disagg --model synthetic:qwen3-8b --gpus 0,1 --seconds 600 --kill decode
 
-Serves the topology as `trtx serve` does, drives it with aiperf at a fixed concurrency, kills one worker of the
-named role with SIGKILL half-way, and prints per minute: requests that succeeded and failed, output tokens/s, TTFT
-and ITL; then why requests failed, how long the topology was not whole, restarts, and memory at the start and the
-end. The table is Markdown. Exit 1 when a request failed in a minute without a kill, or after the minute of the kill.
+It serves the topology as `trtx serve` does, loads it with aiperf at a fixed concurrency, and kills one worker of the
+given role with SIGKILL half-way. It prints for each minute the successful and failed requests, output tokens/s, TTFT
+and ITL, and then the reasons of failures, the time during which the topology was incomplete, restarts, and memory at
+the start and at the end. The table is Markdown. The exit code is 1 if a request failed in any other minute than that of
+the kill.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen while the load ran. Times are seconds since the epoch."""
+    """The events during the load. Times are seconds since the epoch."""
 
     started_at: float
     killed_at: float | None = None
     killed: str = ""
-    whole_at: float | None = None  # the first moment after the kill at which every worker served again
+    whole_at: float | None = None  # the first time after the kill when every worker served again
 
 
 def main() -> int:
@@ -111,7 +112,7 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
                 assert slot.child is not None
                 os.kill(slot.child.pid, signal.SIGKILL)
                 watch.killed_at, watch.killed = time.time(), slot.spec.name
-                while topology.is_whole:  # until the supervisor has seen it
+                while topology.is_whole:  # wait until the supervisor has noticed the kill
                     topology.wait(0.01)
             elif watch.killed_at is not None and watch.whole_at is None and topology.is_whole:
                 watch.whole_at = time.time()
@@ -121,7 +122,7 @@ def _drive(topology: ServedTopology, arguments: argparse.Namespace, run_dir: Pat
 
 
 def _memory(topology: ServedTopology) -> dict[str, tuple[int, int]]:
-    """RSS of each process with its children, and the device memory that its status file names or else 0, in bytes."""
+    """Returns the RSS of each process with its children, and the device memory in its status file, else 0; in bytes."""
     seen = {}
     for slot in topology.slots:
         if slot.child is None:
@@ -136,7 +137,7 @@ def _memory(topology: ServedTopology) -> dict[str, tuple[int, int]]:
 
 
 def _print_minutes(records: tuple[RequestRecord, ...], watch: Watch) -> int:
-    """Prints the table; returns how many requests failed in minutes that the kill does not explain."""
+    """Prints the table; returns the number of requests that failed in minutes other than that of the kill."""
     first_ns = min(record.start_ns for record in records)
     kill_minute = None
     if watch.killed_at is not None:
@@ -158,7 +159,7 @@ def _print_minutes(records: tuple[RequestRecord, ...], watch: Watch) -> int:
         p50 = f"{median(ttft):.1f}" if ttft else "–"
         p99 = f"{ttft[int(0.99 * (len(ttft) - 1))]:.1f}" if ttft else "–"
         itl_p50 = f"{median(itl):.2f}" if itl else "–"
-        rate = f"{sum(counts) / span_s:.0f}" if counts and len(counts) == len(ok) else "–"  # one uncounted: not known
+        rate = f"{sum(counts) / span_s:.0f}" if counts and len(counts) == len(ok) else "–"  # unknown if one has none
         note = f"{watch.killed} killed" if minute == kill_minute else ""
         print(f"| {minute} | {len(ok)} | {failed} | {rate} | {p50} | {p99} | {itl_p50} | {note} |")
     return failed_outside

@@ -1,12 +1,12 @@
-"""Seconds from ``trtx serve`` to a topology that has answered, and what takes them.
+"""Measures the seconds from ``trtx serve`` to a topology that has answered, by step.
 
     python benchmarks/start_time.py --model synthetic:qwen3-8b --starts 2
 
-Each start is a process of its own that does what ``trtx serve`` does, and ends once the topology is ready: frontend and
-worker start side by side, so their lines overlap, and the worker's make the sum. Then the engine alone, in fresh
-processes with the same arguments, step by step: what the worker calls its engine's load. The first start on a machine
-compiles kernels that later ones find in Triton's cache (``TRITON_CACHE_DIR``). The last line of stdout is one JSON
-document.
+Each start is a new process that does what ``trtx serve`` does, and ends once the topology is ready. Frontend and worker
+start in parallel, so their times overlap, and the worker's times make up the sum. Then the engine alone is loaded in
+new processes with the same arguments, step by step, which is the part that the worker reports as its engine's load. The
+first start on a machine compiles kernels, which later starts find in Triton's cache (``TRITON_CACHE_DIR``). The last
+line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from typing import Any
 
 SERVE_S, ENGINE_S = 300.0, 200.0
 _ENGINE_STEPS = {"load_weights": "weights", "num_kv_blocks": "size of the KV pool", "DecodeGraphs": "CUDA graphs"}
-"""What ``create_runner`` calls, and its name here; the rest of it is kernels, tables and the pool's zeros."""
+"""Functions that ``create_runner`` calls, with their names in the table. The rest of its time is kernels, tables and
+zeroing the pool."""
 
 
 def process_start() -> float:
-    """When this process was made, in seconds since the epoch, to a hundredth."""
+    """Returns the creation time of this process in seconds since the epoch, with a resolution of 0.01 s."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - (uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def serve_once(model: str, settings: list[str], output: Path) -> dict[str, Any]:
-    """The steps of one start, in seconds, and the arguments of its engine."""
+    """Starts a topology once; returns the seconds of each step, and the arguments of its engine."""
     began = process_start()
     from trtx.config import TopologySpec
     from trtx.launch import Event, Interruption, prepare, serve
@@ -67,7 +68,7 @@ def serve_once(model: str, settings: list[str], output: Path) -> dict[str, Any]:
 
 
 def load_engine_once(model: str, arguments: dict[str, Any]) -> dict[str, float]:
-    """What the engine's own process does until it is ready, each step by itself."""
+    """Loads the engine in this process as its own process would; returns the seconds of each step."""
     began, steps = process_start(), {}
     begin = time.time()
     steps["interpreter"] = begin - began
@@ -110,7 +111,7 @@ def load_engine_once(model: str, arguments: dict[str, Any]) -> dict[str, float]:
 
 
 def called(limit_s: float, *words: str) -> dict[str, Any]:
-    """The last line of this script's own output, called with ``words``. SystemExit where it failed."""
+    """Runs this script with ``words`` and returns the JSON document in its last line. Raises SystemExit on failure."""
     command = [sys.executable, str(Path(__file__).resolve()), *words]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -123,7 +124,7 @@ def called(limit_s: float, *words: str) -> dict[str, Any]:
 
 
 def told(what: str, number: int, steps: dict[str, float]) -> None:
-    """As soon as it is known: the table needs all starts."""
+    """Prints one start's times at once; the table comes only after all starts."""
     shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in steps.items())
     print(f"- {what}, start {number + 1}: {shown}", file=sys.stderr, flush=True)
 

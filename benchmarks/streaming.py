@@ -1,15 +1,15 @@
-"""How fast tokens reach a client: trtx's frontend and worker beside upstream's, side by side in one run.
+"""Measures how fast tokens reach a client, for trtx's frontend and worker and for upstream's, side by side in one run.
 
-(a) Time to first token of a stream on a kept-alive connection, beside the whole of the same request without
-    streaming, on an engine without delay. Nagle's algorithm on the listener shows as 40 ms.
-(b) Tokens/s that reach 256 clients from an engine paced at 4 ms steps, 64,000 tokens/s offered. Chunks cost Python
-    60 to 75 us each, so it matters how many tokens share one.
+(a) Time to first token of a stream on a keep-alive connection, compared with the whole request without streaming, on
+    an engine without delay. Nagle's algorithm on the listener would appear as 40 ms.
+(b) Tokens/s that reach 256 clients from an engine paced at 4 ms steps, which offers 64,000 tokens/s. Each chunk takes
+    60 to 75 us in Python, so the number of tokens per chunk matters.
 
     python benchmarks/streaming.py [--rounds 3] [--only ttft|throughput]
 
 The client is ``raw_client.py``: asyncio sockets that parse nothing while a stream runs, in two processes for (b). It
-raises on an answer that is not whole.
-Rounds are interleaved, so that a busy machine is busy for all; figures are medians over rounds.
+raises on an incomplete answer.
+Rounds are interleaved, so that other load on the machine affects all setups alike; numbers are medians over rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One frontend and one worker, by the arguments that follow ``python``."""
+    """The arguments after ``python`` of one frontend and one worker."""
 
     name: str
     frontend: list[str]
@@ -89,10 +89,10 @@ def setups(model: Path, directory: Path, itl_ms: float) -> list[Setup]:
 
 
 def word_model(directory: Path) -> Path:
-    """A model directory whose every token is one word.
+    """Creates a model directory in which every token is one word.
 
-    Dynamo's sample engine counts token ids up from 1. In a byte-level vocabulary those are pieces of characters, and
-    the frontend's detokenizer, not the streaming, would be what is measured.
+    Dynamo's sample engine emits token ids from 1 upwards. In a byte-level vocabulary these are pieces of characters,
+    and the frontend's detokenizer would dominate the measurement instead of the streaming.
     """
     model = directory / "model"
     shutil.copytree(resolve_checkpoint("synthetic:tiny").path, model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -105,7 +105,7 @@ def word_model(directory: Path) -> Path:
 
 
 def free_port() -> int:
-    """Below 32768: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number."""
+    """Returns a free port below 32768, because Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number."""
     while True:
         port = random.randrange(10_000, 32_767)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(setup: Setup, directory: Path) -> Iterator[int]:
-    """The HTTP port of ``setup``, from ready to stopped."""
+    """A context manager that serves ``setup`` and yields its HTTP port once it is ready."""
     port, xsub, xpub = free_port(), free_port(), free_port()
     own = Path(tempfile.mkdtemp(dir=directory))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DYN_")} | {
@@ -172,7 +172,7 @@ def _wait_ready(port: int, model: str, children: list[subprocess.Popen[bytes]], 
 
 def body_of(setup: Setup, tokens: int, *, stream: bool) -> dict[str, Any]:
     body = {"model": setup.model_name, "prompt": "aaa aab aac aad", "max_tokens": tokens, "stream": stream}
-    body["ignore_eos"] = True  # the sample engine counts through the end-of-sequence ids
+    body["ignore_eos"] = True  # the sample engine also emits the end-of-sequence ids
     return body | ({"stream_options": {"include_usage": True}} if stream else {})
 
 
