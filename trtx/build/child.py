@@ -94,7 +94,7 @@ def _signals_held_back() -> Iterator[None]:
     """
     came: list[int] = []
     before = {}
-    if threading.current_thread() is threading.main_thread():  # handlers run in no other
+    if threading.current_thread() is threading.main_thread():  # handlers run only in the main thread
         before = {number: handler for number in _STOPPING if callable(handler := signal.getsignal(number))}
     for number in before:
         signal.signal(number, lambda number, _: came.append(number))

@@ -111,7 +111,7 @@ def _give_zeros_a_scale(model: Any) -> None:
 
 
 def check_numbers(export: Path) -> None:
-    """Raises UsageError, naming the tensor, for an export with a value that is not finite or a scale that is zero."""
+    """Raises UsageError, which names the tensor, if an export has a value that is not finite or a scale of zero."""
     import torch
     from safetensors import safe_open
 

@@ -57,8 +57,10 @@ def read_object(path: Path, expected: str) -> dict[str, Any]:
 
 
 def config_fields(directory: Path) -> Fields:
-    """``config.json`` of a checkpoint, whatever model it describes, with the defaults of its class for what it leaves
-    out. The one place that opens it."""
+    """Reads the ``config.json`` of any model, with the defaults of its class for missing fields.
+
+    No other code opens this file.
+    """
     file = directory / CONFIG
     return Fields(complete(read_object(file, "a Hugging Face config")), str(file))
 

@@ -143,13 +143,13 @@ def share_text(right: int, count: int) -> str:
 
 
 def score_text(model: Any, tokenizer: Any, count: int) -> float:
-    """Perplexity of held-out generated text."""
+    """Returns the perplexity of a model on held-out generated text."""
     pieces = [(tokenizer.encode(text, add_special_tokens=False), 1) for text in held_out_texts(count)]
     return perplexity(pieces, transformers_logprobs(model))
 
 
 def transformers_logprobs(model: Any) -> TokenLogprobs:
-    """A scorer over a transformers causal model, in the model's own dtype and device."""
+    """Returns a scorer that runs a transformers causal model in its own dtype and on its own device."""
 
     def scorer(ids: Sequence[int]) -> list[float]:
         logits = _logits(model, ids)[:-1].float()

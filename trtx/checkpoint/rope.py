@@ -167,7 +167,7 @@ def _yarn(config: Fields, stated: Fields, theta: float, max_position: int) -> Ro
 
 
 def _attention_factor(factor: float, scale: float) -> float:
-    """The YaRN paper's factor of attention, whose logarithm counts ``scale`` times."""
+    """Returns the attention factor of the YaRN paper, with its logarithmic term multiplied by ``scale``."""
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 

@@ -226,7 +226,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
 
     model = AutoModelForCausalLM.from_config(
         Qwen3Config.from_pretrained(out), dtype=torch.float32, attn_implementation="eager"
-    )  # on a CPU faster than sdpa at these lengths
+    )  # eager attention is faster than sdpa on a CPU at these lengths
     initialize(model)
     model.to(device)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]

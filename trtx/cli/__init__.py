@@ -1,7 +1,7 @@
-"""The command line: parses, calls, prints, exits.
+"""The command line: parses arguments, calls the other rooms, prints, and exits.
 
-Owns every word that reaches a terminal and every exit code.
-Does no work: the verbs call ``experiment``, ``launch`` and ``report``.
+Owns all terminal output and all exit codes.
+Does no work itself: the verbs call ``experiment``, ``launch`` and ``report``.
 Enter through :func:`trtx.cli.app.main`.
-Always holds: ``trtx --help`` imports no torch, no dynamo and no pandas.
+Invariant: ``trtx --help`` imports neither torch nor dynamo nor pandas.
 """

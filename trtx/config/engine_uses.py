@@ -84,7 +84,7 @@ def in_force_and_left_out(
                 held = kept_of(value, inner, f"{path}.")
                 if held or acts:
                     kept[name] = held
-                elif before == len(left_out):  # a section of nulls still asks for the section
+                elif before == len(left_out):  # a section whose fields are all null still requests the section
                     left_out[path] = dict(value)
             elif acts:
                 kept[name] = value

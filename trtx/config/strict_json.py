@@ -64,5 +64,5 @@ def validate_strictly(model: type[M], document: Mapping[str, Any]) -> M:
         return model.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         if not error.errors()[0]["type"].endswith("_type"):
-            model.model_validate(document)  # raises the same, with names
+            model.model_validate(document)  # raises the same error, with field names
         raise

@@ -293,7 +293,7 @@ class RefusedField:
 
     @property
     def message(self) -> str:
-        """``kv_cache_config.max_attention_window is [512]; expected none``."""
+        """The start of the error, such as ``kv_cache_config.max_attention_window is [512]; expected none``."""
         text = repr(self.value)
         shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
         harmless = self.refusal.harmless

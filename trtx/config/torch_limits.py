@@ -63,7 +63,7 @@ class OutsideLimit:
     expected: str
 
     def __str__(self) -> str:
-        """``kv_cache_config.tokens_per_block is 3; expected a power of two, such as 32``."""
+        """Returns, for example, ``kv_cache_config.tokens_per_block is 3; expected a power of two, such as 32``."""
         return f"{self.path} is {quoted(self.value)}; expected {self.expected}"
 
 

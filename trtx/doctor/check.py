@@ -1,4 +1,4 @@
-"""One row of the doctor's table."""
+"""The result of one check, which is one row of the doctor's table."""
 
 from __future__ import annotations
 

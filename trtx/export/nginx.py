@@ -30,7 +30,7 @@ _CONNECT_S = 1  # the timeout for a host that is down; a port without a listener
 # waits for a connection to it. It is short because, once all frontends have failed, nginx answers 502 for as long.
 _AWAY_S = 2
 _ANSWER = "1h"  # a response that is not streamed arrives as a whole, and may take long
-_KEEPALIVE = 64  # idle connections that each process of nginx keeps to the frontends
+_KEEPALIVE = 64  # idle connections to the frontends that each nginx process keeps open
 _RETRIED = (
     "To another frontend goes what this one has sent no part of an answer to: it is gone, has no worker (503), or was",
     "started again and knows no model yet (404). A prompt has no effect but its answer, so a POST is sent again too.",

@@ -9,8 +9,8 @@ from typing import Any
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-# Each engine's own defaults: TensorRT-LLM's llm_args.json (2048 since 1.3.0rc7; CUDA graphs to 128), and
-# trtx.torch_engine.llm_args, trtx.torch_engine.runner.graphs.
+# The defaults of each engine. TensorRT-LLM: llm_args.json (2048 since 1.3.0rc7; CUDA graphs up to 128). Torch engine:
+# trtx.torch_engine.llm_args and trtx.torch_engine.runner.graphs.
 _MAX_BATCH_SIZE = {"tensorrt-llm": 2048, "torch": 256}
 _MAX_NUM_TOKENS = 8192
 _GRAPH_BATCH = 128

@@ -113,7 +113,7 @@ def plan_memory(
 def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget, beside: int) -> MemoryPlan:
     share, pool = budget.share, budget.pool
     if limits.max_tokens is not None:
-        # TensorRT-LLM rounds max_tokens up to whole blocks, the torch engine down.
+        # TensorRT-LLM rounds max_tokens up to whole blocks; the torch engine rounds down.
         blocks = limits.max_tokens // limits.tokens_per_block
         if limits.engine != "torch":
             blocks = -(-limits.max_tokens // limits.tokens_per_block)
