@@ -23,7 +23,18 @@ _OF_PROCESSES = "written by a process while it ran; nothing is read of it afterw
 _RENDERED = "made of the other files, and made again by trtx report"
 NOT_COVERED: Mapping[str, str] = {
     "journal.jsonl": "it holds the digests themselves",
-    **dict.fromkeys(("report.html", "summary.json", "summary.csv", "summary.md", "junit.xml"), _RENDERED),
+    **dict.fromkeys(
+        (
+            "report.html",
+            "summary.json",
+            "summary.csv",
+            "summary.md",
+            "summary.parquet",
+            "records.parquet",
+            "junit.xml",
+        ),
+        _RENDERED,
+    ),
     "attempts/*": "set aside by a resumption, and read no more",
     "cells/*/trial-*": "aiperf's own files beside those that figures follow from; nothing is read of them afterwards",
     "load/*": _OF_PROCESSES,

@@ -13,9 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.unit.report.noted_digests import note_end
 from trtx.bench import Cell, cell_directory
 from trtx.bench.cells import CELL, read_cell
 from trtx.bench.figures import all_figures
+from trtx.bench.intact import read_kept_documents
 from trtx.bench.readings import GpuReading, ServerReading, write_readings
 from trtx.bench.records import NAMED_MODELS
 from trtx.report import read_run, render
@@ -178,6 +180,18 @@ def test_rendering_again_writes_the_same_bytes(golden_run: Path) -> None:
         render(golden_run)
         kept.append([(golden_run / name).read_bytes() for name in ("summary.parquet", "records.parquet")])
     assert kept[0] == kept[1]
+
+
+def test_no_file_that_is_rendered_counts_as_changed_since_the_run_ended(golden_run: Path) -> None:
+    note_end(golden_run)
+    there = {path for path in golden_run.iterdir() if path.is_file()}
+    for rendered in ("report.html", "summary.parquet", "records.parquet"):
+        there.discard(golden_run / rendered)
+        (golden_run / rendered).unlink(missing_ok=True)
+    render(golden_run)
+    assert {path.name for path in golden_run.iterdir() if path.is_file()} > {path.name for path in there}
+    kept = read_kept_documents(golden_run)
+    assert not kept.changed and not kept.gone and not kept.unknown
 
 
 def test_the_snippets_of_the_page_run_as_they_are(golden_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
