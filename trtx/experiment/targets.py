@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from trtx.bench import LoadSpec, Target
 from trtx.bench.body_ranges import check_body
 from trtx.bench.chat_template import fewest_tokens
+from trtx.bench.sent_dataset import check_dataset
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
@@ -53,6 +54,7 @@ def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> No
     """Raises UsageError for settings that the deployment refuses, and for prompts shorter than its chat template."""
     if deployment.server == DYNAMO:
         check_body(load.extra_inputs)
+    check_dataset(load, context_length=None, is_dynamo=deployment.server == DYNAMO)
     if load.dataset is None:
         _check_holds_template(load, deployment.model, target.tokenizer_path)
 
@@ -90,6 +92,7 @@ def check_fits(plan: Plan, load: LoadSpec) -> None:
     _check_has_template(plan.model, plan.model_path)
     if load.dataset is not None:  # lengths and content of a dataset's requests are unknown
         check_body(load.extra_inputs)
+        check_dataset(load, context_length=context_length(plan), is_dynamo=True)
     else:
         check_fits_served(plan, resolve_checkpoint(str(plan.model_path)), load)
 

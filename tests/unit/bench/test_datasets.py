@@ -16,6 +16,7 @@ import pytest
 from trtx.bench import LoadSpec, Target, dataset_of
 from trtx.bench.aiperf.command import command
 from trtx.bench.aiperf.flags import check_load
+from trtx.bench.datasets.values import BLOCK_TOKENS
 from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.bench.sent_dataset import prepare_dataset
 from trtx.checkpoint import resolve_checkpoint
@@ -108,6 +109,10 @@ READ: dict[str, tuple[str, str | bytes, str, list[list[Sent]]]] = {
         "a.jsonl", lines({"messages": CHAT, "max_completion_tokens": 7, "top_p": 0.5, "model": "x"}), "openai_chat",
         [[Sent(CHAT, 7, {"top_p": 0.5})]],
     ),
+    "chat requests of which the first has no limit": (
+        "a.jsonl", lines({"messages": CHAT}, {"messages": CHAT, "max_tokens": 3}), "openai_chat",
+        [[Sent(CHAT)], [Sent(CHAT, 3)]],
+    ),
     "a batch file": ("a.jsonl", lines(BATCH), "openai_batch", [[Sent(CHAT, 5, {"temperature": 0.25})]]),
     "messages": ("a.jsonl", lines({"messages": CHAT, "output_length": 2}), "mooncake_trace", [[Sent(CHAT, 2)]]),
     "sessions": (
@@ -185,11 +190,35 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         lines({"texts": [{"name": "n", "contents": ["a"], "lang": "de"}]}), r"unknown field 'texts\[0\]\.lang'",
     ),
     "Alpaca": (lines({"instruction": "a", "input": "", "output": "b"}), "'instruction' of .*; did you mean text"),
-    "another form below": (lines({"text": "a"}, {"prompt": "b"}), "line 2: unknown field 'prompt'.*did you mean text"),
+    "another form below": (lines({"text": "a"}, {"prompt": "b"}), "line 2: its form is prompt, and that of"),
+    "a session below": (lines({"prompt": "a"}, {"turns": [{"text": "b"}]}), "line 2: its form is multi_turn, and that"),
+    "a name of another case": (lines({"Text": "a"}), "unknown field 'Text' of single_turn; did you mean text"),
+    "true for a length": (lines({"text": "a", "output_length": True}), "line 1: output_length is true"),
+    "true for a length of a turn": (
+        lines({"turns": [{"text": "a", "output_length": True}]}), r"line 1: turns\[0\]\.output_length is true",
+    ),
+    "more blocks than tokens": (
+        lines({"input_length": 5, "output_length": 1, "hash_ids": [1, 2]}), "hash_ids has 2 blocks of 512 ",
+    ),
+    "no role of the API": (
+        lines({"messages": [{"role": "robot", "content": "a"}]}), r"messages\[0\]\.role is 'robot'; expected one of",
+    ),
+    "no content": (lines({"messages": [{"role": "user"}]}), r"line 1: messages\[0\]\.content is missing"),
+    "a number for content": (
+        lines({**BATCH, "body": {"messages": [{"role": "user", "content": 5}]}}), r"messages\[0\]\.content is 5",
+    ),
+    "a word for a number": (lines({"messages": CHAT, "temperature": "hot"}), "line 1: temperature is 'hot'; expected"),
+    "what is measured, in nvext": (
+        lines({"text": "a", "extra": {"nvext": {"ignore_eos": True}}}), r"extra\.nvext\.ignore_eos would change what",
+    ),
+    "another method": (lines({**BATCH, "method": "GET"}), "method is 'GET'; expected POST"),
+    "no output tokens": (lines({"prompt": "a", "output_tokens": 0}), "line 1: output_tokens is 0"),
+    "a misspelt field of messages alone": (lines({"messages": CHAT, "max_tokns": 1}), "did you mean max_tokens"),
     "no length at all": (lines({"text": "a", "output_length": 0}), "line 1: output_length: .*greater than 0"),
     "a negative length": (lines({"input_length": 4, "output_length": -1}), "line 1: output_length is -1"),
     "half a token": (lines({"text": "a", "output_length": 1.5}), "line 1: output_length: .*integer"),
     "no turns": (lines({"turns": []}), "line 1: At least one turn"),
+    "null for text": (lines({"text": None}), "line 1: it asks nothing; expected text"),
     "a limit in extra": (lines({"text": "a", "extra": {"max_tokens": 1}}), r"extra\.max_tokens .*say it with output"),
     "a whole body": (lines({"payload": {"messages": CHAT}}), "line 1: payload is a whole body"),
     "no picture": (lines({"text": "a", "image": "nope.png"}), "line 1: image is 'nope.png', no file here"),
@@ -280,3 +309,45 @@ def test_a_dry_run_says_what_was_recognised(
     assert run(["bench", *served, "--input-file", str(path), *words, "--dry-run", "-o", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert f"records: {said}" in out and f"--custom-dataset-type {said.partition(':')[0]}" in out
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"messages": CHAT, "temperature": 5, "max_tokens": 4}, "line 1: temperature is 5, and Dynamo's frontend"),
+        ({"text": "a", "extra": {"top_k": -3}}, "line 1: top_k is -3, and Dynamo's frontend"),
+        ({"input_length": 9000, "output_length": 9}, "line 1: its prompt and its answer have 9,009 tokens"),
+        ({"text": "a", "output_length": 100_000}, "line 1: its prompt and its answer have 100,000 tokens"),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: dict[str, Any], said: str
+) -> None:
+    path = written(tmp_path, "records.jsonl", lines(record))
+    served = ["--model", "synthetic:tiny", "--engine", "paced"]
+    assert run(["bench", *served, "--input-file", str(path), "--dry-run", "-o", str(tmp_path)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("record", [{"text": "a", "output_length": 3}, SHAREGPT[0]])
+def test_an_osl_beside_lengths_of_all_records_is_refused(tmp_path: Path, record: dict[str, Any]) -> None:
+    path = written(tmp_path, "records.jsonl", lines(record))
+    with pytest.raises(UsageError, match="osl means nothing beside input_file"):
+        check_load(LoadSpec(input_file=path, osl=(8,)))
+    short = written(tmp_path, "short.jsonl", lines({"text": "a", "output_length": 3}, {"text": "b"}))
+    check_load(LoadSpec(input_file=short, osl=(8,)))
+
+
+def test_aiperf_says_nothing_of_a_file_that_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path, "records.jsonl", '{"text": "a", "output_length": NaN}')
+    with pytest.raises(UsageError, match="NaN is no JSON value"):
+        check_load(LoadSpec(input_file=path))
+    assert not caplog.records
+
+
+def test_the_size_of_a_block_is_aiperfs_own() -> None:
+    from aiperf.plugin import plugins
+    from aiperf.plugin.enums import PluginType
+
+    entry = plugins.get_entry(PluginType.CUSTOM_DATASET_LOADER, "mooncake_trace")
+    assert entry.metadata["default_block_size"] == BLOCK_TOKENS

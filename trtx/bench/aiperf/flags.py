@@ -80,6 +80,11 @@ def check_load(spec: LoadSpec) -> None:
 
     _refuse_owned(spec.aiperf_args)
     dataset = dataset_of(spec)
+    if dataset is not None and dataset.has_all_lengths and spec.osl:
+        raise UsageError(
+            f"osl means nothing beside input_file {quoted(str(dataset.path))}, of which each record says how long its "
+            "answer shall be; leave it out"
+        )
     sent = spec if dataset is None else spec.model_copy(update={"custom_dataset_type": dataset.sent_as})
     argv = command(_NOBODY, sent, spec.loads[0], 1, Path("trial"))
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,13 @@ def recognised(path: Path, first: Any, *, without: Collection[str]) -> str | Non
     from aiperf.plugin.enums import PluginType
 
     found = []
-    for entry, loader in plugins.iter_all(PluginType.CUSTOM_DATASET_LOADER):
-        try:
-            if entry.name not in without and loader.can_load(first, str(path)):
-                found.append(str(entry.name))
-        except Exception:  # as above
-            continue
+    log = logging.getLogger("aiperf.common.utils")
+    before, log.disabled = log.disabled, True  # it warns of each line that is no JSON, which is refused below
+    try:
+        for entry, loader in plugins.iter_all(PluginType.CUSTOM_DATASET_LOADER):
+            with suppress(Exception):  # as above
+                if entry.name not in without and loader.can_load(first, str(path)):
+                    found.append(str(entry.name))
+    finally:
+        log.disabled = before
     return found[0] if len(found) == 1 else None

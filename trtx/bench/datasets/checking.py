@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,19 +27,18 @@ from trtx.bench.datasets.forms import (
     foreign_form,
 )
 from trtx.bench.datasets.reading import Record, RecordFile, open_records
-from trtx.bench.owned_fields import OWNED_FIELDS
+from trtx.bench.datasets.values import BLOCK_TOKENS, check_values, numbers_of, refuse_truth
 from trtx.config.wording import counted, quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_MAX_LENGTH = 10_000_000  # tokens, as of a load
-_MEDIA = ("image", "audio", "video")
 # Forms whose records are whole bodies, sent as they are: nothing that a load asks for would be in them.
 _VERBATIM = ("raw_payload", "inputs_json")
 # What other tools call a field, where spelling alone does not find it.
 _ELSEWHERE = {
+    "text": "prompt",
     "max_tokens": "output_length",
     "max_completion_tokens": "output_length",
     "output_tokens": "output_length",
@@ -53,6 +51,13 @@ _ELSEWHERE = {
 }
 
 
+_NEAR = 0.7  # as difflib has it: below, names have little in common
+
+
+def _second(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
 @dataclass(slots=True)
 class _Tally:
     records: int = 0
@@ -62,11 +67,19 @@ class _Tally:
     longest: int | None = None
     known: int = 0
     unsent: dict[str, None] = field(default_factory=dict)
+    most: tuple[str, int] = ("", 0)
+    numbers: dict[str, tuple[tuple[str, float], tuple[str, float]]] = field(default_factory=dict)
 
-    def add(self, turns: list[Any], answers: int) -> None:
+    def add(self, where: str, turns: list[Any], answers: int) -> None:
         self.records += 1
         self.requests += answers or len(turns)
         for turn in turns:
+            tokens = (getattr(turn, "input_length", None) or 0) + (turn.output_length or 0)
+            if tokens > self.most[1]:
+                self.most = (where, tokens)
+            for name, number in numbers_of(turn):
+                low, high = self.numbers.get(name, ((where, number), (where, number)))
+                self.numbers[name] = (min(low, (where, number), key=_second), max(high, (where, number), key=_second))
             if isinstance(length := turn.output_length, int):
                 self.known += 1
                 self.shortest = length if self.shortest is None else min(self.shortest, length)
@@ -79,6 +92,8 @@ class Dataset:
 
     ``form``: its name. ``sent_as``: aiperf's name of the form that it gets, None where aiperf looks itself.
     ``is_copied``: it gets a copy that :func:`write_records` makes. ``records``: None where aiperf alone reads them.
+    ``most``: a record, and the tokens of prompt and answer that it states, more than any other. ``numbers``: record,
+    name and value of fields of the request's body, the least and the greatest of each.
     """
 
     path: Path
@@ -89,6 +104,9 @@ class Dataset:
     requests: int = 0
     lengths: str = ""
     notes: tuple[str, ...] = ()
+    has_all_lengths: bool = False  # each request has an output length of its own
+    most: tuple[str, int] = ("", 0)
+    numbers: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def said(self) -> str:
@@ -100,8 +118,11 @@ class Dataset:
         return "; ".join([f"{form}: {counts}", f"output lengths: {self.lengths}", *self.notes])
 
 
-def read_dataset(path: Path, form: str | None, *, is_scheduled: bool) -> Dataset:
+def read_dataset(
+    path: Path, form: str | None, *, is_scheduled: bool, block_tokens: int | None = BLOCK_TOKENS
+) -> Dataset:
     """Reads every record and checks it. ``form``: what ``custom_dataset_type`` says. ``is_scheduled``: each has a time.
+    ``block_tokens``: tokens that each of a trace's ``hash_ids`` names; None: aiperf's arguments say it.
 
     Imports aiperf. Raises UsageError, naming file, line and field.
     """
@@ -133,7 +154,7 @@ def read_dataset(path: Path, form: str | None, *, is_scheduled: bool) -> Dataset
         if form is None and (found := recognised(path, None, without=_known_here())) is not None:
             return Dataset(path, found, found)
         raise
-    checked = _Checked(source, form, is_scheduled=is_scheduled)
+    checked = _Checked(source, form, is_scheduled=is_scheduled, block_tokens=block_tokens)
     if checked.aiperfs is not None:
         return Dataset(path, checked.aiperfs, checked.aiperfs)
     tally = _Tally()
@@ -199,8 +220,10 @@ def _directory(path: Path, form: str | None) -> Dataset:
 class _Checked:
     """The records of one file, which all have the form of the first."""
 
-    def __init__(self, source: RecordFile, form: str | None, *, is_scheduled: bool) -> None:
-        self.source, self.is_scheduled = source, is_scheduled
+    def __init__(
+        self, source: RecordFile, form: str | None, *, is_scheduled: bool, block_tokens: int | None = None
+    ) -> None:
+        self.source, self.is_scheduled, self.block_tokens = source, is_scheduled, block_tokens
         self.models = _models()
         self.aiperfs: str | None = None
         first = next(iter(source))
@@ -244,6 +267,17 @@ class _Checked:
             return TRACE
         return SINGLE_TURN
 
+    def _form_of(self, record: Record) -> str | None:
+        """By the names of its fields; None where they tell nothing."""
+        if not self.is_guessed or self.source.is_text:
+            return None
+        foreign = foreign_form(record.value, frozenset(self.models[TRACE].model_fields))
+        if foreign is not None:
+            return foreign.name
+        if "turns" in record.value:
+            return MULTI_TURN
+        return next((name for name in (SINGLE_TURN, TRACE) if self._is_one(record.value, self.models[name])), None)
+
     def _is_one(self, record: Any, model: type[BaseModel]) -> bool:
         from pydantic import ValidationError
 
@@ -270,8 +304,15 @@ class _Checked:
                 if converted.value is None:
                     tally.skipped += 1
                     continue
-                tally.add(self._turns(converted.value), len(converted.answers))
+                tally.add(record.where, self._turns(converted.value), len(converted.answers))
             except WrongRecord as error:
+                other = self._form_of(record) if error.field is not None else None
+                if other not in (None, self.form):
+                    self.source.refuse(
+                        record.where,
+                        f"its form is {other}, and that of the records before it is {self.form}; write all of them in "
+                        "one form",
+                    )
                 self.source.refuse(record.where, self._sentence(error))
             yield converted
         if not tally.records:
@@ -287,6 +328,8 @@ class _Checked:
         return Dataset(
             self.source.path, str(self.form), self.sent_as, is_copied, tally.records, tally.requests,
             self._lengths(tally), tuple(notes),
+            self.form == "sharegpt" or 0 < tally.known == tally.requests, tally.most,
+            tuple((where, name, value) for name, ends in tally.numbers.items() for where, value in ends),
         )  # fmt: skip
 
     def _lengths(self, tally: _Tally) -> str:
@@ -307,43 +350,22 @@ class _Checked:
 
         model = self.models[self.sent_as]
         _check_names(value, model, "")
+        refuse_truth(value)
         try:
             parsed: Any = model.model_validate(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
             said = first["msg"].removeprefix("Value error, ")
+            if said.startswith("At least one modality"):  # a turn of which all fields are empty
+                raise WrongRecord(f"{where.lstrip('.') or 'it'} asks nothing; expected text") from error
             raise WrongRecord(f"{where.lstrip('.')}: {said}" if where else said) from error
         turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]
         for number, turn in enumerate(turns):
-            self._check_values(turn, f"turns[{number}]." if self.sent_as == MULTI_TURN else "")
+            of = f"turns[{number}]." if self.sent_as == MULTI_TURN else ""
+            check_values(turn, of, is_scheduled=self.is_scheduled, block_tokens=self.block_tokens)
         asked = [turn for turn in turns if getattr(turn, "role", None) != "system" or len(turns) == 1]
         return [_NoLength() for _ in asked] if self.sent_as == RANDOM_POOL else asked
-
-    def _check_values(self, turn: Any, of: str) -> None:
-        for name in ("output_length", "input_length"):
-            length = getattr(turn, name, None)
-            if length is not None and not 1 <= length <= _MAX_LENGTH:
-                raise WrongRecord(f"{of}{name} is {length}; expected from 1 to {_MAX_LENGTH:,} tokens")
-        for name in ("timestamp", "delay"):
-            time = getattr(turn, name, None)
-            if time is not None and not (math.isfinite(time) and time >= 0):
-                raise WrongRecord(f"{of}{name} is {time}; expected ms from 0 on")
-        if self.is_scheduled and turn.timestamp is None:
-            raise WrongRecord(f"{of}timestamp is missing, by which fixed_schedule sends each request")
-        if getattr(turn, "payload", None) is not None:
-            raise WrongRecord(
-                f"{of}payload is a whole body, sent without what the load asks for; write its messages, its max_tokens "
-                "as output_length, and its other fields as extra"
-            )
-        for name in getattr(turn, "extra", None) or {}:
-            if name in OWNED_FIELDS:
-                instead = "output_length" if name in ("max_tokens", "max_completion_tokens") else OWNED_FIELDS[name]
-                do = f"say it with {instead}" if instead else "leave it out"
-                raise WrongRecord(f"{of}extra.{name} would change what is measured, which trtx sets itself; {do}")
-        for kind in _MEDIA:
-            for content in (getattr(turn, kind, None), *(getattr(turn, f"{kind}s", None) or ())):
-                _check_media(content, f"{of}{kind}", kind)
 
     def _sentence(self, error: WrongRecord) -> str:
         if error.field is None:
@@ -351,9 +373,9 @@ class _Checked:
         known = error.known - {"type"}
         if error.field in BODY_FIELDS and "extra" in known:
             return f"{error}; a field of the request's body stands in extra: {{{json.dumps(error.field)}: …}}"
-        near = _ELSEWHERE.get(error.field)
+        near = next((one for one in known if one.lower() == error.field.lower()), _ELSEWHERE.get(error.field))
         if near not in known:
-            near = next(iter(difflib.get_close_matches(error.field, known, n=1)), None)
+            near = next(iter(difflib.get_close_matches(error.field, known, n=1, cutoff=_NEAR)), None)
         in_body = difflib.get_close_matches(error.field, BODY_FIELDS, n=1, cutoff=0.8)
         if near is None and in_body and "extra" in known:
             near = f"extra: {{{json.dumps(in_body[0])}: …}}"
@@ -383,13 +405,3 @@ def _check_names(value: Mapping[str, Any], model: type[BaseModel], of: str) -> N
             for number, item in enumerate(each):
                 if isinstance(item, dict):
                     _check_names(item, inner[name], f"{of}{name}[{number}].")
-
-
-def _check_media(content: Any, name: str, kind: str) -> None:
-    for one in getattr(content, "contents", [content]):
-        if not isinstance(one, str) or not one or "://" in one or one.startswith("data:"):
-            continue
-        if kind == "audio" and one.partition(",")[0].lower() in ("wav", "mp3"):
-            continue
-        if not Path(one).is_file():
-            raise WrongRecord(f"{name} is {quoted(one)}, no file here; expected a file, an address or a data: URL")

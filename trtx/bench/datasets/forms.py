@@ -32,6 +32,8 @@ BODY_FIELDS = frozenset({
     "stop_token_ids", "store", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
     "verbosity", "web_search_options",
 })  # fmt: skip
+# What a record with messages has as a request of aiperf's trace, and not as one of OpenAI's API.
+_OF_A_TRACE = {"output_length", "timestamp", "delay", "session_id", "extra", "hash_ids", "type"}
 _BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_MUST_BE_SAID, *_LIMITS}
 
 
@@ -135,6 +137,8 @@ def _prompt(record: Any) -> Converted:
     if tokens is not None:
         if any(body.get(name) is not None for name in _LIMITS):
             raise WrongRecord("output_tokens and max_tokens are two ways to say one length; leave one of them out")
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+            raise WrongRecord(f"output_tokens is {tokens!r:.60}; expected a whole number from 1 on")
         body["max_tokens"] = tokens
     if "messages" in body:
         raise WrongRecord("prompt and messages are two ways to say what is asked; leave one of them out")
@@ -150,6 +154,8 @@ def _batch(record: Any) -> Converted:
     _refuse_unknown(record, {"custom_id", "method", "url", "body"})
     if record.get("url") not in (None, "/v1/chat/completions"):
         raise WrongRecord(f"url is {record['url']!r:.60}; expected /v1/chat/completions, which alone is asked")
+    if record.get("method") not in (None, "POST"):
+        raise WrongRecord(f"method is {record['method']!r:.60}; expected POST, as each request is sent")
     body = record.get("body")
     if not isinstance(body, dict):
         raise WrongRecord("body is no object; expected a chat request with messages")
@@ -189,6 +195,6 @@ def foreign_form(record: Mapping[str, Any], trace_fields: frozenset[str]) -> For
         return FOREIGN["sharegpt"]
     if "custom_id" in record or ("body" in record and "url" in record):
         return FOREIGN["openai_batch"]
-    if "messages" in record and record.keys() & (_BODY - trace_fields):
+    if "messages" in record and (record.keys() & (_BODY - trace_fields) or not record.keys() & _OF_A_TRACE):
         return FOREIGN["openai_chat"]
     return FOREIGN["prompt"] if "prompt" in record else None

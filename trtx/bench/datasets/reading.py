@@ -136,6 +136,8 @@ def _parsed(source: RecordFile, where: str, text: str) -> Any:
         source.refuse(where, "it nests too deep to be read")
     except UnicodeEncodeError:
         source.refuse(where, "it holds half of a character, a lone surrogate, which is no text; write it anew")
+    except _Twice as error:
+        source.refuse(where, f"{error}; leave one of them out")
     except ValueError as error:
         said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         if isinstance(error, json.JSONDecodeError) and not where:
@@ -158,9 +160,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
+class _Twice(Exception):
+    """A field of an object is there twice."""
+
+
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
+        raise _Twice(f"the field {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
     return found

@@ -1,0 +1,107 @@
+"""What the values of a record may be, where aiperf 0.13.0's models take more than a server or a load can use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtx.bench.body_ranges import RANGES
+from trtx.bench.datasets.forms import WrongRecord
+from trtx.bench.owned_fields import OWNED_FIELDS
+from trtx.config.wording import quoted
+
+_MAX_LENGTH = 10_000_000  # tokens, as of a load
+_MEDIA = ("image", "audio", "video")
+_NUMBERS = ("output_length", "input_length", "timestamp", "delay")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's API
+BLOCK_TOKENS = 512
+"""Tokens of a block that a trace's ``hash_ids`` name: ``default_block_size`` of mooncake_trace in aiperf's plugins."""
+
+
+def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | None) -> None:
+    """``turn``: parsed by aiperf's model. ``block_tokens``: of ``hash_ids``; None: not known. Raises WrongRecord."""
+    for name in ("output_length", "input_length"):
+        length = getattr(turn, name, None)
+        if length is not None and not 1 <= length <= _MAX_LENGTH:
+            raise WrongRecord(f"{of}{name} is {length}; expected from 1 to {_MAX_LENGTH:,} tokens")
+    for name in ("timestamp", "delay"):
+        time = getattr(turn, name, None)
+        if time is not None and not (math.isfinite(time) and time >= 0):
+            raise WrongRecord(f"{of}{name} is {time}; expected ms from 0 on")
+    if is_scheduled and turn.timestamp is None:
+        raise WrongRecord(f"{of}timestamp is missing, by which fixed_schedule sends each request")
+    if getattr(turn, "payload", None) is not None:
+        raise WrongRecord(
+            f"{of}payload is a whole body, sent without what the load asks for; write its messages, its max_tokens "
+            "as output_length, and its other fields as extra"
+        )
+    _check_blocks(turn, of, block_tokens)
+    for number, message in enumerate(getattr(turn, "messages", None) or ()):
+        _check_message(message, f"{of}messages[{number}]")
+    _check_extra(getattr(turn, "extra", None) or {}, of)
+    for kind in _MEDIA:
+        for content in (getattr(turn, kind, None), *(getattr(turn, f"{kind}s", None) or ())):
+            _check_media(content, f"{of}{kind}", kind)
+
+
+def refuse_truth(value: Mapping[str, Any], of: str = "") -> None:
+    """Raises WrongRecord for true or false where a number belongs: aiperf's models take them for 1 and 0."""
+    for name in _NUMBERS:
+        if isinstance(value.get(name), bool):
+            raise WrongRecord(f"{of}{name} is {str(value[name]).lower()}; expected a number")
+    for number, turn in enumerate(value.get("turns") or ()):
+        if isinstance(turn, dict):
+            refuse_truth(turn, f"turns[{number}].")
+
+
+def numbers_of(turn: Any) -> Iterator[tuple[str, float]]:
+    """Fields of the request's body whose range a server may bound."""
+    for name, value in (getattr(turn, "extra", None) or {}).items():
+        if name in RANGES and value is not None:
+            yield name, value
+
+
+def _check_blocks(turn: Any, of: str, block_tokens: int | None) -> None:
+    ids, length = getattr(turn, "hash_ids", None), getattr(turn, "input_length", None)
+    if ids and length is not None and block_tokens is not None and (len(ids) - 1) * block_tokens >= length:
+        raise WrongRecord(
+            f"{of}hash_ids has {len(ids)} blocks of {block_tokens} tokens, and input_length is {length}; expected at "
+            f"most {math.ceil(length / block_tokens)}, or the size of a block with --aiperf-args '--isl-block-size N'"
+        )
+
+
+def _check_message(message: Mapping[str, Any], name: str) -> None:
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise WrongRecord(f"{name}.role is {role!r:.60}; expected one of {', '.join(_ROLES)}")
+    if isinstance(content, str) or (isinstance(content, list) and content):
+        return
+    if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
+        return
+    said = f"is {content!r:.60}" if "content" in message else "is missing"
+    raise WrongRecord(f"{name}.content {said}; expected text, or a list of parts")
+
+
+def _check_extra(extra: Mapping[str, Any], of: str) -> None:
+    inner = extra.get("nvext")
+    for prefix, fields in (("extra.", extra), ("extra.nvext.", inner if isinstance(inner, dict) else {})):
+        for name in fields:
+            if name in OWNED_FIELDS:
+                instead = "output_length" if name in ("max_tokens", "max_completion_tokens") else OWNED_FIELDS[name]
+                do = f"say it with {instead}" if instead else "leave it out"
+                raise WrongRecord(f"{of}{prefix}{name} would change what is measured, which trtx sets itself; {do}")
+    for name, value in extra.items():
+        if name in RANGES and value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise WrongRecord(f"{of}{name} is {quoted(value)}; expected {RANGES[name]}")
+
+
+def _check_media(content: Any, name: str, kind: str) -> None:
+    for one in getattr(content, "contents", [content]):
+        if not isinstance(one, str) or not one or "://" in one or one.startswith("data:"):
+            continue
+        if kind == "audio" and one.partition(",")[0].lower() in ("wav", "mp3"):
+            continue
+        if not Path(one).is_file():
+            raise WrongRecord(f"{name} is {quoted(one)}, no file here; expected a file, an address or a data: URL")
