@@ -9,6 +9,7 @@ from typing import Any
 from trtx.config import Role, TopologySpec
 from trtx.config.engine_uses import acts_on
 from trtx.config.left_out import LeftOutField, left_out_notes, left_out_warnings
+from trtx.config.normal_form import normal_form
 from trtx.errors import UsageError
 from trtx.experiment.bench.axes import engine_field
 from trtx.experiment.bench.spec import ExperimentSpec
@@ -36,7 +37,8 @@ def left_out_of(plan: Plan) -> dict[str, tuple[LeftOut, ...]]:
 
 def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
     """Raises UsageError for an axis over a field that no worker acts on, and for two topologies that differ in such
-    fields alone: the same topology would be measured twice, and compared with itself."""
+    fields alone, or in nothing but how a value is written: the same topology would be measured twice, and compared with
+    itself."""
     for axis in spec.axes:
         if (field := engine_field(axis)) is not None:
             for label, plan in plans.items():
@@ -50,6 +52,18 @@ def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
                 f"{_listed(differing)}, which engine {plans[one].engine} does not act on; leave one of them out, or "
                 "choose an engine that acts on it"
             )
+        is_meant = not spec.axes and asked[one].overrides == asked[other].overrides  # an A/A run
+        if not is_meant and _alike(asked[one], plans[one]) == _alike(asked[other], plans[other]):
+            raise UsageError(
+                f"{one} and {other} would be the same topology, measured twice: what they set differs in how it is "
+                "written, and means the same to their engine; leave one of them out"
+            )
+
+
+def _alike(spec: TopologySpec, plan: Plan) -> tuple[Any, ...]:
+    """What two topologies have in common that are served on the same GPUs by configs that mean the same."""
+    configs = {role: normal_form(values, plan.engine) for role, values in plan.engine_configs.items()}
+    return spec.model_dump(exclude={"engine", "engine_configs", "overrides"}), plan.engine, plan.model_path, configs
 
 
 def _refuse_idle_axis(axis: str, role: Role | None, path: str, label: str, plan: Plan) -> None:

@@ -146,6 +146,30 @@ def test_topologies_that_differ_in_what_the_engine_acts_on_are_measured(tmp_path
     assert len(plan_only(spec, parent=tmp_path).topologies) == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("load_format", ["AUTO", "auto"]),
+        ("max_batch_size", [8, "8"]),
+        ("kv_cache_config", [{"tokens_per_block": 64}, {"tokens_per_block": 64, "enable_block_reuse": True}]),
+        ("max_num_tokens", [None, 8192]),
+        ("max_batch_size", [256, None]),
+    ],
+)
+def test_topologies_that_differ_in_how_a_value_is_written_are_refused(
+    field: str, values: list[Any], tmp_path: Path
+) -> None:
+    spec = asked(axes={f"overrides.{field}": values})
+    with pytest.raises(UsageError, match="would be the same topology, measured twice.* means the same"):
+        plan_only(spec, parent=tmp_path)
+
+
+def test_names_of_one_transport_are_one_topology(tmp_path: Path) -> None:
+    spec = asked(modes=["disagg"], axes={"overrides.cache_transceiver_config.backend": ["UCX", "NIXL"]})
+    with pytest.raises(UsageError, match="would be the same topology, measured twice"):
+        plan_only(spec, parent=tmp_path)
+
+
 def sweep(path: Path, **topology: Any) -> Path:
     said = {"model": "synthetic:tiny", "engine": "torch", **topology}
     path.write_text(yaml.safe_dump({"topology": said, "load": {"concurrency": [1], "isl": [32], "osl": [8]}}))
@@ -187,7 +211,7 @@ def test_a_lock_from_before_says_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        ["serve"],
+        ["serve", "--port", "0"],
         ["bench", "--isl", "32", "--osl", "8"],
         ["export", "slurm", "--gpus-per-node", "0"],
         ["export", "kubernetes", "--gpus-per-node", "0", "--image", "registry.example/trtx:1"],

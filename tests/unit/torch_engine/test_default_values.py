@@ -1,0 +1,40 @@
+"""What holds where a config says nothing: the torch engine's own defaults, and those that configs are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from trtx.config.normal_form import normal_form
+from trtx.torch_engine.llm_args import LlmArgs
+
+OF_NO_CONFIG = {"model", "deterministic"}
+
+
+def defaults(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for one in fields(section):
+        value = getattr(section, one.name)
+        if is_dataclass(value):
+            yield from defaults(value, f"{prefix}{one.name}.")
+        elif f"{prefix}{one.name}" not in OF_NO_CONFIG:
+            yield f"{prefix}{one.name}", value
+
+
+@pytest.mark.parametrize(("path", "value"), [*defaults(LlmArgs(model="m"))])
+def test_a_default_of_the_torch_engine_says_what_holds_anyway(path: str, value: Any) -> None:
+    section, _, name = path.rpartition(".")
+    for said in (value, None):
+        assert normal_form({section: {name: said}} if section else {name: said}, "torch") == {}
+
+
+def test_a_section_that_is_null_is_no_default() -> None:
+    assert normal_form({"cuda_graph_config": None}, "torch") == {"cuda_graph_config": None}
+
+
+def test_another_engine_has_its_own_defaults() -> None:
+    assert normal_form({"max_batch_size": 2048}, "tensorrt-llm") == {}
+    assert normal_form({"max_batch_size": 256}, "tensorrt-llm") == {"max_batch_size": 256}
+    assert normal_form({"max_batch_size": None}, "tensorrt-llm") == {"max_batch_size": None}
