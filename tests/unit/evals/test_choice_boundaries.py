@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.errors import UsageError
+from trtx.evals.messages import Job
 from trtx.evals.session.client import Refused
+from trtx.evals.session.loading import load_tasks
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import EngineData
 
@@ -51,10 +56,12 @@ def test_a_choice_has_the_tokens_that_lm_evals_hf_model_scores(models: tuple[Spl
             (question,) = ours.questions(instance)
             assert question.body["prompt"] == [*before, *after]
             assert ours._scored(instance) == [([*before, *after], len(after))]
+            assert ours.problem_of(instance) is None
             scored += 1
         else:  # its own scoring asserts that there is something to score
             found: Any = asyncio.run(ours.answer(None, instance))  # type: ignore[arg-type]
             assert isinstance(found, Refused), "nothing was asked"
+            assert ours.problem_of(instance) == found.reason
             refused += 1
     assert scored > 100 and refused > 5
 
@@ -66,3 +73,20 @@ def test_a_choice_without_a_token_of_its_own_is_named(
     found: Any = asyncio.run(models[1].answer(None, asked(context, choice)))  # type: ignore[arg-type]
     assert isinstance(found, Refused)
     assert f"the choice {choice!r} has no token of its own" in found.reason and "target_delimiter" in found.reason
+
+
+def test_a_task_with_such_a_choice_is_refused_when_it_is_read(
+    models: tuple[Splits, ServedModel], tmp_path: Path
+) -> None:
+    rows = [{"q": "What is", "c": [" a", " b"]}, {"q": "the ri", "c": ["ver", "nd"]}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    files = {"data_files": {"test": str(tmp_path / "rows.jsonl")}}
+    task = {
+        "task": "join", "dataset_path": "json", "dataset_kwargs": files,
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_target": 1,
+        "doc_to_choice": "{{c}}", "target_delimiter": "", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (tmp_path / "join.yaml").write_text(json.dumps(task), encoding="utf-8")
+    job = Job(("join",), str(tmp_path), None, None, "completions", 1, None)
+    with pytest.raises(UsageError, match="task join: row 1 of its dataset can't be scored: the choice 'ver' has no"):
+        load_tasks(job, models[1])

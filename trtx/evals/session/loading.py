@@ -279,6 +279,9 @@ def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> Loade
     except Exception as error:
         logger.exception("task %s", name)
         raise UsageError(_why_not_built(name, task, job.limit, error)) from error
+    for instance in task.instances:
+        if (problem := model.problem_of(instance)) is not None:
+            raise UsageError(f"task {name}: row {instance.doc_id} of its dataset can't be scored: {problem}")
     return LoadedTask(name, task, list(_documents(task, model)))
 
 

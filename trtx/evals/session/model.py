@@ -28,6 +28,7 @@ MOST_STOPS = 4  # that OpenAI's API takes
 DEFAULT_MAX_TOKENS = 256  # lm-eval's, where a task does not say
 SEED = 1234  # lm-eval's
 _SHOWN_END = 20  # characters of a prompt
+_LOOKED_AT = 64  # characters of a prompt's end; joined tokens are shorter
 
 
 class Chat(NamedTuple):
@@ -244,6 +245,24 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
                 "(nor by lm-eval's hf model); let doc_to_text begin with more than space"
             )
         return before, after
+
+    def problem_of(self, instance: Instance) -> str | None:
+        """Why a choice can't be scored whatever the server answers; None: nothing of the kind was found.
+
+        The end of the prompt is looked at first, as it costs a hundredth of the whole: what only the whole shows is
+        found when the choice is asked.
+        """
+        if instance.request_type != "loglikelihood" or self.tokenizer is None:
+            return None
+        context, choice = instance.args[:2]
+        try:
+            self._pair(context[-_LOOKED_AT:], choice)
+        except NoOwnToken:
+            try:
+                self._pair(context, choice)
+            except NoOwnToken as error:
+                return str(error)
+        return None
 
     # lm-eval's own entrance: `lm_eval.simple_evaluate(model=ServedModel(…))`.
 
