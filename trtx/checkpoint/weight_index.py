@@ -70,6 +70,12 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
+def adapter_beside(directory: Path) -> Path | None:
+    """The adapter of PEFT in a model's directory, which is no part of the model's weights; None: there is none."""
+    names = ("adapter_model.safetensors", "adapter_model.bin")
+    return next((directory / name for name in names if (directory / name).is_file()), None)
+
+
 def weights_entry(directory: Path) -> Path | None:
     """The one file that transformers opens first: the weights, or their index. None where it would find neither."""
     if (named := _named_by_config(directory)) is not None:
@@ -112,7 +118,8 @@ def check_weights(directory: Path, files: Iterable[Path]) -> None:
     if absent:
         entry = weights_entry(directory)
         said = "its configuration" if entry in absent or entry is None else entry.name
-        what = f"{absent[0].relative_to(directory)}{f' and {len(absent) - 1} more files' if absent[1:] else ''}"
+        more = f" and {len(absent) - 1} more" if absent[1:] else ""
+        what = f"{absent[0].relative_to(directory)}{more}"
         raise UsageError(
             f"model directory {str(directory)!r} lacks {what}, which {said} names; download the checkpoint whole"
         )
@@ -191,10 +198,14 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
+        ends = 0
         for entry in header.values():
             begin, end = entry["data_offsets"]
             if not (isinstance(begin, int) and isinstance(end, int) and isinstance(entry["dtype"], str)):
                 raise ValueError("a tensor without dtype or offsets")
+            ends = max(ends, end)
+        if (short := 8 + length + ends - path.stat().st_size) > 0:
+            raise ValueError(f"its last {short:,} bytes are not there")
     except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as safetensors ({str(error)[:200]}); download it again") from error
     return dict(header)

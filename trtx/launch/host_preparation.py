@@ -28,6 +28,7 @@ from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
 from trtx.launch.videos import video_warnings
+from trtx.launch.weight_notes import with_weight_note
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
 from trtx.planes.nats import ask_nats
 from trtx.planes.secret_files import judge_secrets, look_at_secrets
@@ -81,6 +82,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         hosts,
     )
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
+    planned = with_weight_note(planned, resolved.checkpoint.path)
     return replace(planned, findings=resolved.findings), asked
 
 

@@ -45,6 +45,7 @@ from trtx.launch.ports import HOLDER
 from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
+from trtx.launch.weight_notes import with_weight_note
 from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check_size, plan
 
 
@@ -95,6 +96,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
         HOLDER.release((*ports.http, *ports.internal))
         raise
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
+    planned = with_weight_note(planned, resolved.checkpoint.path)
     planned = _with_fault(planned, fault)
     return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos))
 

@@ -11,7 +11,13 @@ import torch
 from safetensors.torch import save_file
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-from trtx.checkpoint.weight_index import check_read_by_pattern, check_weights, weight_files, without_weights
+from trtx.checkpoint.weight_index import (
+    check_read_by_pattern,
+    check_weights,
+    stored_tensors,
+    weight_files,
+    without_weights,
+)
 from trtx.errors import UsageError
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -158,3 +164,12 @@ def test_an_engine_that_takes_every_file_gets_no_directory_of_which_it_would_loa
     (tmp_path / "config.json").write_text('{"transformers_weights": "consolidated.safetensors"}')
     with pytest.raises(UsageError, match=r"weights in consolidated\.safetensors, where TensorRT-LLM does not look"):
         check_read_by_pattern(tmp_path)
+
+
+def test_a_file_that_was_cut_is_refused_before_anything_reads_its_tensors(tmp_path: Path) -> None:
+    whole = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(8)}, whole)
+    assert stored_tensors(tmp_path)
+    whole.write_bytes(whole.read_bytes()[:-3])
+    with pytest.raises(UsageError, match="cannot be read as safetensors .its last 3 bytes are not there"):
+        stored_tensors(tmp_path)
