@@ -555,3 +555,18 @@ def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
 def test_what_yaml_makes_of_little_is_no_number_and_no_default(said: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         load_sweep(None, said)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"model": "synthetic:tiny"}, "model is not a field of a sweep; did you mean topology.model?"),
+        ({"concurrency": [1]}, "concurrency is not a field of a sweep; did you mean load.concurrency?"),
+        ({"load": {"model": "x"}}, "load.model is not a field of a sweep; did you mean topology.model?"),
+        ({"load": {"concurency": [1]}}, "load.concurency is not a field of a sweep; did you mean concurrency?"),
+    ],
+)
+def test_a_field_of_another_section_is_named_with_its_section(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_sweep(None, document)
+    assert said in str(refused.value)

@@ -372,11 +372,28 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
     if first["type"] != "extra_forbidden":
         told = problem(error)
         return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
-    near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{_source(path)}{shown('.'.join(str(part) for part in first['loc']))} is not a field of a sweep{hint}"
+    said = ".".join(str(part) for part in first["loc"])
+    places, section = _places(), said.rpartition(".")[0]
+    near = get_close_matches(str(first["loc"][-1]), places, n=1)
+    hint = ""
+    if near:
+        is_here = any(place.rpartition(".")[0] == section for place in places[near[0]])
+        hint = f"; did you mean {near[0] if is_here else places[near[0]][0]}?"
+    return f"{_source(path)}{shown(said)} is not a field of a sweep{hint}"
 
 
-def _field_names() -> list[str]:
-    models: tuple[type[BaseModel], ...] = (ExperimentSpec, TopologySpec, LoadSpec, Attach, GateSpec, ScoringSpec)
-    return [name for model in models for name in model.model_fields]
+def _places() -> dict[str, list[str]]:
+    """Of each name of a field, its paths in a sweep file."""
+    sections: dict[str, type[BaseModel]] = {
+        "": ExperimentSpec,
+        "topology.": TopologySpec,
+        "load.": LoadSpec,
+        "attach.": Attach,
+        "gate.": GateSpec,
+        "eval.": ScoringSpec,
+    }
+    found: dict[str, list[str]] = {}
+    for section, model in sections.items():
+        for name in model.model_fields:
+            found.setdefault(name, []).append(f"{section}{name}")
+    return found
