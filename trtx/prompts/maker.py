@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trtx.errors import TrtxError, UsageError
+from trtx.prompts.content_forms import ContentForms
 from trtx.text import fast_tokenizer, load_hf_tokenizer
 
 _MEDIA = {"image_url": "image", "video_url": "video"}
@@ -38,6 +38,7 @@ class PromptMaker:
                 f"transformers can't load the tokenizer of {model} ({str(error)[:300]}); download the checkpoint again"
             ) from error
         self.has_template = bool(self._tokenizer.chat_template)
+        self._forms = ContentForms()
 
     def of_text(self, text: str) -> list[int]:
         """Token ids of a completion's prompt, with the tokens that the tokenizer adds."""
@@ -55,13 +56,13 @@ class PromptMaker:
                 "/v1/completions"
             )
         messages = [_with_objects(message) for message in request["messages"]]
-        joined = [_with_joined_text(message) for message in messages]
-        if joined != messages:
-            with contextlib.suppress(Unrenderable):
-                text = self._rendered(messages, request)
-                if not any(repr(message["content"]) in text for message in messages if _is_list(message)):
-                    return text  # the template takes parts: it does not print the list that holds them
-        return self._rendered(joined, request)
+        return self._rendered(self._forms.choose(messages, lambda tried: self._tried(tried, request)), request)
+
+    def _tried(self, messages: list[dict[str, Any]], request: Mapping[str, Any]) -> str | None:
+        try:
+            return self._rendered(messages, request)
+        except Unrenderable:
+            return None
 
     def _rendered(self, messages: list[dict[str, Any]], request: Mapping[str, Any]) -> str:
         values = _template_values(request)
@@ -93,23 +94,6 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(calls := message.get("tool_calls"), list):
         found["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
     return found
-
-
-def _with_joined_text(message: dict[str, Any]) -> dict[str, Any]:
-    """``message`` with its text parts as one string. vLLM and Dynamo give it to templates that take strings alone."""
-    parts = message.get("content")
-    texts = [part.get("text") for part in parts if _is_text(part)] if isinstance(parts, list) else None
-    if texts is None or len(texts) != len(parts or ()) or not all(isinstance(text, str) for text in texts):
-        return message
-    return {**message, "content": "\n".join(map(str, texts))}
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text"
-
-
-def _is_list(message: Mapping[str, Any]) -> bool:
-    return isinstance(message.get("content"), list)
 
 
 def _template_values(request: Mapping[str, Any]) -> dict[str, Any]:
