@@ -25,19 +25,21 @@ PAD, BOS, END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = (
 EOS_IDS = (SPECIAL_TOKENS.index(IM_END), SPECIAL_TOKENS.index(END_OF_TEXT))
 BASE_VOCABULARY = 2048  # the special tokens, 256 bytes and merges of a tokenizer; made-up words fill the rest
 
-_BEFORE_PARTS = (
+_BEFORE_CONTENT = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
 )
-_AFTER_PARTS = (
-    "{% endif %}{% endfor %}{% endif %}"
+_PARTS = "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+_AFTER_PARTS = "{% endif %}{% endfor %}"
+_AFTER_CONTENT = (
+    "{% endif %}"
     "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-CHAT_TEMPLATE = _BEFORE_PARTS + _AFTER_PARTS
+CHAT_TEMPLATE = _BEFORE_CONTENT + _AFTER_CONTENT
+"""Of text models: takes strings alone, so that Dynamo renders it as transformers does (``trtx.prompts.same``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class MediaTokens:
         media = f"{{% elif part['type'] == 'image' %}}{number}{self.picture}"
         if self.video:
             media += f"{{% elif part['type'] == 'video' %}}{self.video}"
-        return begin + _BEFORE_PARTS + media + _AFTER_PARTS
+        return begin + _BEFORE_CONTENT + _PARTS + media + _AFTER_PARTS + _AFTER_CONTENT
 
     def id_of(self, token: str) -> int:
         return len(SPECIAL_TOKENS) + self.tokens.index(token)

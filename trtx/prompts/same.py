@@ -4,12 +4,13 @@ Dynamo 1.4.2 renders chat templates with minijinja, which prints ``True``, None,
 from transformers' Jinja and lacks methods of Python's strings, and it encodes text without the tokens that the
 tokenizer adds (ai-dynamo/dynamo #4610). No set of example conversations can show that two template engines always
 agree, since a template may branch on anything. So a template counts as the same only where every construct in it is in
-a small set on which both agree for every conversation: text, loops over messages and their parts, comparisons of
-strings, and concatenation of strings.
+a small set on which both agree for every conversation: text, loops over messages, comparisons of strings, and
+concatenation of strings.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,12 @@ from jinja2.ext import loopcontrols
 from trtx.prompts.files import chat_template, has_several_templates, tokenizer_config
 from trtx.text import is_encoded_by_file, load_decoder, pads_or_truncates
 
+NO_TEMPLATE = "the model has no chat template"
 _LOOP_TESTS = ("first", "last")
+_UNUSUAL = re.compile(r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f\ufeff]")
+"""White space and control characters that one engine trims or normalizes, such as carriage returns."""
+_PLAIN_ESCAPE = re.compile(r"""\\[nt\\'"]""")
+"""Escapes in a string that both engines read alike."""
 _TRIED = ("a", "a b\n c", "\N{LATIN SMALL LETTER E WITH ACUTE}1 ")
 
 
@@ -33,14 +39,14 @@ def difference(model: Path) -> str | None:
         return None
     if template is not None and _is_broken(template):
         return None  # Dynamo refuses it as well, with the line and the reason
+    if template is None:
+        return NO_TEMPLATE
     if not is_encoded_by_file(model):
         return "transformers does not take the tokenizer from tokenizer.json as it is"
     if pads_or_truncates(model):
         return "tokenizer.json pads or cuts every prompt"
     if any(tokenizer.encode(text).ids != tokenizer.encode(text, add_special_tokens=False).ids for text in _TRIED):
         return "the tokenizer adds tokens to text, such as one for its beginning, and the frontend does not"
-    if template is None:
-        return "the model has no chat template"
     if has_several_templates(model):
         return "the model has several chat templates"
     if (construct := first_foreign(template, _special_names(model))) is not None:
@@ -64,9 +70,12 @@ def _is_broken(template: str) -> bool:
     return False
 
 
+def _environment() -> Environment:
+    return Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[loopcontrols])
+
+
 def _parsed(template: str) -> nodes.Template:
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[loopcontrols])
-    return environment.parse(template)
+    return _environment().parse(template)
 
 
 def first_foreign(template: str, special: frozenset[str] = frozenset()) -> str | None:
@@ -75,17 +84,27 @@ def first_foreign(template: str, special: frozenset[str] = frozenset()) -> str |
         tree = _parsed(template)
     except TemplateSyntaxError as error:
         return f"a tag that is not Jinja's (line {error.lineno}: {error.message})"
-    return _Reader(special).first_foreign(tree.body)
+    return next(_foreign_text(template), None) or _Reader(special).first_foreign(tree.body)
+
+
+def _foreign_text(template: str) -> Iterator[str]:
+    """What the two lexers read differently: line ends and white space other than the usual, raw blocks, escapes."""
+    if found := _UNUSUAL.search(template):
+        yield f"the character {found[0]!r}"
+    for line, kind, text in _environment().lex(template):
+        if kind == "raw_begin":
+            yield f"a raw block (line {line})"
+        elif kind == "string" and "\\" in _PLAIN_ESCAPE.sub("", text):
+            yield f"the string {text} (line {line})"
 
 
 class _Reader:
-    """Walks a template. ``_messages`` and ``_parts``: the loop variables that hold a message, or a part of one."""
+    """Walks a template. ``_messages``: the loop variables that hold a message."""
 
     def __init__(self, special: frozenset[str]) -> None:
         self._special = special
         self._messages: list[str] = []
         self._content_is_text = False  # inside "if content is string"
-        self._parts: list[str] = []
 
     def first_foreign(self, body: list[nodes.Node]) -> str | None:
         return next(self._foreign(body), None)
@@ -107,17 +126,20 @@ class _Reader:
                 yield _named(node)
 
     def _foreign_loop(self, node: nodes.For) -> Iterator[str]:
-        names = self._messages if _is_name(node.iter, "messages") else self._parts
-        is_known = names is self._messages or self._is_content(node.iter)
+        if self._is_content(node.iter):
+            # Dynamo hands a list on only to a template that prints no string, and joins its texts for all others.
+            yield f"a loop over the parts of a message (line {node.lineno})"
+            return
+        is_known = _is_name(node.iter, "messages")
         if not is_known or node.test is not None or node.recursive or not isinstance(node.target, nodes.Name):
             yield _named(node)
             return
-        if node.target.name in (*self._messages, *self._parts, *self._special, "messages", "add_generation_prompt"):
+        if node.target.name in (*self._messages, *self._special, "messages", "add_generation_prompt"):
             yield "a loop variable with a name that is in use"
             return
-        names.append(node.target.name)
+        self._messages.append(node.target.name)
         yield from self._foreign([*node.body, *node.else_])
-        names.pop()
+        self._messages.pop()
 
     def _prints(self, node: nodes.Node) -> bool:
         if isinstance(node, nodes.TemplateData) or self._is_string(node):
@@ -133,17 +155,17 @@ class _Reader:
         if isinstance(node, nodes.Add):
             left, right = (self._is_string(one) or self._is_content(one) for one in (node.left, node.right))
             return left and right and not (self._is_content(node.left) and self._is_content(node.right))
-        return self._is_field(node, self._messages, "role") or self._is_field(node, self._parts, "text", "type")
+        return self._is_field(node, "role")
 
     def _is_content(self, node: nodes.Node) -> bool:
         """May be a string, parts or nothing: printed alone, nothing looks different in the two engines."""
-        return self._is_field(node, self._messages, "content")
+        return self._is_field(node, "content")
 
-    def _is_field(self, node: nodes.Node, names: list[str], *fields: str) -> bool:
+    def _is_field(self, node: nodes.Node, field: str) -> bool:
         if isinstance(node, nodes.Getattr):
-            return _is_name(node.node, *names) and node.attr in fields
+            return _is_name(node.node, *self._messages) and node.attr == field
         if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-            return _is_name(node.node, *names) and node.arg.value in fields
+            return _is_name(node.node, *self._messages) and node.arg.value == field
         return False
 
     def _is_string_test(self, node: nodes.Node) -> bool:

@@ -157,7 +157,7 @@ def test_the_chat_template_renders_a_conversation(name: str, cache: Path) -> Non
     tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path)
     conversation = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "user", "content": "Hi"},
     ]
     text = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

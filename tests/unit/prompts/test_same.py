@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.checkpoint.tokenizer import LLAVA_TOKENS, QWEN_TOKENS
 from trtx.prompts.same import difference, first_foreign
 
 PLAIN = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
@@ -27,10 +26,8 @@ def edited(model: Path, **values: object) -> Path:
     return model
 
 
-def test_the_models_that_trtx_makes_are_rendered_by_dynamo(model: Path) -> None:
+def test_the_text_models_that_trtx_makes_are_rendered_by_dynamo(model: Path) -> None:
     assert difference(model) is None
-    assert first_foreign(LLAVA_TOKENS.chat_template) is None
-    assert first_foreign(QWEN_TOKENS.chat_template) is None
     assert first_foreign(PLAIN) is None
 
 
@@ -49,6 +46,9 @@ def test_the_models_that_trtx_makes_are_rendered_by_dynamo(model: Path) -> None:
         "{% filter upper %}x{% endfilter %}",
         "{% for m in messages %}{% if m.content == none %}x{% endif %}{% endfor %}",
         "{% for m in messages %}{% if m.content is string %}x{% else %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+        "a\r\nb", "a\x0c", "a\u00a0{% if add_generation_prompt %}b{% endif %}", "{{ '\\a' }}", "{{ '\\/' }}",
+        "{{ '\\x41' }}", "{% raw %}\n{{ a }}{% endraw %}",
     ],
 )  # fmt: skip
 def test_a_template_with_anything_else_in_it_is_rendered_by_transformers(template: str) -> None:
