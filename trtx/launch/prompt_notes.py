@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from trtx.prompts.same import difference
+from trtx.errors import UsageError
+from trtx.prompts.same import NO_TEMPLATE, difference
 from trtx.topology import Plan
 
 
 def with_prompt_note(plan: Plan, model: Path) -> Plan:
-    """``plan`` with a sentence about its prompts: a reason on one machine, a warning where Dynamo renders them."""
+    """``plan`` with a sentence about its prompts: a decision on one machine, a warning over hosts. Raises UsageError
+    as :func:`remote_prompt_notes`."""
+    if plan.hosts:
+        return replace(plan, warnings=(*plan.warnings, *remote_prompt_notes(model)))
     if (because := difference(model)) is None:
         return plan
-    if not plan.hosts and plan.engine != "simulated":
-        return replace(plan, reasons=(*plan.reasons, f"the frontend makes prompts with transformers because {because}"))
-    return replace(plan, warnings=(*plan.warnings, prompts_differ(because)))
+    return replace(plan, reasons=(*plan.reasons, f"the frontend makes prompts with transformers because {because}"))
 
 
-def prompts_differ(because: str) -> str:
-    """The warning for a topology whose prompts Dynamo renders."""
-    return (
-        f"prompts may differ from those that transformers makes, because {because} and Dynamo makes the prompts over "
-        "hosts and in pods; send prompts as token ids to /v1/completions where that matters (docs/request-fields.md)"
-    )
+def remote_prompt_notes(model: Path) -> Iterator[str]:
+    """The sentence for a topology over hosts, in pods or on Slurm, where Dynamo makes the prompts; none where they are
+    transformers'. Raises UsageError for a model without a chat template, which Dynamo 1.4.2 does not serve."""
+    because = difference(model)
+    if because == NO_TEMPLATE:
+        raise UsageError(
+            f"the model in {model} has no chat template, and over hosts, in pods and on Slurm Dynamo serves no such "
+            "model; add a chat_template.jinja, or serve it on one machine"
+        )
+    if because is not None:
+        yield (
+            f"prompts may differ from those that transformers makes, because {because} and Dynamo makes the prompts "
+            "over hosts, in pods and on Slurm; send prompts as token ids to /v1/completions where that matters "
+            "(docs/request-fields.md)"
+        )

@@ -20,6 +20,7 @@ from trtx.export.kubernetes.target import KubernetesTarget, longest_name, name_o
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.launch import resolve
+from trtx.launch.prompt_notes import remote_prompt_notes
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")
@@ -98,6 +99,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         findings=resolved.findings,
         reasons=(
             *_reasons(spec, target, resolved.configs, nodes),
+            *remote_prompt_notes(resolved.checkpoint.path),
             *left_out_told(planned.left_out, planned.engine),
         ),
         routes_by_prefix=planned.routes_by_prefix,

@@ -21,6 +21,7 @@ from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
 from trtx.export.slurm.words import Shell
 from trtx.launch import resolve
+from trtx.launch.prompt_notes import remote_prompt_notes
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 
 ENGINES = ("tensorrt-llm", "torch", "paced")
@@ -163,6 +164,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             *planned.reasons[1:],  # the first reason says that the hosts file places the workers, but trtx did
             *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
             *_kv_reasons(spec, job, resolved.engine, count),
+            *remote_prompt_notes(resolved.checkpoint.path),
             *left_out_warnings(planned.left_out, planned.engine),
         ),
         left_out=planned.left_out,
