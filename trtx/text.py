@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,7 +151,12 @@ class ByteTokens:
 
 def byte_tokens(tokenizer: Any) -> ByteTokens | None:
     """The byte tokens that a decoder such as Llama 2's, Mistral's or Gemma's joins into characters; None for a decoder
-    without byte fallback."""
+    without byte fallback. Kept for the next call, since each answer asks."""
+    return _byte_tokens(tokenizer)
+
+
+@lru_cache(maxsize=8)
+def _byte_tokens(tokenizer: Any) -> ByteTokens | None:
     decoder = getattr(tokenizer, "decoder", None)
     if decoder is None or not _has_byte_fallback(json.loads(decoder.__getstate__())):
         return None
@@ -198,14 +204,12 @@ class TextStream:
     decoding of the whole (spaces and multi-byte characters included).
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, byte_tokens: ByteTokens | None = None
-    ) -> None:
-        """``byte_tokens``: of a tokenizer that has them, see :func:`byte_tokens`. Its decoder shows a run of them that
-        is not UTF-8 as a whole as one replacement character a token, so a run waits until it has ended."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        """The decoder of a tokenizer with byte tokens shows a run of them that is not UTF-8 as a whole as one
+        replacement character a token, so a run waits until it has ended."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._bytes = byte_tokens
+        self._bytes = byte_tokens(tokenizer)
         self._context: list[int] = []  # tokens of the last piece
         self._new: list[int] = []  # tokens whose text was not given out
 

@@ -72,7 +72,7 @@ ANY = st.sampled_from([*EURO, *EURO, *range(2, TOKENIZER.get_vocab_size())])
 
 @given(st.lists(ANY, max_size=16), st.booleans(), st.integers(1, 5))
 def test_pieces_of_byte_tokens_join_to_the_decoding_of_the_whole(ids: list[int], skips: bool, chunk: int) -> None:
-    text = PlainText(TextStream(TOKENIZER, skip_special_tokens=skips, byte_tokens=BYTES))
+    text = PlainText(TextStream(TOKENIZER, skip_special_tokens=skips))
     released = [text.feed(ids[at : at + chunk], is_last=False) for at in range(0, len(ids), chunk)]
     released.append(text.feed([], is_last=True))
     assert "".join(one.text for one in released) == TOKENIZER.decode(ids, skip_special_tokens=skips)
@@ -80,7 +80,7 @@ def test_pieces_of_byte_tokens_join_to_the_decoding_of_the_whole(ids: list[int],
 
 
 def test_a_long_run_of_whole_characters_does_not_wait_for_its_end() -> None:
-    text = PlainText(TextStream(TOKENIZER, skip_special_tokens=True, byte_tokens=BYTES))
+    text = PlainText(TextStream(TOKENIZER, skip_special_tokens=True))
     shown = "".join(text.feed([token], is_last=False).text for token in EURO * 20)
     assert shown == "\N{EURO SIGN}" * len(shown) and len(shown) >= 14
 

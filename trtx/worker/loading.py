@@ -75,7 +75,7 @@ class LoadedEngine:
             return None
         if self.tokenizer is None:
             raise InvalidRequest("stop strings need a fast tokenizer, which this model has not; use stop_token_ids")
-        text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens, byte_tokens=self.byte_tokens)
+        text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
         before = request.token_ids[-_TEXT_BEFORE:]
         if text.feed(before) != self.tokenizer.decode(before, request.skip_special_tokens):
             text.finish()  # an incomplete character at the prompt's end does not belong to the answer
