@@ -60,9 +60,7 @@ def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[
     parser.add_argument("--tls-cert-path")
     parser.add_argument("--tls-key-path")
     tls, others = parser.parse_known_args(flags)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        inner = int(free.getsockname()[1])
+    inner = _reserved_port()
     try:
         Door(
             address,
@@ -75,6 +73,20 @@ def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[
     except OSError as error:
         raise UsageError(f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another") from error
     return others, inner
+
+
+_RESERVED: list[socket.socket] = []
+"""Sockets that stay bound for as long as this process runs."""
+
+
+def _reserved_port() -> int:
+    """A port on loopback for Dynamo, which seconds pass before it takes. The socket stays bound and never listens:
+    Dynamo's own, which has SO_REUSEADDR too, may listen there, and the system gives the port to no one else."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", 0))
+    _RESERVED.append(bound)
+    return int(bound.getsockname()[1])
 
 
 def main(argv: list[str]) -> None:

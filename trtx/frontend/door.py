@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +63,11 @@ class Door:
     def _run(self, bound: socket.socket) -> None:
         import uvloop
 
-        uvloop.run(self._serve(bound))
+        try:
+            uvloop.run(self._serve(bound))
+        except Exception as error:  # another process listened first, say: without its door a frontend answers nothing
+            sys.stderr.write(f"trtx.frontend: the HTTP port {self._address[1]} can't be served ({error})\n")
+            os._exit(1)
 
     async def _serve(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -21,11 +21,17 @@ def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
     """The body of a POST to one of :data:`PATHS` with its prompt as token ids. Raises Unrenderable."""
     try:
         request = json.loads(body, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(request, dict) or _has_token_data(request):
         return body
-    changed = _completion(maker, request) if path == COMPLETIONS else _chat(maker, path, request)
+    try:
+        changed = _completion(maker, request) if path == COMPLETIONS else _chat(maker, path, request)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise Unrenderable(
+            f"no prompt can be made of the request ({' '.join(str(error).split())[:200]}); correct the types of its "
+            "messages, tools or prompt, and leave out surrogates"
+        ) from error
     return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
