@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 import trtx
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import PlainText, TextStream, byte_tokens, load_decoder, load_tokenizer
+from trtx.torch_engine.llmapi.choices import find_stops
+from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 ROOT = Path(trtx.__file__).parent
 SPECIAL = "</s>"
@@ -77,6 +79,14 @@ def test_pieces_of_byte_tokens_join_to_the_decoding_of_the_whole(ids: list[int],
     released.append(text.feed([], is_last=True))
     assert "".join(one.text for one in released) == TOKENIZER.decode(ids, skip_special_tokens=skips)
     assert sum(len(one.pieces) for one in released) == len(ids)
+
+
+@given(st.lists(ANY, max_size=16), st.booleans())
+def test_stop_strings_of_the_llm_api_leave_the_text_as_it_is(ids: list[int], skips: bool) -> None:
+    stops = find_stops(SamplingParams(stop=["no such text"], skip_special_tokens=skips), TOKENIZER)
+    assert stops is not None
+    text = "".join([*(stops.feed([one], is_last=False).text for one in ids), stops.feed([], is_last=True).text])
+    assert text == TOKENIZER.decode(ids, skip_special_tokens=skips)
 
 
 def test_a_long_run_of_whole_characters_does_not_wait_for_its_end() -> None:
