@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trtx.launch.preparation import prepare, resolve
     from trtx.launch.presence import Presence, publishing
     from trtx.launch.processes import members
+    from trtx.launch.prompt_notes import remote_prompt_notes
     from trtx.launch.published import Published, find_published, name_of
     from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
@@ -44,7 +45,8 @@ _HOMES = {
     "find_published": "published", "host_here": "host_preparation", "host_named": "host_preparation",
     "join_share": "host_preparation", "members": "processes", "name_of": "published",
     "new_run_directory": "run_directory", "prepare": "preparation", "prepare_hosts": "host_preparation",
-    "probe": "machine", "publishing": "presence", "resolve": "preparation", "serve": "served",
+    "probe": "machine", "publishing": "presence", "remote_prompt_notes": "prompt_notes",
+    "resolve": "preparation", "serve": "served",
     "settle_share": "host_preparation", "take_place": "served",
     "write_problem": "room",
 }  # fmt: skip
@@ -52,7 +54,7 @@ __all__ = [
     "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Presence", "Published",
     "Restart", "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
     "find_published", "host_here", "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare",
-    "prepare_hosts", "probe", "publishing", "resolve", "serve", "settle_share", "take_place",
+    "prepare_hosts", "probe", "publishing", "remote_prompt_notes", "resolve", "serve", "settle_share", "take_place",
     "write_problem",
 ]  # fmt: skip
 

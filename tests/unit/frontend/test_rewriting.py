@@ -1,4 +1,4 @@
-"""Bodies of a wrong form are refused in a sentence, or go on to Dynamo as they are: none is an error of the frontend."""
+"""Bodies of a wrong form are refused in a sentence, or go on to Dynamo as they are: none is a failure of the door."""
 
 from __future__ import annotations
 

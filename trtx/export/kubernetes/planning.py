@@ -19,8 +19,7 @@ from trtx.export.kubernetes.source import ModelSource, source_of
 from trtx.export.kubernetes.target import KubernetesTarget, longest_name, name_of
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
-from trtx.launch import resolve
-from trtx.launch.prompt_notes import remote_prompt_notes
+from trtx.launch import remote_prompt_notes, resolve
 from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")

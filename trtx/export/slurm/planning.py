@@ -20,8 +20,7 @@ from trtx.export.slurm.placement import Place, place_on_nodes
 from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
 from trtx.export.slurm.words import Shell
-from trtx.launch import resolve
-from trtx.launch.prompt_notes import remote_prompt_notes
+from trtx.launch import remote_prompt_notes, resolve
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 
 ENGINES = ("tensorrt-llm", "torch", "paced")
