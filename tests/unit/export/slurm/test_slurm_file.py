@@ -333,7 +333,7 @@ def test_a_recipe_of_sixteen_ranks_takes_two_nodes_for_each_engine_and_keeps_its
     with pytest.raises(UsageError, match=r"num_slots 290 .* fix: --set decode\.moe_config"):
         overrides = (*wide, "decode.moe_config.load_balancer.num_slots=290")
         written({**asked, "overrides": overrides}, gpus_per_node=8, model_dir=Path("/models/deepseek-r1"))
-    with pytest.raises(UsageError, match="lacks tokenizer.json, .*; or say with --model-dir where the nodes have it"):
+    with pytest.raises(UsageError, match="lacks tokenizer.json; .*; or say with --model-dir where the nodes have it"):
         written(asked, gpus_per_node=8)
     staged = (*wide, "pipeline_parallel_size=2", "gpus_per_node=8")
     assert "#SBATCH --nodes=8\n" in written(
