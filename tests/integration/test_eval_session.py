@@ -20,6 +20,7 @@ import httpx
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from tokenizers import Tokenizer
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
@@ -482,6 +483,9 @@ ERROR_IN_ANSWER = 1  # in place of a status: 200, and the error in the body
 BREAKS = 0  # in place of a status: the connection is closed without an answer
 
 
+TINY = Tokenizer.from_file(str(resolve_checkpoint("synthetic:tiny-trained").path / "tokenizer.json"))
+
+
 @contextlib.contextmanager
 def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
     """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
@@ -492,6 +496,8 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
 
         def do_POST(self) -> None:
             prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            if not isinstance(prompt, str):
+                prompt = TINY.decode(prompt, skip_special_tokens=False)
             status = fails(prompt)
             if status == BREAKS:
                 self.close_connection = True

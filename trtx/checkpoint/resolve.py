@@ -102,11 +102,20 @@ def _from_directory(directory: Path, served_model_name: str) -> Checkpoint:
         raise UsageError(f"model {str(directory)!r} is a file; expected the directory that holds its config.json")
     if missing := [name for name in (CONFIG, "tokenizer.json") if not (directory / name).is_file()]:
         raise UsageError(f"model directory {str(directory)!r} lacks {', '.join(missing)}; {_ways_out()}")
+    if odd := next((path for path in sorted(directory.iterdir()) if _has_no_end(path)), None):
+        raise UsageError(
+            f"{odd} is a pipe, a device or a socket, and a model's files are read whole; replace it with a file"
+        )
     files = weight_files(directory)
     check_weights(directory, files)
     if not files and DRAWN_WEIGHTS not in read_config(directory):  # with the key, the engine generates the weights
         raise UsageError(without_weights(directory))
     return read_checkpoint(directory.resolve(), served_model_name)
+
+
+def _has_no_end(path: Path) -> bool:
+    """Whether reading ``path`` could block or never end, because it is neither a regular file nor a directory."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _shown(name: str) -> str:

@@ -62,9 +62,12 @@ def left_out_warnings(fields: Iterable[LeftOutField], engine: str) -> tuple[str,
 
 
 def left_out_notes(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
-    """Returns one note for the left-out fields that the user did not set, with the files of all roles; or nothing."""
+    """Returns one note for the left-out fields that the user did not set, with the files of all roles; or nothing.
+
+    The paced and the simulated engine compute no model, so there is no note that they ignore a shipped config.
+    """
     untyped = [one for one in fields if not one.is_typed]
-    if not untyped:
+    if not untyped or engine in ("paced", "simulated"):
         return ()
     paths, sources = (
         list(dict.fromkeys(values)) for values in zip(*((one.path, one.source) for one in untyped), strict=True)

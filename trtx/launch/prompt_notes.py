@@ -23,7 +23,7 @@ def with_prompt_note(plan: Plan, model: Path) -> Plan:
 
 def remote_prompt_notes(model: Path) -> Iterator[str]:
     """The sentence for a topology over hosts, in pods or on Slurm, where Dynamo makes the prompts; none where they are
-    transformers'. Raises UsageError for a model without a chat template, which Dynamo 1.4.2 does not serve."""
+    transformers'. Raises UsageError for a model without a chat template, which Dynamo does not serve."""
     because = difference(model)
     if because == NO_TEMPLATE:
         raise UsageError(

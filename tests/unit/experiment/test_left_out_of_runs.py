@@ -93,13 +93,15 @@ def test_it_is_told_once_for_all_topologies(tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_has_is_one_quiet_line(tmp_path: Path) -> None:
-    plans, _ = here(asked(modes=["agg", "disagg"], topology={"model": "synthetic:tiny", "engine": "paced"}), tmp_path)
-    lines: list[str] = []
-    tell_left_out(plans, lines.append)
-    (line,) = lines
-    assert line.startswith(
-        "trtx: engine paced does not act on enable_chunked_prefill, kv_cache_config.tokens_per_block"
-    )
+    told: dict[str, list[str]] = {"torch": [], "paced": []}
+    for engine, lines in told.items():
+        plans, _ = here(
+            asked(modes=["agg", "disagg"], topology={"model": "synthetic:tiny", "engine": engine}), tmp_path
+        )
+        tell_left_out(plans, lines.append)
+    (line,) = told["torch"]
+    assert line.startswith("trtx: engine torch does not act on ") and "agg.yaml" in line
+    assert told["paced"] == []  # it computes no model
 
 
 @pytest.mark.parametrize(
