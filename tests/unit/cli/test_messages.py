@@ -18,7 +18,7 @@ _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train
 # Options of other tools, in the commands that a fix spells out.
 _OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
 _OTHERS |= {"--repo-type", "--cacert", "--connect-to"}
-_OTHERS |= {"--header"}  # aiperf's
+_OTHERS |= {"--header", "--isl-block-size"}  # aiperf's
 _OTHERS |= {"--batch", "--qos", "--signal"}  # Slurm's
 _OTHERS |= {"--client-cert-auth", "--enable-grpc-gateway", "--listen-client-urls"}  # etcd's
 
