@@ -290,6 +290,7 @@ def check_positions(params: Any) -> None:
         return
     if ids is None:
         raise KeyError("mrope_config")
+    SharedTensorContainer.from_dict(ids).get_local_view()  # as the real executor does: reading it frees the handle
     delta = int(SharedTensorContainer.from_dict(deltas).get_local_view())
     if delta != position_delta(media):
         raise RuntimeError(f"a delta of {delta} is another prompt's")
