@@ -402,6 +402,6 @@ def _reason(error: Exception) -> str:
         return f"it does not take the certificate of etcd_auth: {alert}"
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
         return "it speaks no TLS: its address may have to begin with http:"
-    if isinstance(error, http.client.RemoteDisconnected):
+    if isinstance(error, ConnectionResetError | BrokenPipeError):  # either, as the server's close overtakes the request
         return "it hangs up without an answer, as one does that wants TLS: its address may have to begin with https:"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

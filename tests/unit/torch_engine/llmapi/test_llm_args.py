@@ -53,7 +53,8 @@ def test_deterministic_is_an_argument_of_the_llm_and_no_field_of_an_engine_confi
 
 def test_a_field_without_which_answers_would_be_others_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="max_attention_window is \\[512\\]; expected none, the torch engine attends to"
+        ValueError,
+        match="max_attention_window is \\[512\\]; expected none, the torch engine takes the windows of layers from",
     ):
         resolve_llm_args("m", {"kv_cache_config": {"max_attention_window": [512]}, "moe_config": {}})
     with pytest.raises(ValueError, match=r"lora_config is .*; load_format is 'DUMMY'; expected 'AUTO'"):
