@@ -1,7 +1,7 @@
 """Measures attention of one layer with every way to split its work, compared with the limits of bandwidth and compute.
 
     python benchmarks/attention.py                          # one GPU, 45 GB of it, below 100 s
-    python benchmarks/attention.py --cases prompts,"1 x 640" --ways "by rows,by length"
+    python benchmarks/attention.py --cases prompts,"1 x 640" --ways "by length,fixed"
     TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
 
 The shape is Qwen3-8B's, with 32-token blocks in random places, in bf16 and, with ``--fp8``, also with an FP8 cache. A
@@ -42,7 +42,6 @@ HEADS, KV_HEADS, DIM = (32, 8, 128) if IS_GPU else (4, 2, 16)
 LAYERS, TOKENS_PER_BLOCK = (36, 32) if IS_GPU else (2, 8)
 LONG, SHORT = (32768, 640) if IS_GPU else (1100, 40)
 WAYS: dict[str, tuple[Attention, float]] = {  # (kind, the number of processors as a multiple of the real one)
-    "by rows": (Attention.BY_ROWS, 1),
     "by length": (Attention.BY_LENGTH, 1),
     "/2": (Attention.BY_LENGTH, 0.5),
     "x2": (Attention.BY_LENGTH, 2),

@@ -47,7 +47,6 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.kernels import Attention
 
 PASSES = ("two", "two-graphs", "merged", "graphs")
 DEFAULT = "default"
@@ -217,7 +216,6 @@ def main() -> None:
     parser.add_argument("--ways", default=DEFAULT_WAYS, help="PASSES[:SHARE] with commas (default: %(default)s)")
     parser.add_argument("--max-num-tokens", type=int, default=8192)
     parser.add_argument("--tokens-per-block", type=int, default=32)
-    parser.add_argument("--attention", choices=[way.value for way in Attention], default=Attention.BY_LENGTH.value)
     parser.add_argument("--whole-prompts", action="store_true", help="enable_chunked_prefill: false, as by default")
     parser.add_argument("--pass-sizes", default="", help="tokens, with commas (default: the engine's)")
     options = parser.parse_args()
@@ -232,7 +230,7 @@ def main() -> None:
         RunnerArgs(
             model_dir=Path(checkpoint.path), max_batch_size=max(concurrency), max_num_tokens=options.max_num_tokens,
             max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
-            max_tokens=int(blocks * 1.02) * options.tokens_per_block, attention=Attention(options.attention),
+            max_tokens=int(blocks * 1.02) * options.tokens_per_block,
             pass_sizes=sizes if any("graphs" in name for name in names) else None if DEFAULT in names else (),
         )
     )  # fmt: skip
@@ -242,8 +240,8 @@ def main() -> None:
     gc.freeze()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     print(
-        f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}, attention "
-        f"{options.attention}, {options.requests} requests a client after {options.warm_up}, ready in {start:.1f} s"
+        f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}, "
+        f"{options.requests} requests a client after {options.warm_up}, ready in {start:.1f} s"
     )
     print_head()
     rows = []

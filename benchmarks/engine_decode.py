@@ -21,8 +21,6 @@ import torch
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
-from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import Batch, ScheduledSequence
 
@@ -81,8 +79,6 @@ def main() -> None:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--min-p", type=float)
     parser.add_argument("--repetition-penalty", type=float)
-    parser.add_argument("--few-rows", choices=[way.value for way in FewRows], default=DEFAULT_FEW_ROWS.value)
-    parser.add_argument("--attention", choices=[way.value for way in Attention], default=DEFAULT_ATTENTION.value)
     options = parser.parse_args()
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     asked = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -96,8 +92,6 @@ def main() -> None:
             model_dir=Path(checkpoint.path), max_batch_size=max(batches), max_num_tokens=options.max_num_tokens,
             max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
             max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
-            attention=Attention(options.attention),
-            few_rows=FewRows(options.few_rows),
         )
     )  # fmt: skip
     start_s = time.perf_counter() - begin

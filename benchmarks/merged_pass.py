@@ -30,7 +30,6 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
 
 OPEN = 2  # concurrent prompts
 WAYS = {"two passes": False, "merged": True}
@@ -95,7 +94,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-num-tokens", type=int, default=8192)
     parser.add_argument("--tokens-per-block", type=int, default=32)
-    parser.add_argument("--attention", choices=[way.value for way in Attention], default=DEFAULT_ATTENTION.value)
     options = parser.parse_args()
     loads = [tuple(int(number) for number in load.split("x")) for load in options.loads.split(",")]
     caps = [None if cap == "none" else int(cap) for cap in options.caps.split(",")]
@@ -106,7 +104,7 @@ def main() -> None:
         RunnerArgs(
             model_dir=Path(checkpoint.path), max_batch_size=options.decodes + OPEN,
             max_num_tokens=options.max_num_tokens, max_seq_len=longest,
-            tokens_per_block=options.tokens_per_block, max_tokens=held, attention=Attention(options.attention),
+            tokens_per_block=options.tokens_per_block, max_tokens=held,
         )
     )  # fmt: skip
     gc.collect()

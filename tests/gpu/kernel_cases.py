@@ -9,7 +9,7 @@ import torch
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 
@@ -39,7 +39,6 @@ class Pair:
         dtype: torch.dtype,
         processors: int = 132,
         scales: torch.Tensor | None = None,
-        attention: Attention = Attention.BY_ROWS,
     ) -> None:
         from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
@@ -54,7 +53,7 @@ class Pair:
         rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
         self.reference_cache, self.cache = (KvCache.of(stored.clone(), table, scales) for _ in range(2))
         self.reference = TorchKernels(shape, self.reference_cache, rotary)
-        self.triton = TritonKernels(shape, self.cache, rotary, processors, attention)
+        self.triton = TritonKernels(shape, self.cache, rotary, processors)
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from kernel_cases import DEVICE, IS_INTERPRETED, TOLERANCE, Pair, config, decode_inputs, random, span_inputs
 
 from trtx.torch_engine.runner.decoder import Decoder
-from trtx.torch_engine.runner.kernels import Attention
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, PlainLinear
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
@@ -83,7 +82,7 @@ def test_norm_gate_and_residual_of_a_product_equal_operations_of_their_own(
     normed = x.double()
     if norm is not None:
         normed = normed * torch.rsqrt((normed * normed).mean(1, keepdim=True) + EPS) * norm.double()
-    for gated, ahead in ((False, False), (True, False), (True, num_rows == 1)):
+    for gated in (False, True):
         weight = random(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
         bias = random(weight.shape[0], dtype=dtype)
         expected = normed @ weight.double().t() + bias.double()
@@ -92,7 +91,7 @@ def test_norm_gate_and_residual_of_a_product_equal_operations_of_their_own(
             expected = F.silu(gate) * up
         out = torch.empty(num_rows, outputs, dtype=dtype, device=DEVICE)
         few_rows_product(
-            x, weight, bias, out, workspace, norm=norm, eps=EPS, residual=residual, gated=gated, ahead=ahead
+            x, weight, bias, out, workspace, norm=norm, eps=EPS, residual=residual, gated=gated
         )  # fmt: skip
         assert error_of(out, expected + residual.double()) < TOLERANCE[dtype] / 2
 
@@ -132,13 +131,10 @@ def weights_of(dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
-def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does(
-    dtype: torch.dtype, attention: Attention
-) -> None:
+def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does(dtype: torch.dtype) -> None:
     from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace
 
-    pair = Pair(config(heads=4, kv_heads=2, head_dim=32), dtype, attention=attention)
+    pair = Pair(config(heads=4, kv_heads=2, head_dim=32), dtype)
     weights = weights_of(dtype, heads=4, kv_heads=2, head_dim=32, hidden=96)
     layers = FewRowsLayers(weights, pair.triton, EPS, Workspace.of(DEVICE), overlaps=HAS_OVERLAP)
     ours, reference = Decoder(weights, pair.triton, few_tokens=layers), Decoder(weights, pair.reference)
@@ -150,22 +146,19 @@ def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does
 
 @pytest.mark.skipif(not HAS_OVERLAP, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("num_rows", [1, 8])
-@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
-def test_launches_that_overlap_change_no_bit(num_rows: int, attention: Attention) -> None:
+def test_launches_that_overlap_change_no_bit(num_rows: int) -> None:
     """In a graph, many times, over layers large enough to be still running when the next launch begins."""
     from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     shape = config(heads=32, kv_heads=8, head_dim=128)
-    pair = Pair(shape, torch.bfloat16, attention=attention)
+    pair = Pair(shape, torch.bfloat16)
     weights = weights_of(torch.bfloat16, heads=32, kv_heads=8, head_dim=128, hidden=4096)
     inputs = decode_inputs([64 + row for row in range(num_rows)], [row % 5 for row in range(num_rows)])
     rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
     answers = []
     for overlaps in (False, True):
-        kernels = TritonKernels(
-            shape, pair.cache, rotary, 132, attention, overlapped_tokens=16 if overlaps else 0
-        )  # fmt: skip
+        kernels = TritonKernels(shape, pair.cache, rotary, 132, overlapped_tokens=16 if overlaps else 0)
         layers = FewRowsLayers(weights, kernels, EPS, Workspace.of(DEVICE), overlaps=overlaps)
         decoder = Decoder(weights, kernels, few_tokens=layers)
         decoder.hidden(inputs)

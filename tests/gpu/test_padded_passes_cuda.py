@@ -12,7 +12,6 @@ from runner_player import FAMILIES, Player, build, random_prompt, save
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.kernels import Attention
 from trtx.torch_engine.step import FROM_SLOT, Batch
 
 pytestmark = [
@@ -30,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def new_runner(model_dir: Path, **changes: Any) -> TorchRunner:
     values: dict[str, Any] = {
         "device": "cuda", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5,
-        "attention": Attention.BY_LENGTH, "merges_passes": True, "pass_sizes": SIZES,
+        "merges_passes": True, "pass_sizes": SIZES,
     } | changes  # fmt: skip
     return create_runner(RunnerArgs(model_dir=model_dir, **values))
 

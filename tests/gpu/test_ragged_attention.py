@@ -81,7 +81,6 @@ class Case:
         kernels = self.triton(attention, processors)
         planned = kernels.planned(inputs, q.dtype)
         out: torch.Tensor = kernels.attend(q, 1, planned)
-        assert bool(planned.work) == (attention is not Attention.BY_ROWS)
         for work in planned.work:
             count = int(work.num_items)
             assert count <= len(work.items)
@@ -156,7 +155,7 @@ def test_chunks_of_prompts_over_a_long_prefix_equal_torch(attention: Attention, 
     alike(out, to_fp8(case.expected(q, case.inputs), scale), q.dtype)
 
 
-@pytest.mark.parametrize("attention", [Attention.BY_ROWS, *RAGGED])
+@pytest.mark.parametrize("attention", RAGGED)
 def test_decodes_before_chunks_in_one_pass_equal_torch(attention: Attention) -> None:
     case = Case([(700, 1), (9, 1), (63, 1), (130, 30), (0, 5)], dtype=torch.float16)
     whole = case.inputs
@@ -294,9 +293,8 @@ def test_long_contexts_and_wide_chunks_equal_torch(attention: Attention) -> None
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="needs CUDA")
-@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
 @pytest.mark.parametrize("merges_passes", [False, True])
-def test_an_engines_tokens_in_float32_are_the_cpus(attention: Attention, merges_passes: bool, tmp_path: Path) -> None:
+def test_an_engines_tokens_in_float32_are_the_cpus(merges_passes: bool, tmp_path: Path) -> None:
     directory = save(build("qwen3"), tmp_path)
     wishes = workload(1)
     answers = []
@@ -304,7 +302,7 @@ def test_an_engines_tokens_in_float32_are_the_cpus(attention: Attention, merges_
         runner = create_runner(
             RunnerArgs(
                 model_dir=directory, device=device, dtype="float32", tokens_per_block=8, num_blocks=60,
-                max_batch_size=5, attention=attention, merges_passes=merges_passes and device == "cuda",
+                max_batch_size=5, merges_passes=merges_passes and device == "cuda",
             )
         )  # fmt: skip
         answers.append(served(runner, wishes, overlap=device == "cuda")[0])

@@ -12,8 +12,6 @@ from runner_player import FAMILIES, Player, build, random_prompt, save
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.kernels import Attention
-from trtx.torch_engine.runner.linear import FewRows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,13 +63,10 @@ def test_bfloat16_logprobs_are_close_to_float32_on_the_cpu(model_dir: Path) -> N
 
 @pytest.mark.parametrize("count", [1, 5, 17])  # a row by elements, some by tensor cores, too many for either
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("attention", [Attention.BY_ROWS, Attention.BY_LENGTH])
 def test_decodes_by_products_of_few_rows_have_the_logprobs_of_float32_on_the_cpu(
-    model_dir: Path, count: int, graphs: bool, attention: Attention
+    model_dir: Path, count: int, graphs: bool
 ) -> None:
-    one = runner(
-        model_dir, "cuda", dtype="float16", few_rows=FewRows.FUSED, cuda_graphs=graphs, attention=attention
-    )  # fmt: skip
+    one = runner(model_dir, "cuda", dtype="float16", cuda_graphs=graphs)
     player = Player(one)
     sampling = SamplingParams(logprobs=0)
     playing = [player.add(random_prompt(20 + at, at), sampling=sampling) for at in range(count)]
@@ -89,12 +84,6 @@ def test_decodes_by_products_of_few_rows_have_the_logprobs_of_float32_on_the_cpu
             (result.logprobs or {})[token].logprob for result, token in zip(playing[at].results, output, strict=True)
         ]
         assert (torch.tensor(found) - torch.tensor(expected)).abs().mean() < 0.05, at
-    one.close()
-
-
-def test_float32_tokens_are_the_cpus_when_few_rows_are_asked_for(model_dir: Path) -> None:
-    one = runner(model_dir, "cuda", dtype="float32", few_rows=FewRows.FUSED)
-    assert tokens(one, range(40, 48), 20) == tokens(runner(model_dir, "cpu"), range(40, 48), 20)
     one.close()
 
 

@@ -80,17 +80,6 @@ def test_angles_that_come_with_the_tokens_are_taken_in_place_of_the_tables(dtype
     assert not torch.allclose(by_table.float(), q.float(), atol=0.1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(8, 2, 32), (4, 4, 24), (14, 2, 64)])
-@pytest.mark.parametrize("processors", [4, 132])  # one split, many splits
-def test_paged_decode_equals_torch(dtype: torch.dtype, shape: tuple[int, int, int], processors: int) -> None:
-    heads, kv_heads, head_dim = shape
-    pair = Pair(config(heads=heads, kv_heads=kv_heads, head_dim=head_dim), dtype, processors)
-    inputs = decode_inputs([0, 7, 63, 64, 159], [0, 3, 2, 1, 4])
-    q = random(5, heads, head_dim, dtype=dtype)
-    close(pair.triton.attend(q, 1, inputs), pair.reference.attend(q, 1, inputs))
-
-
 @pytest.mark.skipif(IS_INTERPRETED, reason="needs gigabytes")
 def test_long_contexts_in_a_pool_past_two_billion_elements_equal_torch() -> None:
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
@@ -107,21 +96,3 @@ def test_long_contexts_in_a_pool_past_two_billion_elements_equal_torch() -> None
     spans = span_inputs([(2, 31_000, 600), (0, 0, 300)])
     q = random(900, 32, 128, dtype=torch.bfloat16)
     close(ours.attend(q, 1, ours.planned(spans, q.dtype)), reference.attend(q, 1, spans))
-
-
-@pytest.mark.parametrize("processors", [4, 132])
-def test_padding_rows_give_no_nan(processors: int) -> None:
-    pair = Pair(config(heads=4, kv_heads=2, head_dim=32), torch.float32, processors)
-    out = pair.triton.attend(random(2, 4, 32, dtype=torch.float32), 0, decode_inputs([9, 0], [1, SLOTS]))
-    assert out.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(8, 2, 32), (4, 4, 24)])
-def test_paged_prefill_equals_torch(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
-    heads, kv_heads, head_dim = shape
-    pair = Pair(config(heads=heads, kv_heads=kv_heads, head_dim=head_dim), dtype)
-    spans = [(3, 0, 1), (1, 0, 70), (0, 13, 33), (4, 100, 60), (2, 31, 1)]
-    inputs = span_inputs(spans)
-    q = random(inputs.positions.shape[0], heads, head_dim, dtype=dtype)
-    close(pair.triton.attend(q, 0, inputs), pair.reference.attend(q, 0, inputs))

@@ -13,8 +13,6 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention
-from trtx.torch_engine.runner.linear import DEFAULT_FEW_ROWS, FewRows
 
 _GRAPHS = "cuda_graph_config.batch_sizes"
 # Engine arguments that the runner takes under the same name.
@@ -59,9 +57,6 @@ class RunnerArgs:
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
-    # For benchmarks only, until measured (docs/performance-notes.md).
-    attention: Attention = DEFAULT_ATTENTION  # on CUDA; ``deterministic`` has its own
-    few_rows: FewRows = DEFAULT_FEW_ROWS  # on CUDA; ``deterministic`` has its own matmuls
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
     # padding.
@@ -69,8 +64,8 @@ class RunnerArgs:
 
     def __post_init__(self) -> None:
         for name in ("merges_passes", "pass_sizes"):
-            if getattr(self, name) and self._is_fixed:
-                raise UsageError(f"{name} does not go with deterministic or fixed attention; leave one of them out")
+            if self.deterministic and getattr(self, name):
+                raise UsageError(f"{name} does not go with deterministic; leave one of them out")
         if any(one >= other for one, other in pairwise((0, *(self.pass_sizes or ())))):
             raise UsageError(f"pass_sizes is {self.pass_sizes}; expected ascending numbers of tokens, from 1 on")
         for path in _LIMITED:
@@ -83,18 +78,10 @@ class RunnerArgs:
                 f"cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}; expected {LIMITS[_GRAPHS].expected}"
             )
 
-    @property
-    def _is_fixed(self) -> bool:
-        return self.deterministic or self.attention is Attention.FIXED
-
     def passes(self, config: ModelConfig, device: torch.device) -> Passes:
         """Returns ``merges_passes`` and ``pass_sizes``, resolved for this model and device."""
         pads = (
-            device.type == "cuda"
-            and self.cuda_graphs
-            and self.attention is Attention.BY_LENGTH
-            and not self.deterministic
-            and config.rope.mrope_section is None
+            device.type == "cuda" and self.cuda_graphs and not self.deterministic and config.rope.mrope_section is None
         )  # a merged forward without a CUDA graph was not measured as a default
         is_large = product_parameters(config) >= LARGE_PARAMETERS
         merges = pads and is_large if self.merges_passes is None else self.merges_passes

@@ -21,7 +21,7 @@ from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
 from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, FewRows, LayerProducts, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rope import rotary_table
@@ -67,8 +67,6 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     cached = kv_dtype(args.kv_dtype, config.quantization, computed, capability)
     dtype = getattr(torch, computed)
     passes = args.passes(config, device)
-    if passes.padded_sizes and device.type == "cuda" and args.attention is not Attention.BY_LENGTH:
-        raise UsageError(f"pass_sizes needs attention by length; attention is {args.attention.value}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
@@ -97,9 +95,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
     overlaps = capability is not None and capability >= _OVERLAPS
-    is_fused = device.type == "cuda" and args.few_rows is FewRows.FUSED and not args.deterministic
+    is_fused = device.type == "cuda" and not args.deterministic
     kernels = _kernels(
-        config, cache, rotary, Attention.FIXED if args.deterministic else args.attention,
+        config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
         overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0,
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, overlaps=overlaps) if is_fused else None
@@ -139,7 +137,7 @@ def _arithmetic(device: torch.device, dtype: str) -> str:
 def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
     if args.deterministic:
         return _invariant_multiplier(device)
-    if device.type == "cpu" or args.few_rows is FewRows.LIBRARY:
+    if device.type == "cpu":
         return LIBRARY_MULTIPLIER
     from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
 

@@ -16,15 +16,11 @@ from trtx.torch_engine.runner.weights import LayerWeights
 class Attention(Enum):
     """How attention is split into work items on a GPU."""
 
-    BY_ROWS = "by rows"  # split-KV for decodes, by batch size; prompts are not split
     BY_LENGTH = "by length"  # split-KV for every sequence, by its share of the forward's KV
     # Fixed-split: chunks of KV begin and end at the same positions whatever else is in a forward, and are folded in
     # order. So a row's bits depend neither on other rows nor on how its sequence was split into forwards. On a CPU too.
     FIXED = "fixed"
 
-
-DEFAULT_ATTENTION = Attention.BY_LENGTH
-"""The runner's default: docs/performance-notes.md."""
 
 FIXED_CHUNK = 512
 """KV tokens in a chunk of :attr:`Attention.FIXED`. Changing it changes the bits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
@@ -12,22 +11,8 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.formats import Prepare
 
-
-class FewRows(Enum):
-    """Backend of skinny GEMMs: at most ``MOST_ROWS`` rows, 16-bit weights, on a GPU."""
-
-    LIBRARY = "library"
-    FUSED = "fused"  # our kernels, fused with the operations between matmuls where possible: :class:`LayerProducts`
-
-
-DEFAULT_FEW_ROWS = FewRows.FUSED
-"""The runner's default.
-
-On an H100, one decode step of Qwen3-8B's shape with one row takes 5.8 ms; with the library, 6.7.
-"""
-
 MOST_ROWS = 16
-"""The height of a tensor core tile."""
+"""The most rows of a skinny GEMM: the height of a tensor core tile."""
 
 
 class Multiplier(Protocol):

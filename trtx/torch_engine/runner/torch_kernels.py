@@ -13,7 +13,7 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.kv_layout import first_block
 from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.weights import LayerWeights
 
 _GATHERED_TOKENS = 32768  # KV tokens of one layer gathered at once: 64 MiB in float32 with 2 heads of 128
@@ -23,11 +23,11 @@ class TorchKernels:
     """Gathers a sequence's blocks and uses torch's scaled-dot-product attention."""
 
     def __init__(
-        self, config: ModelConfig, cache: KvCache, rotary: Tensor, attention: Attention = DEFAULT_ATTENTION
+        self, config: ModelConfig, cache: KvCache, rotary: Tensor, attention: Attention = Attention.BY_LENGTH
     ) -> None:
         """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`.
 
-        All ``attention`` modes except ``FIXED`` are the same here.
+        ``attention``: only whether it is ``FIXED`` matters here.
         """
         self._is_fixed = attention is Attention.FIXED
         self._config = config

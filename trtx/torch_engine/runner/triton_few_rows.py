@@ -113,32 +113,23 @@ def finish(
 def one_row_kernel(
     x, weight, bias, norm, residual, out, num_outputs, width, eps, prefetched,
     GATED: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr, THREADS: tl.constexpr, AHEAD: tl.constexpr = False,
+    OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Single-row matmul: ``out`` [num_outputs] from ``x`` [width].
 
-    A program computes BLOCK_OUTPUTS rows of ``weight``. With ``norm`` [width], x is RMS-normalised. ``AHEAD``: the
-    first step's weights are loaded before waiting for x. x and weight have the same layout if BLOCK_WIDTH is at least
-    eight columns for each thread.
+    A program computes BLOCK_OUTPUTS rows of ``weight``. With ``norm`` [width], x is RMS-normalised. x
+    and weight have the same layout if BLOCK_WIDTH is at least eight columns for each thread.
     """
     tile = tl.program_id(0)
     weight_row, known = weight_rows_of(tl.arange(0, BLOCK_OUTPUTS), tile, num_outputs, GATED, BLOCK_OUTPUTS)
     rows = weight + weight_row.to(tl.int64)[:, None] * width
     steps = tl.arange(0, BLOCK_WIDTH)[None, :]
-    begin = 0
-    if AHEAD:
-        begin = BLOCK_WIDTH
-        first_weights = tl.load(rows + steps, mask=known[:, None] & (steps < width), other=0.0)
     if OVERLAPS:
-        begin_early(weight, tile, begin, width, num_outputs, width, prefetched, GATED, BLOCK_OUTPUTS, THREADS)
+        begin_early(weight, tile, 0, width, num_outputs, width, prefetched, GATED, BLOCK_OUTPUTS, THREADS)
         gdc_wait()
     products = tl.zeros((BLOCK_OUTPUTS, BLOCK_WIDTH), tl.float32)
     squares = tl.zeros((1, BLOCK_WIDTH), tl.float32)
-    if AHEAD:
-        first_values = tl.load(x + steps, mask=steps < width, other=0.0)
-        if norm is not None:
-            first_norm = tl.load(norm + steps, mask=steps < width, other=0.0)
-    for start in tl.range(begin, width, BLOCK_WIDTH, num_stages=STAGES):
+    for start in tl.range(0, width, BLOCK_WIDTH, num_stages=STAGES):
         columns = start + steps
         inside = columns < width
         weights = tl.load(rows + columns, mask=known[:, None] & inside, other=0.0, eviction_policy="evict_first")
@@ -147,12 +138,6 @@ def one_row_kernel(
             squares += values * values
             values *= tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
         products += weights.to(tl.float32) * values
-    if AHEAD:  # last, so that the other steps' loads are in flight before anything waits for it
-        values = first_values.to(tl.float32)
-        if norm is not None:
-            squares += values * values
-            values *= first_norm.to(tl.float32)
-        products += first_weights.to(tl.float32) * values
     sums = tl.sum(products, axis=1)[:, None]
     if norm is not None:
         sums *= tl.rsqrt(tl.sum(squares, axis=1)[:, None] / width + eps)

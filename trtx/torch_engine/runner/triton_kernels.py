@@ -1,4 +1,4 @@
-"""CUDA kernels: launches of :mod:`triton_pointwise` and :mod:`triton_attention`.
+"""CUDA kernels: launches of :mod:`triton_pointwise` and :mod:`triton_ragged_attention`.
 
 They are hand-written instead of using ``torch.compile`` for two reasons. Nearly all of them compile once for all batch
 sizes: a runner of Qwen3-8B's shape with 13 CUDA graphs is ready in 6 s on an H100 (weights drawn on the device), while
@@ -8,26 +8,19 @@ block-major pool, which ``torch.compile`` does when it functionalises the write.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import DEFAULT_ATTENTION, Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.ragged_attention import RaggedAttention
-from trtx.torch_engine.runner.triton_attention import merge_splits_kernel, paged_decode_kernel, paged_prefill_kernel
 from trtx.torch_engine.runner.weights import LayerWeights
 from trtx.torch_engine.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 
-_MAX_SPLITS = 32
 _SILU_BLOCK = 1024
 _MANY_ROWS = 512
-_DECODE_TOKENS = 64  # KV tokens in one iteration
-_TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 class TritonKernels:
@@ -39,7 +32,7 @@ class TritonKernels:
         cache: KvCache,
         rotary: Tensor,
         num_processors: int,
-        attention: Attention = DEFAULT_ATTENTION,
+        attention: Attention = Attention.BY_LENGTH,
         overlapped_tokens: int = 0,
     ) -> None:
         """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`. ``num_processors``: the GPU's SMs.
@@ -47,12 +40,9 @@ class TritonKernels:
         ``overlapped_tokens``: in forwards with at most this many tokens, launches overlap their neighbours.
         """
         self._config = config
-        self._ragged = None
-        if attention is not Attention.BY_ROWS:
-            self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
+        self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
         self._cache = cache
         self._rotary = rotary
-        self._num_processors = num_processors
         self._attention = attention
         self._overlapped_tokens = overlapped_tokens
         self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
@@ -62,8 +52,6 @@ class TritonKernels:
         self._table_width = cache.block_table.shape[1]
         block_stride, _, kv_stride, token_stride, head_stride, _ = cache.pool.stride()
         self._strides = (block_stride, kv_stride, token_stride, head_stride)
-        self._scale = config.head_dim**-0.5 * math.log2(math.e)  # the kernels' exponentials are to base 2
-        self._block_dim = max(16, triton.next_power_of_2(config.head_dim))
         self._shape = {
             "NUM_HEADS": config.num_heads,
             "NUM_KV_HEADS": config.num_kv_heads,
@@ -115,58 +103,12 @@ class TritonKernels:
         return q
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        return inputs if self._ragged is None else self._ragged.planned(inputs, dtype)
+        return self._ragged.planned(inputs, dtype)
 
     def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
         out = _empty_like(q, scale)
-        if self._ragged is not None:
-            self._ragged.attend(q, layer, inputs.work, out, scale, overlaps=q.shape[0] <= self._overlapped_tokens)
-        elif inputs.spans is None:
-            self._decode(q, layer, inputs, out, scale)
-        else:
-            if count := inputs.num_decodes:
-                self._decode(q[:count], layer, inputs, out[:count], scale)
-            self._prefill(q, layer, inputs.spans, out, scale)
+        self._ragged.attend(q, layer, inputs.work, out, scale, overlaps=q.shape[0] <= self._overlapped_tokens)
         return out.view(q.shape[0], -1)
-
-    def _num_splits(self, rows: int) -> int:
-        """A power of two, at most 32, that gives every SM about two programs."""
-        wanted = 2 * self._num_processors // (rows * self._config.num_kv_heads)
-        return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1))
-
-    def _decode(self, q: Tensor, layer: int, inputs: PassInputs, out: Tensor, scale: Tensor | None) -> None:
-        config, rows = self._config, q.shape[0]
-        splits, overlaps = self._num_splits(rows), rows <= self._overlapped_tokens
-        parts = (rows, config.num_heads, splits)
-        partial = lse = None
-        if splits > 1:
-            partial = torch.empty(*parts, config.head_dim, dtype=torch.float32, device=q.device)
-            lse = torch.empty(parts, dtype=torch.float32, device=q.device)
-        paged_decode_kernel[(rows, config.num_kv_heads, splits)](
-            q, self._layers[layer], self._cache.block_table, inputs.slots, inputs.positions, out, partial, lse,
-            self._kv_scales[layer], scale, self._scale, self._table_width, self._cache.padding_slot, *self._strides,
-            **self._shape, NUM_SPLITS=splits,
-            BLOCK_HEADS=max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
-            BLOCK_TOKENS=_DECODE_TOKENS, BLOCK_DIM=self._block_dim, num_warps=4, num_stages=3,
-            OVERLAPS=overlaps, launch_pdl=overlaps,
-        )  # fmt: skip
-        if splits > 1:
-            merge_splits_kernel[(rows * config.num_heads,)](
-                partial, lse, out, scale, HEAD_DIM=config.head_dim, NUM_SPLITS=splits, BLOCK_DIM=self._block_dim,
-                DTYPE=_TRITON_DTYPES[q.dtype], num_warps=1, OVERLAPS=overlaps, launch_pdl=overlaps,
-            )  # fmt: skip
-
-    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor, scale: Tensor | None) -> None:
-        config = self._config
-        narrow = q.dtype == torch.float32 or self._block_dim > 128  # limited by shared memory
-        queries, tokens = (32, 32) if narrow else (128, 64)
-        grid = (triton.cdiv(spans.max_length, queries), config.num_heads, spans.slots.shape[0])
-        paged_prefill_kernel[grid](
-            q, self._layers[layer], self._cache.block_table, spans.slots, spans.starts, spans.contexts, out,
-            self._kv_scales[layer], scale, self._scale, self._table_width, *self._strides, **self._shape,
-            BLOCK_QUERIES=queries, BLOCK_TOKENS=tokens, BLOCK_DIM=self._block_dim,
-            num_warps=4 if narrow else 8, num_stages=2,
-        )  # fmt: skip
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         rows, intermediate = gate_up.shape[0], gate_up.shape[1] // 2

@@ -10,7 +10,14 @@ The ideas come from others, the code does not: splits of a batch balanced on the
 for decodes and prompt chunks with a group's heads packed next to query rows (vLLM's unified attention), the last
 program to arrive folds (stream-K; LeanAttention, arXiv 2405.10480).
 
-Pool, block table, ``kv_scales`` and ``out_scale`` are as in :mod:`triton_attention`.
+The kernels read the pool through the block table and its strides, without a copy or a layout of their own. Triton comes
+with torch, compiles in seconds and supports any block size and strides; FlashInfer builds its kernels at first use with
+a CUDA compiler, which a serving machine need not have.
+
+For a float8 pool, ``kv_scales`` are the layer's two float32 scales. The kernels multiply k's into the score scale and
+v's into the output sums, so that no element is scaled individually. bfloat16 queries become float16 there: one
+instruction converts float8 to float16, while bfloat16 takes two, and Ada has none for it. ``out_scale`` is the input
+scale of a float8 matmul that consumes the output. With or without it, the output is first rounded to q's dtype.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.

@@ -20,7 +20,6 @@ from trtx.config.torch_passes import PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.args import Passes
-from trtx.torch_engine.runner.kernels import Attention
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PassSize
 from trtx.torch_engine.step import FROM_SLOT, Batch
@@ -146,22 +145,19 @@ def test_a_size_holds_as_many_sequences_as_it_has_room_for() -> None:
 @pytest.mark.parametrize("wish", [{"pass_sizes": (64, 32)}, {"pass_sizes": (0, 32)}, {"pass_sizes": (64, 64)}])
 def test_sizes_that_do_not_ascend_are_refused(checkpoint: Path, wish: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="expected ascending numbers of tokens, from 1 on"):
-        RunnerArgs(model_dir=checkpoint, **wish)
+        RunnerArgs(model_dir=checkpoint, deterministic=True)
 
 
-@pytest.mark.parametrize("wish", [{"deterministic": True}, {"attention": Attention.FIXED}])
 @pytest.mark.parametrize("asked", [{"merges_passes": True}, {"pass_sizes": (64,)}])
-def test_a_deterministic_runner_neither_merges_nor_pads(
-    tmp_path: Path, wish: dict[str, Any], asked: dict[str, Any]
-) -> None:
+def test_a_deterministic_runner_neither_merges_nor_pads(tmp_path: Path, asked: dict[str, Any]) -> None:
     checkpoint = tmp_path
     with pytest.raises(UsageError, match="does not go with deterministic"):
-        RunnerArgs(model_dir=checkpoint, **wish, **asked)
+        RunnerArgs(model_dir=checkpoint, deterministic=True, **asked)
     (checkpoint / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"].config))
     config = read_model_config(checkpoint)
     plain = Passes(merges=False, padded_sizes=[], paced_steps=None)
-    assert RunnerArgs(model_dir=checkpoint, **wish).passes(config, torch.device("cuda")) == plain
-    free = RunnerArgs(model_dir=checkpoint, attention=Attention.BY_LENGTH, max_num_tokens=200)
+    assert RunnerArgs(model_dir=checkpoint, deterministic=True).passes(config, torch.device("cuda")) == plain
+    free = RunnerArgs(model_dir=checkpoint, max_num_tokens=200)
     assert free.passes(config, torch.device("cuda")) == Passes(
         merges=True, padded_sizes=[64, 128, 200], paced_steps=PACED_STEPS
     )
@@ -171,6 +167,6 @@ def test_a_deterministic_runner_neither_merges_nor_pads(
 
 def test_a_small_model_keeps_two_passes_and_pads_that_of_prompts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"].config))
-    args = RunnerArgs(model_dir=tmp_path, attention=Attention.BY_LENGTH)
+    args = RunnerArgs(model_dir=tmp_path)
     found = args.passes(read_model_config(tmp_path), torch.device("cuda"))
     assert found == Passes(merges=False, padded_sizes=list(PASS_SIZES), paced_steps=None)
