@@ -28,7 +28,7 @@ fmt: $(SETUP) ## format the sources
 check: $(SETUP) ## lint, types
 	$(VENV)/ruff format --check .
 	$(VENV)/ruff check .
-	$(VENV)/mypy trtx benchmarks
+	$(VENV)/mypy trtx benchmarks tools/training
 
 unit: $(SETUP) ## the loop of a day's work: some minutes, no server, no aiperf, no model that is more than tiny
 	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \

@@ -17,14 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
+from picture_tasks import PictureSample, held_out
+from pictures import draw
 from PIL import Image
 from processes import freeze
 from prometheus_client.parser import text_string_to_metric_families
 from topology_clients import trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.checkpoint.picture_tasks import PictureSample, held_out
-from trtx.checkpoint.pictures import draw
 from trtx.launch.processes import members
 from trtx.topology import Plan
 from trtx.worker.multimodal.encode_endpoint import SILENCE_SECONDS

@@ -6,17 +6,42 @@ on a machine that has it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 
 STANDIN = Path(__file__).parents[1] / "standin"
+CHILD_SECONDS = 60
+MODULES = (
+    "tensorrt_llm",
+    "tensorrt_llm.llmapi",
+    "tensorrt_llm.llmapi.llm_args",
+    "tensorrt_llm.llmapi.llm_utils",
+    "tensorrt_llm.llmapi.disagg_utils",
+    "tensorrt_llm.executor.result",
+    "tensorrt_llm.executor.utils",
+    "tensorrt_llm._torch.shared_tensor",
+)
+
+
+class Package:
+    """Finds a name in the modules of the package under test, which is chosen after this file is imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        for path in MODULES:
+            if hasattr(module := importlib.import_module(path), name):
+                return getattr(module, name)
+        raise AttributeError(f"no module of tensorrt_llm has {name}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,6 +95,35 @@ def trtllm_environment(is_standin: bool) -> Mapping[str, str]:
     return environment
 
 
+@pytest.fixture(scope="module")
+def api(tensorrt_llm_package: None) -> Package:
+    return Package()
+
+
 @pytest.fixture(scope="session")
 def model_directory() -> str:
     return str(resolve_checkpoint("synthetic:tiny-trained").path)
+
+
+@pytest.fixture(scope="session")
+def facts() -> dict[str, Any]:
+    """The content of llm_api.json: "page" and "source"."""
+    read: dict[str, Any] = json.loads((STANDIN / "llm_api.json").read_text(encoding="utf-8"))
+    return read
+
+
+@pytest.fixture(scope="session")
+def in_child(model_directory: str) -> Callable[..., Any]:
+    """Runs a program with the stand-in importable and ``MODEL`` set, and returns the JSON that it prints last."""
+
+    def run(program: str, **variables: str) -> Any:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STANDIN_")}
+        environment |= {"PYTHONPATH": str(STANDIN), "OMP_NUM_THREADS": "1", **variables}
+        code = f"MODEL = {model_directory!r}\n{program}"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,14 +20,7 @@ TOKENS_PER_BLOCK = 32
 
 
 @pytest.fixture(scope="module")
-def api(tensorrt_llm_package: None) -> SimpleNamespace:
-    from tensorrt_llm import LLM, SamplingParams, llmapi
-
-    return SimpleNamespace(LLM=LLM, SamplingParams=SamplingParams, llmapi=llmapi)
-
-
-@pytest.fixture(scope="module")
-def llm(api: SimpleNamespace, model_directory: str, is_standin: bool) -> Iterator[Any]:
+def llm(api: Any, model_directory: str, is_standin: bool) -> Iterator[Any]:
     """As quickstart_advanced makes it without a flag, with the KV events of the example of that name."""
     configs = api.llmapi
     with pytest.MonkeyPatch.context() as patch:
@@ -74,7 +66,7 @@ def llm(api: SimpleNamespace, model_directory: str, is_standin: bool) -> Iterato
     made.shutdown()
 
 
-def quickstart(api: SimpleNamespace, **changed: Any) -> Any:
+def quickstart(api: Any, **changed: Any) -> Any:
     """Its SamplingParams: every argument is given, most of them as argparse leaves them."""
     given = {
         "max_tokens": 8,
@@ -92,7 +84,7 @@ def quickstart(api: SimpleNamespace, **changed: Any) -> Any:
     return api.SamplingParams(**given | changed)
 
 
-def test_a_list_of_prompts_gives_a_list_of_results_with_their_prompts(api: SimpleNamespace, llm: Any) -> None:
+def test_a_list_of_prompts_gives_a_list_of_results_with_their_prompts(api: Any, llm: Any) -> None:
     outputs = llm.generate(PROMPTS, quickstart(api))
     assert [output.prompt for output in outputs] == PROMPTS
     assert all(len(output.outputs) == 1 and output.outputs[0].text for output in outputs)
@@ -100,7 +92,7 @@ def test_a_list_of_prompts_gives_a_list_of_results_with_their_prompts(api: Simpl
     assert all(output.context_logits is None and output.outputs[0].generation_logits is None for output in outputs)
 
 
-def test_a_chat_template_is_the_tokenizers(api: SimpleNamespace, llm: Any) -> None:
+def test_a_chat_template_is_the_tokenizers(api: Any, llm: Any) -> None:
     messages = [{"role": "user", "content": "What is 2 + 3?"}]
     prompt = llm.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     output = llm.generate(prompt, quickstart(api))
@@ -109,7 +101,7 @@ def test_a_chat_template_is_the_tokenizers(api: SimpleNamespace, llm: Any) -> No
 
 
 @pytest.mark.parametrize("logprobs", [True, 1])
-def test_logprobs_as_a_flag_and_as_a_number(api: SimpleNamespace, llm: Any, logprobs: Any) -> None:
+def test_logprobs_as_a_flag_and_as_a_number(api: Any, llm: Any, logprobs: Any) -> None:
     output = llm.generate(PROMPTS[2], quickstart(api, temperature=0.7, top_p=0.95, logprobs=logprobs)).outputs[0]
     assert len(output.logprobs) == len(output.token_ids)
     for token_id, position in zip(output.token_ids, output.logprobs, strict=True):
@@ -128,7 +120,7 @@ def test_logprobs_as_a_flag_and_as_a_number(api: SimpleNamespace, llm: Any, logp
         {"temperature": 0.001, "top_p": 0.001},
     ],
 )
-def test_ways_to_sample(api: SimpleNamespace, llm: Any, sampling: dict[str, Any]) -> None:
+def test_ways_to_sample(api: Any, llm: Any, sampling: dict[str, Any]) -> None:
     greedy = llm.generate(PROMPTS[2], api.SamplingParams(max_tokens=8, temperature=0.0)).outputs[0].token_ids
     sampled = llm.generate(PROMPTS[2], api.SamplingParams(max_tokens=8, **sampling)).outputs[0].token_ids
     assert sampled
@@ -136,14 +128,14 @@ def test_ways_to_sample(api: SimpleNamespace, llm: Any, sampling: dict[str, Any]
         assert sampled == greedy
 
 
-def test_several_answers_to_one_prompt(api: SimpleNamespace, llm: Any) -> None:
+def test_several_answers_to_one_prompt(api: Any, llm: Any) -> None:
     params = api.SamplingParams(max_tokens=8, temperature=0.8, top_k=50, top_p=0.95, n=3)
     output = llm.generate(PROMPTS[0], params)
     assert [choice.index for choice in output.outputs] == [0, 1, 2]
     assert all(choice.text for choice in output.outputs)
 
 
-async def test_requests_awaited_side_by_side(api: SimpleNamespace, llm: Any) -> None:
+async def test_requests_awaited_side_by_side(api: Any, llm: Any) -> None:
     params = api.SamplingParams(temperature=0.8, top_p=0.95)  # one object for all of them
 
     async def ask(prompt: str) -> tuple[str, str]:
@@ -155,7 +147,7 @@ async def test_requests_awaited_side_by_side(api: SimpleNamespace, llm: Any) -> 
     assert all(answers.values())
 
 
-async def test_streams_side_by_side_grow(api: SimpleNamespace, llm: Any) -> None:
+async def test_streams_side_by_side_grow(api: Any, llm: Any) -> None:
     params = api.SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True)
 
     async def stream(prompt: str) -> list[str]:
@@ -167,14 +159,14 @@ async def test_streams_side_by_side_grow(api: SimpleNamespace, llm: Any) -> None
         assert texts[-1].startswith(texts[0])
 
 
-def test_a_stream_may_be_read_without_an_event_loop(api: SimpleNamespace, llm: Any) -> None:
+def test_a_stream_may_be_read_without_an_event_loop(api: Any, llm: Any) -> None:
     params = api.SamplingParams(max_tokens=8, ignore_eos=True)
     seen = [list(output.outputs[0].token_ids) for output in llm.generate_async(PROMPTS[2], params, streaming=True)]
     assert seen[-1] == llm.generate(PROMPTS[2], params).outputs[0].token_ids
     assert all(seen[-1][: len(step)] == step for step in seen)
 
 
-def test_kv_events_of_prompts_with_a_common_prefix(api: SimpleNamespace, llm: Any) -> None:
+def test_kv_events_of_prompts_with_a_common_prefix(api: Any, llm: Any) -> None:
     params = api.SamplingParams(temperature=0.001, top_p=0.001, max_tokens=5)
     for output in llm.generate([COMMON_PREFIX, COMMON_PREFIX + "It ends."], sampling_params=params):
         assert output.finished

@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,29 +33,7 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def api(tensorrt_llm_package: None) -> SimpleNamespace:
-    """The names under test; importing them at module level would happen before the package is chosen."""
-    import tensorrt_llm
-    from tensorrt_llm import LLM
-    from tensorrt_llm.executor.result import Logprob
-    from tensorrt_llm.executor.utils import RequestError
-    from tensorrt_llm.llmapi import DisaggregatedParams
-    from tensorrt_llm.llmapi.disagg_utils import get_global_disagg_request_id
-    from tensorrt_llm.llmapi.llm import SamplingParams
-
-    return SimpleNamespace(
-        version=tensorrt_llm.__version__,
-        LLM=LLM,
-        Logprob=Logprob,
-        RequestError=RequestError,
-        DisaggregatedParams=DisaggregatedParams,
-        SamplingParams=SamplingParams,
-        get_global_disagg_request_id=get_global_disagg_request_id,
-    )
-
-
-@pytest.fixture(scope="module")
-def llm(api: SimpleNamespace, model_directory: str, is_standin: bool) -> Iterator[Any]:
+def llm(api: Any, model_directory: str, is_standin: bool) -> Iterator[Any]:
     threads = os.environ.get("OMP_NUM_THREADS")
     if is_standin:
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -66,7 +43,7 @@ def llm(api: SimpleNamespace, model_directory: str, is_standin: bool) -> Iterato
         os.environ.pop("OMP_NUM_THREADS", None)
 
 
-def greedy(api: SimpleNamespace, **options: Any) -> Any:
+def greedy(api: Any, **options: Any) -> Any:
     return api.SamplingParams(max_tokens=options.pop("max_tokens", 8), **options)
 
 
@@ -82,22 +59,22 @@ def greedy(api: SimpleNamespace, **options: Any) -> Any:
         ("get_kv_cache_events_async", ["timeout"]),
     ],
 )
-def test_methods_take_what_trtx_gives_them(api: SimpleNamespace, function: str, expected: list[str]) -> None:
+def test_methods_take_what_trtx_gives_them(api: Any, function: str, expected: list[str]) -> None:
     given = list(inspect.signature(getattr(api.LLM, function)).parameters)
     assert set(expected) <= set(given)
 
 
-def test_an_unknown_argument_of_the_llm_is_named(api: SimpleNamespace, model_directory: str) -> None:
+def test_an_unknown_argument_of_the_llm_is_named(api: Any, model_directory: str) -> None:
     with pytest.raises(ValueError, match="max_batch_sise"):
         api.LLM(model_directory, max_batch_sise=4)
 
 
-def test_an_unknown_field_of_a_section_is_named(api: SimpleNamespace, model_directory: str) -> None:
+def test_an_unknown_field_of_a_section_is_named(api: Any, model_directory: str) -> None:
     with pytest.raises(ValueError, match="tokens_per_blocks"):
         api.LLM(model_directory, kv_cache_config={"tokens_per_blocks": 32})
 
 
-def test_unknown_keywords_are_refused(api: SimpleNamespace, llm: Any) -> None:
+def test_unknown_keywords_are_refused(api: Any, llm: Any) -> None:
     with pytest.raises(TypeError, match="max_token"):
         api.SamplingParams(max_token=4)
     with pytest.raises(TypeError, match="requests_type"):
@@ -107,12 +84,12 @@ def test_unknown_keywords_are_refused(api: SimpleNamespace, llm: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": -1}, {"top_p": 1.5}, {"temperature": -1.0}, {"n": 2, "best_of": 1}])
-def test_sampling_values_out_of_range_are_refused(api: SimpleNamespace, wrong: dict[str, Any]) -> None:
+def test_sampling_values_out_of_range_are_refused(api: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if "n" not in wrong else "best_of"):
         api.SamplingParams(**wrong)
 
 
-def test_sampling_params_have_no_further_attributes(api: SimpleNamespace) -> None:
+def test_sampling_params_have_no_further_attributes(api: Any) -> None:
     params = api.SamplingParams()
     with pytest.raises(AttributeError):
         params.no_such_field = 1
@@ -120,12 +97,12 @@ def test_sampling_params_have_no_further_attributes(api: SimpleNamespace) -> Non
         dataclasses.replace(params, no_such_field=1)
 
 
-def test_an_unknown_request_type_is_refused(api: SimpleNamespace) -> None:
+def test_an_unknown_request_type_is_refused(api: Any) -> None:
     with pytest.raises(ValueError, match="prefill_only"):
         api.DisaggregatedParams(request_type="prefill_only")
 
 
-def test_global_request_ids_are_positive_large_and_differ(api: SimpleNamespace) -> None:
+def test_global_request_ids_are_positive_large_and_differ(api: Any) -> None:
     ids = {api.get_global_disagg_request_id(3) for _ in range(100)}
     assert len(ids) == 100
     assert all(1 << 40 <= made < 1 << 63 for made in ids)
@@ -134,7 +111,7 @@ def test_global_request_ids_are_positive_large_and_differ(api: SimpleNamespace) 
 # --- requests ---
 
 
-def test_greedy_answers_are_the_same_twice(api: SimpleNamespace, llm: Any) -> None:
+def test_greedy_answers_are_the_same_twice(api: Any, llm: Any) -> None:
     first, second = (llm.generate(PROMPT, greedy(api), use_tqdm=False) for _ in range(2))
     assert first.finished
     assert first.prompt_token_ids
@@ -142,7 +119,7 @@ def test_greedy_answers_are_the_same_twice(api: SimpleNamespace, llm: Any) -> No
     assert first.outputs[0].finish_reason in ("stop", "length")
 
 
-async def test_a_stream_is_cumulative(api: SimpleNamespace, llm: Any) -> None:
+async def test_a_stream_is_cumulative(api: Any, llm: Any) -> None:
     seen: list[list[int]] = []
     output = llm.generate_async(COUNTING, greedy(api, max_tokens=6, ignore_eos=True), streaming=True)
     async for step in output:
@@ -152,7 +129,7 @@ async def test_a_stream_is_cumulative(api: SimpleNamespace, llm: Any) -> None:
     assert output.outputs[0].finish_reason == "length"
 
 
-async def test_an_aborted_stream_ends_as_cancelled(api: SimpleNamespace, llm: Any) -> None:
+async def test_an_aborted_stream_ends_as_cancelled(api: Any, llm: Any) -> None:
     output = llm.generate_async(COUNTING, greedy(api, max_tokens=400, ignore_eos=True), streaming=True)
     await anext(output)
     output.abort()
@@ -163,14 +140,14 @@ async def test_an_aborted_stream_ends_as_cancelled(api: SimpleNamespace, llm: An
     assert len(output.outputs[0].token_ids) < 400
 
 
-async def test_requests_beside_each_other_do_not_mix(api: SimpleNamespace, llm: Any) -> None:
+async def test_requests_beside_each_other_do_not_mix(api: Any, llm: Any) -> None:
     alone = [(await llm.generate_async(prompt, greedy(api)).aresult()).outputs[0].token_ids for prompt in (PROMPT, "7")]
     outputs = [llm.generate_async(prompt, greedy(api)) for prompt in (PROMPT, "7")]
     together = [(await output.aresult()).outputs[0].token_ids for output in outputs]
     assert together == alone
 
 
-def test_logprobs_are_one_mapping_a_token(api: SimpleNamespace, llm: Any) -> None:
+def test_logprobs_are_one_mapping_a_token(api: Any, llm: Any) -> None:
     output = llm.generate(PROMPT, greedy(api, logprobs=2), use_tqdm=False).outputs[0]
     assert len(output.logprobs) == len(output.token_ids)
     for token_id, position in zip(output.token_ids, output.logprobs, strict=True):
@@ -179,7 +156,7 @@ def test_logprobs_are_one_mapping_a_token(api: SimpleNamespace, llm: Any) -> Non
         assert position[token_id].rank == 1  # greedy
 
 
-def test_a_stop_string_ends_the_text_before_it(api: SimpleNamespace, llm: Any) -> None:
+def test_a_stop_string_ends_the_text_before_it(api: Any, llm: Any) -> None:
     whole = llm.generate(PROMPT, greedy(api), use_tqdm=False).outputs[0]
     stop = whole.text[-1]
     cut = llm.generate(PROMPT, greedy(api, stop=stop), use_tqdm=False).outputs[0]
@@ -188,7 +165,7 @@ def test_a_stop_string_ends_the_text_before_it(api: SimpleNamespace, llm: Any) -
     assert cut.text == whole.text[: whole.text.index(stop)]
 
 
-def test_a_prompt_that_no_iteration_holds_is_refused_alone(api: SimpleNamespace, llm: Any) -> None:
+def test_a_prompt_that_no_iteration_holds_is_refused_alone(api: Any, llm: Any) -> None:
     with pytest.raises(api.RequestError, match="max_num_tokens"):
         llm.generate([5] * (SMALL["max_num_tokens"] + 1), greedy(api), use_tqdm=False)
     assert llm.generate(PROMPT, greedy(api), use_tqdm=False).finished
@@ -197,7 +174,7 @@ def test_a_prompt_that_no_iteration_holds_is_refused_alone(api: SimpleNamespace,
 # --- disaggregation ---
 
 
-def test_generation_goes_on_where_context_ended(api: SimpleNamespace, llm: Any, model_directory: str) -> None:
+def test_generation_goes_on_where_context_ended(api: Any, llm: Any, model_directory: str) -> None:
     whole = llm.generate(PROMPT, greedy(api), use_tqdm=False).outputs[0].token_ids
     ask = api.DisaggregatedParams(request_type="context_only", disagg_request_id=api.get_global_disagg_request_id(1))
     params = greedy(api)
@@ -213,7 +190,7 @@ def test_generation_goes_on_where_context_ended(api: SimpleNamespace, llm: Any, 
     assert rest.outputs[0].token_ids == whole
 
 
-def test_a_whole_request_needs_no_peer(api: SimpleNamespace, llm: Any) -> None:
+def test_a_whole_request_needs_no_peer(api: Any, llm: Any) -> None:
     whole = llm.generate(PROMPT, greedy(api), use_tqdm=False).outputs[0].token_ids
     params = api.DisaggregatedParams(request_type="context_and_generation")
     output = llm.generate(PROMPT, greedy(api), use_tqdm=False, disaggregated_params=params)
@@ -223,7 +200,7 @@ def test_a_whole_request_needs_no_peer(api: SimpleNamespace, llm: Any) -> None:
 # --- what the engine says ---
 
 
-async def test_stats_come_after_a_token(api: SimpleNamespace, llm: Any) -> None:
+async def test_stats_come_after_a_token(api: Any, llm: Any) -> None:
     await llm.generate_async(PROMPT, greedy(api)).aresult()
     rows = [row async for row in llm.get_stats_async(POLL_SECONDS)]
     assert rows
@@ -231,7 +208,7 @@ async def test_stats_come_after_a_token(api: SimpleNamespace, llm: Any) -> None:
     assert rows[-1]["kvCacheStats"]["tokensPerBlock"] == llm.get_kv_cache_capacity()["tokensPerBlock"]
 
 
-async def test_kv_events_name_the_tokens_of_stored_blocks(api: SimpleNamespace, llm: Any) -> None:
+async def test_kv_events_name_the_tokens_of_stored_blocks(api: Any, llm: Any) -> None:
     size = llm.get_kv_cache_capacity()["tokensPerBlock"]
     prompt = [11 + at % 50 for at in range(2 * size + 3)]
     await _drain(llm.get_kv_cache_events_async(POLL_SECONDS))
@@ -272,7 +249,7 @@ def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: Any, model_directory:
 # --- the end ---
 
 
-def test_after_shutdown_nothing_is_accepted(api: SimpleNamespace, model_directory: str) -> None:
+def test_after_shutdown_nothing_is_accepted(api: Any, model_directory: str) -> None:
     engine = api.LLM(model_directory, **SMALL)
     assert engine._check_health()
     engine.shutdown()

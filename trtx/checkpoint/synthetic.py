@@ -28,7 +28,7 @@ _GENERATOR = tuple(
     Path(__file__).with_name(f"{name}.py")
     for name in ("synthetic", "text", "tokenizer", "weights", "dense", "towers", "vision")
 )
-# ``python -m trtx.checkpoint.train_tiny`` writes to this directory, which is package data.
+# ``tools/training/train_tiny.py`` writes to this directory, which is package data.
 TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
 

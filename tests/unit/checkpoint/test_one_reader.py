@@ -24,7 +24,7 @@ NAMING = {
 }  # fmt: skip
 # Modules that make a model of transformers, which wants a config of its own.
 TRANSFORMERS = {
-    "build/quantize.py", "checkpoint/train_tiny.py", "checkpoint/train_tiny_vl.py", "torch_engine/vision/load.py",
+    "build/quantize.py", "torch_engine/vision/load.py",
 }  # fmt: skip
 _JOINING = {"join", "joinpath"}
 _ASKING = {"is_file", "exists", "write_text", "write_bytes", "unlink"}

@@ -13,8 +13,8 @@ from source_trees import FILES, ROOT, nodes_of
 from trtx.cli import app
 from trtx.cli.command import option_name
 
-# Programs with options of their own, which trtx starts itself, and those that train the shipped models.
-_OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py", "checkpoint/train_tiny")
+# Programs with options of their own, which trtx starts itself.
+_OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py")
 # Options of other tools, in the commands that a fix spells out.
 _OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
 _OTHERS |= {"--repo-type", "--cacert", "--connect-to"}

@@ -6,10 +6,9 @@ content of each row's patch.
 
 from __future__ import annotations
 
-import numpy as np  # noqa: TID253  for the training alone
-import numpy.typing as npt  # noqa: TID253
-
-from trtx.checkpoint.pictures import COLOURS, SHAPES, Scene
+import numpy as np
+import numpy.typing as npt
+from pictures import COLOURS, SHAPES, Scene
 
 NAMES = ("nothing", *SHAPES, *map(str, range(10)))
 SURFACES = ("padding", *COLOURS)

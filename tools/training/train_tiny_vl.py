@@ -1,4 +1,4 @@
-"""Trains ``synthetic:tiny-vl-trained``: ``python -m trtx.checkpoint.train_tiny_vl``.
+"""Trains ``synthetic:tiny-vl-trained``: ``python tools/training/train_tiny_vl.py``.
 
 It first trains the tower and the projector on the content of each patch (``row_targets``), which gives a hundred small
 targets per image instead of one per question. Then it freezes the tower and trains the projector and the decoder on
@@ -20,24 +20,24 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253  a script: nothing imports this module
-import torch.nn.functional as F  # noqa: TID253
-from transformers import (  # noqa: TID253
+import torch
+import torch.nn.functional as F
+from picture_tasks import Question, conversation, corpus, turn
+from pictures import Kind, Scene, draw, draw_scene
+from row_targets import row_targets, target_sizes
+from train_tiny import Spent, rate, resume, suspend
+from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
     LlavaConfig,
     LlavaForConditionalGeneration,
 )
+from vl_scores import PER_TASK, score_pictures, score_table, write_scores, write_training
 
-from trtx.checkpoint.picture_tasks import Question, conversation, corpus, turn
-from trtx.checkpoint.pictures import Kind, Scene, draw, draw_scene
-from trtx.checkpoint.row_targets import row_targets, target_sizes
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import config_json, trained_directory, write_model_files, write_processor_files
 from trtx.checkpoint.text import sentences
 from trtx.checkpoint.tokenizer import make_tokenizer
-from trtx.checkpoint.train_tiny import Spent, rate, resume, suspend
-from trtx.checkpoint.vl_scores import PER_TASK, score_pictures, score_table, write_scores, write_training
 
 log = logging.getLogger("train_tiny_vl")
 
@@ -212,7 +212,7 @@ def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, th
             log.info("\n%s", score_table(score_pictures(model, tokenizer, processor, count=40)))
     save(model, out)
     arguments = f"--tower-steps {tower_steps} --steps {steps} --seed {seed} --threads {threads}"
-    write_training(out, f"python -m trtx.checkpoint.train_tiny_vl {arguments}", tower_steps + steps, spent)
+    write_training(out, f"python tools/training/train_tiny_vl.py {arguments}", tower_steps + steps, spent)
     write_scores(out, scored)
 
 
@@ -280,7 +280,7 @@ def save(model: Any, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trtx.checkpoint.train_tiny_vl", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/training/train_tiny_vl.py", description=__doc__)
     parser.add_argument("--out", type=Path, default=trained_directory(SHAPE))
     parser.add_argument("--state", type=Path, default=Path("build/tiny-vl-trained.pt"), help="what a cut run leaves")
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)

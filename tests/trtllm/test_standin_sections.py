@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 
-@pytest.fixture(scope="module")
-def api(standin_on_the_path: None) -> SimpleNamespace:
-    import tensorrt_llm.llmapi as llmapi
-    from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
-
-    return SimpleNamespace(llmapi=llmapi, TorchLlmArgs=TorchLlmArgs)
-
-
-def test_speculative_configurations_have_the_real_ones_defaults_and_older_names(api: SimpleNamespace) -> None:
-    mtp = api.llmapi.MTPDecodingConfig(num_nextn_predict_layers=2, relaxed_topk=3, speculative_model_dir="/m")
+def test_speculative_configurations_have_the_real_ones_defaults_and_older_names(api: Any) -> None:
+    mtp = api.MTPDecodingConfig(num_nextn_predict_layers=2, relaxed_topk=3, speculative_model_dir="/m")
     assert (mtp.decoding_type, mtp.max_draft_len, mtp.max_total_draft_tokens) == ("MTP", 2, 2)
     assert (mtp.speculative_model, mtp.num_nextn_predict_layers) == ("/m", None)
-    eagle = api.llmapi.EagleDecodingConfig(max_draft_len=2, speculative_model="/d", eagle_choices="[[0], [0, 1]]")
+    eagle = api.EagleDecodingConfig(max_draft_len=2, speculative_model="/d", eagle_choices="[[0], [0, 1]]")
     assert eagle.eagle_choices == [[0], [0, 1]]
     assert eagle.eagle3_one_model
-    assert api.llmapi.PARDDecodingConfig(max_draft_len=3, sa_config={"threshold": 2}).sa_config.threshold == 2
-    assert api.llmapi.SaveHiddenStatesDecodingConfig(output_directory="/o").max_total_draft_tokens == 1
+    assert api.PARDDecodingConfig(max_draft_len=3, sa_config={"threshold": 2}).sa_config.threshold == 2
+    assert api.SaveHiddenStatesDecodingConfig(output_directory="/o").max_total_draft_tokens == 1
     given = api.TorchLlmArgs(model="/m", speculative_config={"decoding_type": "NGram", "max_draft_len": 2})
-    assert isinstance(given.speculative_config, api.llmapi.NGramDecodingConfig)
+    assert isinstance(given.speculative_config, api.NGramDecodingConfig)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +39,12 @@ def test_speculative_configurations_have_the_real_ones_defaults_and_older_names(
         ("MpiCommSession", {"n_workers": 0}, "n_workers"),
     ],
 )
-def test_what_the_class_itself_refuses(api: SimpleNamespace, name: str, arguments: dict[str, Any], named: str) -> None:
+def test_what_the_class_itself_refuses(api: Any, name: str, arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        getattr(api.llmapi, name)(**arguments)
+        getattr(api, name)(**arguments)
 
 
-def test_an_unknown_kind_of_speculation_is_refused(api: SimpleNamespace) -> None:
+def test_an_unknown_kind_of_speculation_is_refused(api: Any) -> None:
     with pytest.raises(ValueError, match="Nonesuch"):
         api.TorchLlmArgs(model="/m", speculative_config={"decoding_type": "Nonesuch"})
 
@@ -61,23 +52,23 @@ def test_an_unknown_kind_of_speculation_is_refused(api: SimpleNamespace) -> None
 @pytest.mark.parametrize(
     ("argument", "make"),
     [
-        ("speculative_config", lambda llmapi: llmapi.NGramDecodingConfig(max_draft_len=2)),
-        ("sparse_attention_config", lambda llmapi: llmapi.SkipSoftmaxAttentionConfig()),
-        ("quant_config", lambda llmapi: llmapi.QuantConfig(quant_algo=llmapi.QuantAlgo.FP8)),
-        ("load_format", lambda llmapi: "dummy"),
-        ("checkpoint_format", lambda llmapi: "mistral"),
-        ("model_kwargs", lambda llmapi: {"num_hidden_layers": 1}),
-        ("force_dynamic_quantization", lambda llmapi: True),
-        ("kv_cache_config.sink_token_length", lambda llmapi: 4),
+        ("speculative_config", lambda api: api.NGramDecodingConfig(max_draft_len=2)),
+        ("sparse_attention_config", lambda api: api.SkipSoftmaxAttentionConfig()),
+        ("quant_config", lambda api: api.QuantConfig(quant_algo=api.QuantAlgo.FP8)),
+        ("load_format", lambda api: "dummy"),
+        ("checkpoint_format", lambda api: "mistral"),
+        ("model_kwargs", lambda api: {"num_hidden_layers": 1}),
+        ("force_dynamic_quantization", lambda api: True),
+        ("kv_cache_config.sink_token_length", lambda api: 4),
     ],
 )
 def test_an_argument_that_changes_answers_never_passes_unseen(
-    api: SimpleNamespace, model_directory: str, argument: str, make: Any
+    api: Any, model_directory: str, argument: str, make: Any
 ) -> None:
     section, _, field = argument.rpartition(".")
-    value = make(api.llmapi)
+    value = make(api)
     with pytest.raises(NotImplementedError, match=f"the stand-in for tensorrt_llm has no {argument}"):
-        api.llmapi.LLM(model_directory, **({section: {field: value}} if section else {argument: value}))
+        api.LLM(model_directory, **({section: {field: value}} if section else {argument: value}))
 
 
 EFFECTS = """
@@ -110,12 +101,12 @@ def test_it_is_said_of_every_argument_what_becomes_of_it(in_child: Callable[...,
         ("KvCacheRetentionConfig", {}),
     ],
 )
-def test_objects_of_the_real_package_alone_say_so(api: SimpleNamespace, name: str, arguments: dict[str, Any]) -> None:
+def test_objects_of_the_real_package_alone_say_so(api: Any, name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(NotImplementedError, match="only the real package"):
-        getattr(api.llmapi, name)(**arguments)
+        getattr(api, name)(**arguments)
 
 
-def test_autodeploys_arguments_refuse_parallel_sizes_themselves(api: SimpleNamespace) -> None:
+def test_autodeploys_arguments_refuse_parallel_sizes_themselves(api: Any) -> None:
     from tensorrt_llm._torch.auto_deploy import LlmArgs
 
     assert LlmArgs(model="/m", scheduler_config={}).backend == "_autodeploy"

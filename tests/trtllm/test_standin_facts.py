@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 NAMES_OF_TREE = """
 import importlib, json, sys

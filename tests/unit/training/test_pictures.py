@@ -8,9 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from PIL import ImageOps
-
-from trtx.checkpoint.picture_tasks import (
+from picture_tasks import (
     TASKS,
     conversation,
     held_out,
@@ -19,8 +17,10 @@ from trtx.checkpoint.picture_tasks import (
     several,
     turn,
 )
-from trtx.checkpoint.pictures import COLOURS, KINDS, Figure, Kind, Scene, draw, draw_scene
-from trtx.checkpoint.row_targets import CENTRES, NAMES, SURFACES, row_targets
+from pictures import COLOURS, KINDS, Figure, Kind, Scene, draw, draw_scene
+from PIL import ImageOps
+from row_targets import CENTRES, NAMES, SURFACES, row_targets
+
 from trtx.checkpoint.tasks import Split
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 FATAL = """
 import json, os, psutil

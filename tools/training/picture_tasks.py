@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trtx.checkpoint.pictures import COLOURS, KINDS, SHAPES, Kind, Scene, draw_scene
+from pictures import COLOURS, KINDS, SHAPES, Kind, Scene, draw_scene
+
 from trtx.checkpoint.tasks import Split
 from trtx.checkpoint.tokenizer import IM_END, IM_START
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.proof
+SCRIPT = Path(__file__).parents[3] / "tools" / "training" / "train_tiny_vl.py"
 STATE_S = 300.0
 
 
 def start(directory: Path, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "trtx.checkpoint.train_tiny_vl", "--tower-steps", "60", "--steps", "50",
+    command = [sys.executable, str(SCRIPT), "--tower-steps", "60", "--steps", "50",
                "--scored", "4", "--out", str(directory / "out"), "--state", str(directory / "state.pt")]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, stderr=log.open("ab"), env=environment)

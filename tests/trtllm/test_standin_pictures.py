@@ -13,7 +13,7 @@ from PIL import Image
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import load_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 TEXT = "one <|image_pad|> and <|image_pad|> here"
 IMAGES = [Image.new("RGB", (56, 112), "red"), Image.new("RGB", (140, 56), "blue")]  # 2 x 4 rows high, 2 x 5 wide
@@ -21,27 +21,23 @@ ROWS = (8, 10)
 
 
 @pytest.fixture(scope="module")
-def vl() -> Iterator[SimpleNamespace]:
-    from tensorrt_llm import LLM, MultimodalEncoder
-    from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
-    from tensorrt_llm.llmapi import DisaggregatedParams, SamplingParams
-
+def vl(api: Any) -> Iterator[SimpleNamespace]:
     model = resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path
     arguments = {"max_batch_size": 2, "max_seq_len": 128, "cache_transceiver_config": {"backend": "NIXL"}}
     with (
         pytest.MonkeyPatch.context() as patch,
-        LLM(str(model), **arguments) as llm,
-        MultimodalEncoder(str(model), max_batch_size=2) as encoder,
+        api.LLM(str(model), **arguments) as llm,
+        api.MultimodalEncoder(str(model), max_batch_size=2) as encoder,
     ):
         patch.setenv("OMP_NUM_THREADS", "1")
         yield SimpleNamespace(
             llm=llm,
             encoder=encoder,
-            make_llm=lambda: LLM(str(model), **arguments),
+            make_llm=lambda: api.LLM(str(model), **arguments),
             token_ids=list(load_tokenizer(Path(model)).encode(TEXT).ids),
-            Params=DisaggregatedParams,
-            container=SharedTensorContainer,
-            sampling=lambda: SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, end_id=-1),
+            Params=api.DisaggregatedParams,
+            container=api.SharedTensorContainer,
+            sampling=lambda: api.SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, end_id=-1),
         )
 
 

@@ -1,16 +1,16 @@
 """Writes ``TRAINING.md`` of ``synthetic:tiny-trained``: how it was trained, and its held-out score.
 
-``python -m trtx.checkpoint.training_report`` scores the stored weights and rewrites the second part.
+``python tools/training/training_report.py`` scores the stored weights and rewrites the second part.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch  # noqa: TID253  a script: only train_tiny imports this module
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: TID253
+import torch
+from text_scores import Score, score_tasks, score_text, share_text
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trtx.checkpoint.held_out import Score, score_tasks, score_text, share_text
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 
 PER_BAND, TEXTS = 200, 400
@@ -25,7 +25,7 @@ Trained from scratch by `{command}`: {steps:,} steps, {tokens:.1f} million token
 
 _SCORES = """{heading}
 
-By `python -m trtx.checkpoint.training_report`, after the rounding to bfloat16 and computed in float32. The held-out
+By `python tools/training/training_report.py`, after the rounding to bfloat16 and computed in float32. The held-out
 split is decided by a hash of a task's content (`trtx/checkpoint/tasks.py`); no held-out content is ever trained on.
 
 Exact match of the whole answer, end token included, greedy, in per cent with Wilson's 95 % interval; n held-out

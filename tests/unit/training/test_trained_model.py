@@ -9,21 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from text_scores import DIFFICULTIES, perplexity, score_tasks, score_text, size
+from train_tiny import initialize, several_questions
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.checkpoint.held_out import (
-    DIFFICULTIES,
-    held_out_samples,
-    perplexity,
-    score_tasks,
-    score_text,
-    size,
-)
+from trtx.checkpoint.held_out import held_out_samples
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.tokenizer import IM_END
-from trtx.checkpoint.train_tiny import initialize, several_questions
 from trtx.stats.proportions import wilson_interval
 
 pytestmark = pytest.mark.slow

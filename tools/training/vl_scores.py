@@ -1,6 +1,6 @@
 """Scores ``synthetic:tiny-vl-trained`` on held-out images with transformers, and writes the report ``TRAINING.md``.
 
-``python -m trtx.checkpoint.vl_scores`` scores the stored weights and rewrites the second part.
+``python tools/training/vl_scores.py`` scores the stored weights and rewrites the second part.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.held_out import share_text
-from trtx.checkpoint.picture_tasks import TASKS, PictureSample, held_out, turn
-from trtx.checkpoint.pictures import draw
+import torch
+from picture_tasks import TASKS, PictureSample, held_out, turn
+from pictures import draw
+from text_scores import share_text
+from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
+
+from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import trained_directory
 
 PER_TASK = 200
@@ -48,8 +52,6 @@ def score_pictures(
 
 
 def _exact(model: Any, tokenizer: Any, processor: Any, samples: Sequence[PictureSample]) -> int:
-    import torch
-
     placeholder, rows = model.config.image_token_id, model.config.image_seq_length
     ids, firsts = [], []
     for sample in samples:
@@ -86,8 +88,8 @@ seed, same pictures in the same order.
 
 _SCORES = """{heading}
 
-By `python -m trtx.checkpoint.vl_scores`, after the rounding to bfloat16 and computed in float32 by transformers. A
-picture's content decides its split by a hash (`trtx/checkpoint/pictures.py`), and the splits share no size: no held-out
+By `python tools/training/vl_scores.py`, after the rounding to bfloat16 and computed in float32 by transformers. A
+picture's content decides its split by a hash (`tools/training/pictures.py`), and the splits share no size: no held-out
 content was ever trained on, nor a picture with a side of so many pixels.
 
 Exact match of the whole answer, end token included, greedy, in per cent with Wilson's 95 % interval; n held-out
@@ -101,8 +103,6 @@ questions through the chat template, the pictures before the question.
 
 def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
     """Writes the first part of the report; replaces the whole file. ``spent.tokens`` counts images."""
-    import torch
-
     text = _TRAINING.format(
         command=command,
         steps=steps,
@@ -116,9 +116,6 @@ def write_training(out: Path, command: str, steps: int, spent: Any) -> None:
 
 def write_scores(out: Path, count: int = PER_TASK) -> None:
     """Measures the weights in ``out`` on ``count`` questions per task and writes the second part of the report."""
-    import torch
-    from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
-
     model = LlavaForConditionalGeneration.from_pretrained(out, dtype=torch.float32)
     tokenizer, processor = AutoTokenizer.from_pretrained(out), AutoImageProcessor.from_pretrained(out)
     scores = _SCORES.format(
@@ -131,6 +128,4 @@ def write_scores(out: Path, count: int = PER_TASK) -> None:
 
 
 if __name__ == "__main__":
-    from trtx.checkpoint.shapes import SHAPES
-
     write_scores(trained_directory(SHAPES["tiny-vl-trained"]))

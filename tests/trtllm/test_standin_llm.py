@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from trtx.torch_engine.llmapi.sampling import FIELDS, Use
 
 REFUSED = {name for name, known in FIELDS.items() if known.torch is Use.REFUSED}
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 PROMPT = "12 + 13 = "
 WIDE, NARROW = 512, 128
@@ -32,25 +31,7 @@ ARGUMENTS = {
 
 
 @pytest.fixture(scope="module")
-def api(standin_on_the_path: None) -> SimpleNamespace:
-    from tensorrt_llm import LLM, MultimodalEncoder, SamplingParams
-    from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
-    from tensorrt_llm.executor.utils import RequestError
-    from tensorrt_llm.llmapi import DisaggregatedParams, GuidedDecodingParams
-
-    return SimpleNamespace(
-        LLM=LLM,
-        MultimodalEncoder=MultimodalEncoder,
-        SamplingParams=SamplingParams,
-        SharedTensorContainer=SharedTensorContainer,
-        RequestError=RequestError,
-        DisaggregatedParams=DisaggregatedParams,
-        GuidedDecodingParams=GuidedDecodingParams,
-    )
-
-
-@pytest.fixture(scope="module")
-def llm(api: SimpleNamespace, model_directory: str) -> Iterator[Any]:
+def llm(api: Any, model_directory: str) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         engine = api.LLM(model_directory, **ARGUMENTS)
@@ -60,11 +41,11 @@ def llm(api: SimpleNamespace, model_directory: str) -> Iterator[Any]:
     engine.shutdown()
 
 
-def answer(api: SimpleNamespace, llm: Any, prompt: Any = PROMPT, **sampling: Any) -> Any:
+def answer(api: Any, llm: Any, prompt: Any = PROMPT, **sampling: Any) -> Any:
     return llm.generate(prompt, api.SamplingParams(**{"max_tokens": 8, **sampling})).outputs[0]
 
 
-async def texts(api: SimpleNamespace, llm: Any, **sampling: Any) -> tuple[list[tuple[str, list[int]]], Any]:
+async def texts(api: Any, llm: Any, **sampling: Any) -> tuple[list[tuple[str, list[int]]], Any]:
     """Text and tokens after each step of a stream, and its output."""
     output = llm.generate_async(PROMPT, api.SamplingParams(**{"max_tokens": 8, **sampling}), streaming=True)
     seen = [(step.outputs[0].text, list(step.outputs[0].token_ids)) async for step in output]
@@ -79,7 +60,7 @@ def test_arguments_stay_as_given(llm: Any) -> None:
     assert not hasattr(llm, "engine_pid")
 
 
-async def test_a_stop_string_is_not_held_back_and_leaves_the_tokens_again(api: SimpleNamespace, llm: Any) -> None:
+async def test_a_stop_string_is_not_held_back_and_leaves_the_tokens_again(api: Any, llm: Any) -> None:
     whole, _ = await texts(api, llm)
     final_text, final_tokens = whole[-1]
     stop = final_text[-1]
@@ -92,24 +73,24 @@ async def test_a_stop_string_is_not_held_back_and_leaves_the_tokens_again(api: S
     assert len(output.token_ids) > len(seen[-1][1])
 
 
-def test_stop_strings_need_the_llm_to_choose_the_end(api: SimpleNamespace, llm: Any) -> None:
+def test_stop_strings_need_the_llm_to_choose_the_end(api: Any, llm: Any) -> None:
     with pytest.raises(api.RequestError, match="not processed by tokenizer"):
         answer(api, llm, stop="5", end_id=2)
 
 
-def test_ignore_eos_ignores_stop_tokens_too(api: SimpleNamespace, llm: Any) -> None:
+def test_ignore_eos_ignores_stop_tokens_too(api: Any, llm: Any) -> None:
     first = answer(api, llm).token_ids[0]
     assert answer(api, llm, stop_token_ids=[first]).token_ids == []
     assert len(answer(api, llm, stop_token_ids=[first], ignore_eos=True).token_ids) == 8
 
 
-def test_more_tokens_than_the_context_holds_are_fewer(api: SimpleNamespace, llm: Any) -> None:
+def test_more_tokens_than_the_context_holds_are_fewer(api: Any, llm: Any) -> None:
     output = answer(api, llm, [7] * 200, max_tokens=100_000, ignore_eos=True)
     assert output.finish_reason == "length"
     assert len(output.token_ids) == 512 - 200
 
 
-def test_what_the_engine_refuses_is_a_request_error(api: SimpleNamespace, llm: Any) -> None:
+def test_what_the_engine_refuses_is_a_request_error(api: Any, llm: Any) -> None:
     with pytest.raises(api.RequestError, match="token id"):
         answer(api, llm, [10**6])
     with pytest.raises(api.RequestError, match=r"max_num_tokens \(256\)"):
@@ -118,25 +99,25 @@ def test_what_the_engine_refuses_is_a_request_error(api: SimpleNamespace, llm: A
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED - {"best_of", "guided_decoding"}))  # which are checked by themselves
-def test_what_the_torch_engine_lacks_is_named(api: SimpleNamespace, llm: Any, name: str) -> None:
+def test_what_the_torch_engine_lacks_is_named(api: Any, llm: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=f"SamplingParams.{name}"):
         answer(api, llm, **{name: [1]})
 
 
 @pytest.mark.parametrize("name", ["lora_request", "kv_cache_retention_config", "_postproc_params"])
-def test_an_object_that_would_be_acted_on_is_not_taken_in_silence(api: SimpleNamespace, llm: Any, name: str) -> None:
+def test_an_object_that_would_be_acted_on_is_not_taken_in_silence(api: Any, llm: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=name):
         llm.generate_async(PROMPT, **{name: object()})
 
 
-def test_guided_decoding_takes_one_guide_and_none_here(api: SimpleNamespace, llm: Any) -> None:
+def test_guided_decoding_takes_one_guide_and_none_here(api: Any, llm: Any) -> None:
     with pytest.raises(ValueError, match="Only one guide"):
         api.SamplingParams(guided_decoding=api.GuidedDecodingParams(regex="a", grammar="b"))
     with pytest.raises(NotImplementedError, match="guided_decoding"):
         answer(api, llm, guided_decoding=api.GuidedDecodingParams(regex="[0-9]+"))
 
 
-def test_stats_have_the_pages_keys(api: SimpleNamespace, llm: Any, facts: dict[str, Any]) -> None:
+def test_stats_have_the_pages_keys(api: Any, llm: Any, facts: dict[str, Any]) -> None:
     answer(api, llm)
     row = llm.get_stats(1)[-1]
     listed = facts["page"]["stats"]
@@ -145,7 +126,7 @@ def test_stats_have_the_pages_keys(api: SimpleNamespace, llm: Any, facts: dict[s
     assert {name: set(row[name]) for name in nested} == {name: set(listed[name]) for name in nested}
 
 
-def test_events_come_by_window_with_ids_in_a_row(api: SimpleNamespace, llm: Any, facts: dict[str, Any]) -> None:
+def test_events_come_by_window_with_ids_in_a_row(api: Any, llm: Any, facts: dict[str, Any]) -> None:
     answer(api, llm)
     llm.get_kv_cache_events(0)
     answer(api, llm, [9 + at % 40 for at in range(70)], max_tokens=1)
@@ -166,7 +147,7 @@ def test_events_come_by_window_with_ids_in_a_row(api: SimpleNamespace, llm: Any,
     assert not hashes[WIDE] & hashes[NARROW]
 
 
-def test_a_full_buffer_loses_the_oldest_events(api: SimpleNamespace, llm: Any) -> None:
+def test_a_full_buffer_loses_the_oldest_events(api: Any, llm: Any) -> None:
     answer(api, llm, [3] * 40, max_tokens=1)
     last = llm.get_kv_cache_events(1)[-1]["event_id"]
     for start in range(BUFFER):
@@ -176,7 +157,7 @@ def test_a_full_buffer_loses_the_oldest_events(api: SimpleNamespace, llm: Any) -
     assert events[0]["event_id"] > last + 1
 
 
-def test_a_context_has_a_global_id_for_the_python_transceiver(api: SimpleNamespace, llm: Any) -> None:
+def test_a_context_has_a_global_id_for_the_python_transceiver(api: Any, llm: Any) -> None:
     params = api.SamplingParams(max_tokens=8)
     context = api.DisaggregatedParams(request_type="context_only")
     with pytest.raises(api.RequestError, match="disagg_request_id"):
@@ -188,7 +169,7 @@ def test_a_context_has_a_global_id_for_the_python_transceiver(api: SimpleNamespa
     assert params.max_tokens == 1  # the caller's object is changed, as by the real one
 
 
-def test_a_context_that_its_first_token_ends_hands_nothing_over(api: SimpleNamespace, llm: Any) -> None:
+def test_a_context_that_its_first_token_ends_hands_nothing_over(api: Any, llm: Any) -> None:
     """TensorRT-LLM sends KV after "length" alone; its router then sees no ctx_request_id (TensorRT-LLM PR #15033)."""
     first = answer(api, llm).token_ids[0]
     params = api.SamplingParams(max_tokens=8, stop_token_ids=[first])

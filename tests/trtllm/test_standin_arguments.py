@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("only_standin")
 
 
-@pytest.fixture(scope="module")
-def api(standin_on_the_path: None) -> SimpleNamespace:
-    from tensorrt_llm import LLM, SamplingParams
-    from tensorrt_llm._torch.auto_deploy import LLM as AutoDeployLLM
-    from tensorrt_llm.llmapi import CapacitySchedulerPolicy, DynamicBatchConfig, KvCacheConfig, SchedulerConfig
-    from tensorrt_llm.llmapi.llm_args import LoadFormat, TorchLlmArgs
-    from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_options
-
-    return SimpleNamespace(
-        LLM=LLM,
-        AutoDeployLLM=AutoDeployLLM,
-        SamplingParams=SamplingParams,
-        CapacitySchedulerPolicy=CapacitySchedulerPolicy,
-        DynamicBatchConfig=DynamicBatchConfig,
-        KvCacheConfig=KvCacheConfig,
-        SchedulerConfig=SchedulerConfig,
-        LoadFormat=LoadFormat,
-        TorchLlmArgs=TorchLlmArgs,
-        merged=update_llm_args_with_extra_options,
-    )
-
-
-def test_args_hold_every_field_with_its_default(api: SimpleNamespace) -> None:
+def test_args_hold_every_field_with_its_default(api: Any) -> None:
     args = api.TorchLlmArgs(model="/m", kv_cache_config={"tokens_per_block": 64})
     assert (args.tensor_parallel_size, args.enable_attention_dp, args.max_seq_len) == (1, False, None)
     assert args.kv_cache_config.tokens_per_block == 64
@@ -42,7 +19,7 @@ def test_args_hold_every_field_with_its_default(api: SimpleNamespace) -> None:
     assert args.scheduler_config.capacity_scheduler_policy is api.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
 
 
-def test_sections_may_be_objects(api: SimpleNamespace) -> None:
+def test_sections_may_be_objects(api: Any) -> None:
     batching = api.DynamicBatchConfig(
         enable_batch_size_tuning=True, enable_max_num_tokens_tuning=False, dynamic_batch_moving_average_window=128
     )
@@ -65,16 +42,18 @@ def test_sections_may_be_objects(api: SimpleNamespace) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_by_name(
-    api: SimpleNamespace, model_directory: str, arguments: dict[str, Any], named: str
+    api: Any, model_directory: str, arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
         api.LLM(model_directory, **arguments)
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "enable_attention_dp", "moe_expert_parallel_size"])
-def test_autodeploy_takes_no_parallel_sizes(api: SimpleNamespace, model_directory: str, name: str) -> None:
+def test_autodeploy_takes_no_parallel_sizes(api: Any, model_directory: str, name: str) -> None:
+    from tensorrt_llm._torch.auto_deploy import LLM
+
     with pytest.raises(ValueError, match=f"{name} is not supported by the AutoDeploy backend"):
-        api.AutoDeployLLM(model_directory, **{name: 2 if name.endswith("size") else True})
+        LLM(model_directory, **{name: 2 if name.endswith("size") else True})
 
 
 @pytest.mark.parametrize(
@@ -86,20 +65,20 @@ def test_autodeploy_takes_no_parallel_sizes(api: SimpleNamespace, model_director
     ],
 )
 def test_what_only_the_real_package_does_is_no_silent_pass(
-    api: SimpleNamespace, model_directory: str, arguments: dict[str, Any], named: str
+    api: Any, model_directory: str, arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(NotImplementedError, match=f"the stand-in for tensorrt_llm has no {named}"):
         api.LLM(model_directory, **arguments)
 
 
-def test_a_model_that_would_have_to_be_downloaded(api: SimpleNamespace) -> None:
+def test_a_model_that_would_have_to_be_downloaded(api: Any) -> None:
     with pytest.raises(NotImplementedError, match="download"):
         api.LLM("Qwen/Qwen3-0.6B")
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"])
 def test_a_launchers_variables_break_the_start(
-    api: SimpleNamespace, model_directory: str, variable: str, monkeypatch: pytest.MonkeyPatch
+    api: Any, model_directory: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("OMPI_MCA_coll_ucc_enable", "0")  # a site's setting is none
@@ -107,13 +86,13 @@ def test_a_launchers_variables_break_the_start(
         api.LLM(model_directory)
 
 
-def test_ranks_need_gpus(api: SimpleNamespace, model_directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_need_gpus(api: Any, model_directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(RuntimeError, match="Only 1 GPUs are available, but 4 are required"):
         api.LLM(model_directory, tensor_parallel_size=2, pipeline_parallel_size=2)
 
 
-def test_a_file_lies_over_the_arguments(api: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_file_lies_over_the_arguments(api: Any, tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text(
         "kv_cache_config: {dtype: fp8}\ncache_transceiver_config: {backend: UCX}\nhf_revision: main\n", encoding="utf-8"
@@ -123,7 +102,7 @@ def test_a_file_lies_over_the_arguments(api: SimpleNamespace, tmp_path: Path) ->
         "kv_cache_config": api.KvCacheConfig(free_gpu_memory_fraction=0.5),
         "cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 64},
     }
-    merged = api.merged(before, str(path))
+    merged = api.update_llm_args_with_extra_options(before, str(path))
     assert merged["revision"] == "main"
     assert merged["cache_transceiver_config"] == {"backend": "UCX"}  # shallow
     assert merged["kv_cache_config"].model_dump(exclude_unset=True) == {
@@ -132,7 +111,7 @@ def test_a_file_lies_over_the_arguments(api: SimpleNamespace, tmp_path: Path) ->
     }  # field by field
 
 
-def test_greedy_choices_need_the_variable(api: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_choices_need_the_variable(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TLLM_ALLOW_N_GREEDY_DECODING", raising=False)
     with pytest.raises(ValueError, match="does not allow multiple returns"):
         api.SamplingParams(n=2)

@@ -1,4 +1,4 @@
-"""Trains ``synthetic:tiny-trained``: ``python -m trtx.checkpoint.train_tiny``, 18 minutes of one core.
+"""Trains ``synthetic:tiny-trained``: ``python tools/training/train_tiny.py``, 18 minutes of one core.
 
 Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The directory can be loaded from
 the first evaluation on. An interrupted run leaves the file ``--state``, and the same command resumes from it.
@@ -17,17 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253  a script: only train_tiny_vl imports this module
-import torch.nn.functional as F  # noqa: TID253
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: TID253
+import torch
+import torch.nn.functional as F
+from text_scores import score_tasks
+from training_report import table, write_scores, write_training
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-from trtx.checkpoint.held_out import score_tasks
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY, config_json, write_model_files
 from trtx.checkpoint.tasks import TASKS, Sample, samples
 from trtx.checkpoint.text import NOUNS, sentences
 from trtx.checkpoint.tokenizer import END_OF_TEXT, make_tokenizer
-from trtx.checkpoint.training_report import table, write_scores, write_training
 
 log = logging.getLogger("train_tiny")
 
@@ -265,9 +265,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
             log.info("\n%s", table(score_tasks(model, tokenizer, per_band=20)))
             model.train()
     save(model, out)
-    command = (
-        f"python -m trtx.checkpoint.train_tiny --steps {steps} --seed {seed} --threads {threads} --device {device}"
-    )
+    command = f"python tools/training/train_tiny.py --steps {steps} --seed {seed} --threads {threads} --device {device}"
     where = f"{threads} CPU threads" if device == "cpu" else torch.cuda.get_device_name()
     write_training(out, command, steps, spent.tokens, spent.seconds, spent.cpu_seconds, where)
     write_scores(out)
@@ -285,7 +283,7 @@ def save(model: Any, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trtx.checkpoint.train_tiny", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/training/train_tiny.py", description=__doc__)
     parser.add_argument("--out", type=Path, default=TRAINED_DIRECTORY)
     parser.add_argument("--state", type=Path, default=Path("build/tiny-trained.pt"), help="what a cut run goes on from")
     parser.add_argument("--steps", type=int, default=STEPS)

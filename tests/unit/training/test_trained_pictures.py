@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from picture_tasks import held_out, turn
+from pictures import draw
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
+from vl_scores import score_pictures
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.checkpoint.picture_tasks import held_out, turn
-from trtx.checkpoint.pictures import draw
-from trtx.checkpoint.vl_scores import score_pictures
 
 pytestmark = pytest.mark.slow
 # Of 40 pictures a task: TRAINING.md beside the weights has the shares of 200.
