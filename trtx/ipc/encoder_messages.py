@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from trtx.ipc.child_messages import Fatal, Progress, Shutdown
 from trtx.ipc.shared_tensor import SharedTensor
 
 DEFAULT_MAX_NUM_TOKENS = 16384
@@ -72,26 +73,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     item_ids: list[int]
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
-    pass
-
-
 # --- from the encoder ---
-
-
-class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
-    text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     width: int  # columns of an embedding: the decoder's hidden size times 1 + the deepstack levels
     dtype: str  # of an embedding
     device_memory_bytes: int
-
-
-class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
-    text: str
-    is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded", array_like=True, omit_defaults=True):

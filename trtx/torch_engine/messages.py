@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from trtx.ipc.child_messages import Fatal, Progress, Shutdown
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -98,15 +99,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     sequence_ids: list[int]
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
-    pass
-
-
 # --- from the engine ---
-
-
-class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
-    text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
@@ -116,11 +109,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     max_batch_size: int
     vocab_size: int
     device_memory_bytes: int
-
-
-class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
-    text: str
-    is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person
 
 
 class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from trtx.errors import UsageError
+from trtx.ipc.child_messages import Fatal
 from trtx.torch_engine.channel import Channel
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -27,6 +30,22 @@ def die_with_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def exits_after(channel: Channel[Message]) -> Iterator[None]:
+    """Ends this process after the body: with exit status 0, or with 1 and a ``Fatal`` message to the parent."""
+    try:
+        yield
+    except UsageError as error:
+        channel.send(Fatal(str(error), is_usage=True))
+        os._exit(1)
+    except BaseException as error:
+        traceback.print_exc()
+        channel.send(Fatal(f"{type(error).__name__}: {error}"))
+        sys.stderr.flush()
+        os._exit(1)  # no destructor may hang on a device in an unknown state
+    os._exit(0)
 
 
 def read_parent(channel: Channel[Message], take: Callable[[Message], None]) -> None:

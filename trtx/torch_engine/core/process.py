@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
+from trtx.ipc.child_messages import Progress, Shutdown
 from trtx.torch_engine import kv_fault
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -32,16 +32,13 @@ from trtx.torch_engine.messages import (
     Abort,
     DropEmbeddings,
     EmbeddingTaken,
-    Fatal,
-    Progress,
     PutEmbedding,
     Ready,
-    Shutdown,
     Start,
     Submit,
     ToEngine,
 )
-from trtx.torch_engine.parent import die_with_parent, read_parent
+from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
 from trtx.torch_engine.step import Embedding, ModelRunner
 
 if TYPE_CHECKING:
@@ -78,7 +75,7 @@ def main() -> None:
     built: Future[ModelRunner] = Future()
     take = partial(_take, inbox=inbox, built=built)
     threading.Thread(target=read_parent, args=(channel, take), name="engine-socket", daemon=True).start()
-    try:
+    with exits_after(channel):
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
@@ -91,15 +88,6 @@ def main() -> None:
         finally:
             reports.close()
         core.close()
-    except UsageError as error:
-        channel.send(Fatal(str(error), is_usage=True))
-        os._exit(1)
-    except BaseException as error:
-        traceback.print_exc()
-        channel.send(Fatal(f"{type(error).__name__}: {error}"))
-        sys.stderr.flush()
-        os._exit(1)  # no destructor may hang on a device in an unknown state
-    os._exit(0)
 
 
 def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from trtx.config.secrets import without_secrets
+from trtx.errors import UsageError
+from trtx.ipc.child_messages import Fatal, Progress
 from trtx.torch_engine.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -32,8 +35,10 @@ Message = TypeVar("Message")
 class ChildProcess(Generic[Message]):
     """One child process, controlled through a socket; :meth:`start` starts it.
 
-    ``take`` gets each message, and ``buried`` gets the death notice once; both run in threads of this object. Messages
-    without an answer at the death will never get one.
+    ``take`` gets each message except ``Progress`` and ``Fatal``, and sets the result of ``ready`` once the child is
+    ready. ``buried`` gets the death notice once. Both run in threads of this object. Messages without an answer at the
+    death will never get one. ``ready`` fails with UsageError for wrong arguments, and with the death notice if the
+    child dies before.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class ChildProcess(Generic[Message]):
         buried: Callable[[RuntimeError], None],
     ) -> None:
         self.pid = 0
+        self.ready: Future[Any] = Future()
         self.fatal: str | None = None  # its fatal message, or why one of its messages failed
         self.death: RuntimeError | None = None
         self.is_stopping = False
@@ -154,6 +160,8 @@ class ChildProcess(Generic[Message]):
                 f"the log above has the rest, start the {self._title} again"
             )
         self._dead.set()
+        if not self.ready.done():
+            self.ready.set_exception(self.death)
         self._buried(self.death)
 
     # --- in the socket thread ---
@@ -161,7 +169,14 @@ class ChildProcess(Generic[Message]):
     def _read(self) -> None:
         try:
             while (message := self._channel.receive()) is not None:
-                self._take(message)
+                if isinstance(message, Progress):
+                    logger.info("%s %d: %s", self._title, self.pid, message.text)
+                elif isinstance(message, Fatal):
+                    self.fatal = message.text
+                    if message.is_usage and not self.ready.done():
+                        self.ready.set_exception(UsageError(message.text))
+                else:
+                    self._take(message)
         except Exception as error:
             # After an error in one message no thread would read the next, so end the process instead of staying silent.
             logger.exception("%s %d: a message could not be taken in", self._title, self.pid)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from trtx.errors import UsageError
+from trtx.ipc.child_messages import Shutdown
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingUnreachable
 from trtx.torch_engine.llm_args import LlmArgs
@@ -24,13 +24,10 @@ from trtx.torch_engine.messages import (
     Abort,
     DropEmbeddings,
     EmbeddingTaken,
-    Fatal,
     FromEngine,
     HandoffStats,
-    Progress,
     PutEmbedding,
     Ready,
-    Shutdown,
     Start,
     StepReport,
     Submit,
@@ -46,7 +43,6 @@ class EngineClient:
     """One engine process. Every open request ends: with its result, with its error, or with the process's death."""
 
     def __init__(self, args: LlmArgs) -> None:
-        self.ready: Future[Ready] = Future()
         self.device_memory_bytes = 0
         self.handoff_stats = HandoffStats()
         self.stats = Feed(args.max_stats_len)
@@ -63,6 +59,7 @@ class EngineClient:
             take=self._take,
             buried=self._bury,
         )
+        self.ready: Future[Ready] = self._child.ready
         self._child.start()
 
     @property
@@ -149,8 +146,6 @@ class EngineClient:
     # --- from the engine, in the threads of the child ---
 
     def _bury(self, death: RuntimeError) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(death)
         with self._put_lock:
             self._fail_puts_of_the_dead()
         while self._choices:
@@ -161,8 +156,6 @@ class EngineClient:
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, StepReport):
             self._take_step(message)
-        elif isinstance(message, Progress):
-            logger.info("engine %d: %s", self.pid, message.text)
         elif isinstance(message, Ready):
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)
@@ -170,10 +163,6 @@ class EngineClient:
             kind: type[Exception] = RuntimeError if message.is_failure else ValueError
             kind = _LOST.get(message.lost, kind)
             _settle(self._puts.popleft(), None if message.error is None else kind(message.error))
-        elif isinstance(message, Fatal):
-            self._child.fatal = message.text
-            if message.is_usage and not self.ready.done():
-                self.ready.set_exception(UsageError(message.text))
 
     def _take_step(self, report: StepReport) -> None:
         if report.handoff_stats is not None:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
-from trtx.errors import UsageError
+from trtx.ipc.child_messages import Shutdown
 from trtx.ipc.encoder_messages import (
     Cancel,
     Encode,
     Encoded,
     EncoderArgs,
     EncoderStats,
-    Fatal,
     FromEncoder,
     Grid,
-    Progress,
     Ready,
-    Shutdown,
     Start,
 )
 from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
 from trtx.torch_engine.llmapi.results import RequestError, RequestFailed
-
-logger = logging.getLogger(__name__)
 
 MAX_OPEN_ITEMS = 4096
 """Each open item keeps its pixels on disk: 150 KB for LLaVA, up to 77 MB for Qwen."""
@@ -37,7 +31,6 @@ class EncoderClient:
     """One encoder process. Every open item ends: with its rows, with its error, or with the process's death."""
 
     def __init__(self, args: EncoderArgs) -> None:
-        self.ready: Future[Ready] = Future()
         self.stats = EncoderStats(0, 0, 0, 0.0, 0)
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
@@ -50,6 +43,7 @@ class EncoderClient:
             take=self._take,
             buried=self._bury,
         )
+        self.ready: Future[Ready] = self._child.ready
         self._child.start()
 
     @property
@@ -96,8 +90,6 @@ class EncoderClient:
     # --- in the threads of the child ---
 
     def _bury(self, death: RuntimeError) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(death)
         with self._lock:
             left, self._open = self._open, {}
         for answer in left.values():
@@ -109,15 +101,9 @@ class EncoderClient:
             self._end(message)
         elif isinstance(message, EncoderStats):
             self.stats = message
-        elif isinstance(message, Progress):
-            logger.info("encoder %d: %s", self.pid, message.text)
         elif isinstance(message, Ready):
             self.stats = EncoderStats(0, 0, 0, 0.0, message.device_memory_bytes)
             self.ready.set_result(message)
-        elif isinstance(message, Fatal):
-            self._child.fatal = message.text
-            if message.is_usage and not self.ready.done():
-                self.ready.set_exception(UsageError(message.text))
 
     def _end(self, message: Encoded) -> None:
         with self._lock:

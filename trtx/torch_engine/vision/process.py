@@ -7,23 +7,21 @@ is gone and ends this process at once, even in the middle of a batch.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 import threading
-import traceback
 from queue import Empty, SimpleQueue
 
 import torch
 
-from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
-from trtx.ipc.encoder_messages import Cancel, Encode, EncoderArgs, Fatal, Progress, Ready, Shutdown, Start, ToEncoder
+from trtx.ipc.child_messages import Progress, Shutdown
+from trtx.ipc.encoder_messages import Cancel, Encode, EncoderArgs, Ready, Start, ToEncoder
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.embeddings.device import DeviceArena
 from trtx.torch_engine.handoff.memory import MemoryUnreachable
-from trtx.torch_engine.parent import die_with_parent, read_parent
+from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
 from trtx.torch_engine.vision.encoder import Encoder
 
 log = logging.getLogger(__name__)
@@ -34,21 +32,12 @@ def main() -> None:
     channel: Channel[ToEncoder] = Channel(socket.socket(fileno=int(sys.argv[1])), ToEncoder)
     inbox: SimpleQueue[ToEncoder] = SimpleQueue()
     threading.Thread(target=read_parent, args=(channel, inbox.put), name="encoder-socket", daemon=True).start()
-    try:
+    with exits_after(channel):
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
             encoder = _build(start, channel)
         _loop(encoder, channel, inbox)
-    except UsageError as error:
-        channel.send(Fatal(str(error), is_usage=True))
-        os._exit(1)
-    except BaseException as error:
-        traceback.print_exc()
-        channel.send(Fatal(f"{type(error).__name__}: {error}"))
-        sys.stderr.flush()
-        os._exit(1)  # no destructor may hang on a device in an unknown state
-    os._exit(0)
 
 
 def _build(start: Start, channel: Channel[ToEncoder]) -> Encoder:

@@ -1,0 +1,22 @@
+"""Messages that the engine's and the encoder's processes have in common, as msgspec structs. No logic here."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
+    """To the process: ends it."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
+    """From the process: a line for the log of its parent."""
+
+    text: str
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
+    """From the process: its last message, which says why it ends."""
+
+    text: str
+    is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person
