@@ -301,7 +301,7 @@ def test_the_encoder_ends_with_its_parent(model_dir: Path) -> None:
 
 @pytest.mark.proof  # an encoder's start for each sentence
 def test_what_cannot_be_loaded_is_said(model_dir: Path) -> None:
-    with pytest.raises(UsageError, match="sees no pictures"):
+    with pytest.raises(UsageError, match="has no vision tower"):
         MultimodalEncoder("synthetic:tiny")
     with pytest.raises(ValueError, match="max_batch_sise"):
         MultimodalEncoder(model_dir, max_batch_sise=4)

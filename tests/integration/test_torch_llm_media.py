@@ -145,7 +145,7 @@ def test_decode_needs_ids_and_what_prefill_answers(engines: tuple[LLM, LLM], vis
     with pytest.raises(MediaNeeded):
         ask(decode, inputs, disaggregated_params=gone, cache_salt="not in the cache")
     other = [MediaSpan(span.start, span.length, bytes(32)) for span in params.media or []]
-    with pytest.raises(RequestError, match="not those that prefill was given"):
+    with pytest.raises(RequestError, match="differ from the media that prefill got"):
         ask(decode, inputs, disaggregated_params=params, media=other)
 
 

@@ -244,7 +244,7 @@ class Engine(Protocol):
         Raises ValueError for a prompt that the processor refuses. The result owns resources, including the handles;
         they are freed by the request that takes it, or by :meth:`drop_prompt`.
         """
-        raise LookupError("this engine takes no pictures in prompts")
+        raise LookupError("this engine does not support images in prompts")
 
     def drop_handles(self, handles: Mapping[str, Any]) -> None:
         """Frees an encoder's handles that no prompt was made from. Blocks."""
@@ -252,11 +252,11 @@ class Engine(Protocol):
 
     def drop_prompt(self, prompt: ReadyPrompt) -> None:
         """Frees a prepared prompt that no request takes. Blocks."""
-        raise LookupError("this engine takes no pictures in prompts")
+        raise LookupError("this engine does not support images in prompts")
 
     def generate_ready(self, prompt: ReadyPrompt, sampling_params: Any, **asked: Any) -> Result:
         """Like :meth:`generate_async`, with a prepared prompt; ``asked`` are the remaining arguments."""
-        raise LookupError("this engine takes no pictures in prompts")
+        raise LookupError("this engine does not support images in prompts")
 
     def put_embedding(self, key: bytes, rows: SharedTensor) -> Awaitable[None]:
         """Stores an embedding for later prompts, until it is dropped.
@@ -265,11 +265,11 @@ class Engine(Protocol):
         and EmbeddingGone or EmbeddingUnreachable for rows on an encoder's device that can't be read; the caller can
         have them encoded again.
         """
-        raise LookupError("this engine takes no embeddings")
+        raise LookupError("this engine does not support embeddings")
 
     def drop_embeddings(self, keys: Sequence[bytes]) -> None:
         """Removes embeddings. Requests submitted before keep what they need."""
-        raise LookupError("this engine takes no embeddings")
+        raise LookupError("this engine does not support embeddings")
 
     def encode(self, prompt: PicturePrompt) -> Mapping[str, Any]:
         """Handles to the embeddings of a prompt's images, as JSON-compatible values; blocks.
@@ -288,7 +288,7 @@ class Engine(Protocol):
         this returns. ``on_device``: the rows may stay on the encoder's device, for an engine on the same host. Raises
         ValueError for pixels that do not fit the model.
         """
-        raise LookupError("this engine makes no embeddings of pixels")
+        raise LookupError("this engine does not encode images")
 
     def get_stats_async(self, timeout: float) -> AsyncIterator[Row | str]:
         """Yields rows of iteration stats until none has arrived for ``timeout`` seconds."""

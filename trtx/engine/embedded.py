@@ -127,7 +127,7 @@ class TorchEncoder(Engine):
         return TowerOutput(made.tensor, made.grid)
 
     def generate_async(self, inputs: list[int], sampling_params: SamplingParams, **asked: Any) -> RequestOutput:
-        raise RequestError("an encoder generates nothing; ask a worker of another role")
+        raise RequestError("an encode worker generates no text; send the request to a worker of another role")
 
     async def get_stats_async(self, timeout: float) -> AsyncIterator[Row]:
         none: tuple[Row, ...] = ()  # an encoder has no iterations

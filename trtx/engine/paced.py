@@ -113,7 +113,7 @@ class LLM(Engine):
         Raises ValueError and RequestError for requests that this engine can't answer.
         """
         if media:
-            raise RequestError("the request has media, and the paced engine looks at nothing; send text alone")
+            raise RequestError("the request has media, which the paced engine does not support; send text only")
         sampling = checked_sampling(sampling_params, "paced")
         prompt = list(inputs)[-(sampling.truncate_prompt_tokens or 0) :]
         room = self.args.max_seq_len - len(prompt)

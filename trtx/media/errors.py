@@ -35,4 +35,4 @@ class Stopping(MediaError):
 
 
 def too_large(label: str, max_bytes: int) -> MediaError:
-    return MediaError(413, f"{label} is larger than {max_bytes} bytes, the most that one medium may have")
+    return MediaError(413, f"{label} is larger than {max_bytes} bytes, the limit for one media item")

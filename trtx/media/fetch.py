@@ -35,7 +35,7 @@ async def fetch(
     elif scheme == "file":
         data = await files.read(url, label, limits)
     else:
-        raise MediaError(400, f"{label} is no URL of a kind that is taken: expected https:, http:, data: or file:")
+        raise MediaError(400, f"{label} is not a supported URL; expected https:, http:, data: or file:")
     if not data:
         raise MediaError(400, f"{label} holds no bytes")
     blob = Blob(data, label, kind)

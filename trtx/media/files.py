@@ -36,14 +36,14 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
     except ValueError:
         raise MediaError(400, f"{label} is no valid URL") from None
     if parts.netloc.lower() not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise MediaError(400, f"{label} names no file of this machine; expected file:///directory/file")
+        raise MediaError(400, f"{label} does not name a file on this machine; expected file:///directory/file")
     if parts.query or parts.fragment:
-        raise MediaError(400, f"{label} has a ? or #, which file: URLs hold as %3F and %23")
+        raise MediaError(400, f"{label} contains ? or #; write them as %3F and %23")
     try:
         root = allowed.resolve()
         inside = Path(path).resolve().relative_to(root)
     except ValueError:
-        raise MediaError(403, f"{label} is outside the directory that files may be taken from") from None
+        raise MediaError(403, f"{label} is outside the directory of --allowed-media-path") from None
     except (OSError, RuntimeError):  # a name that is too long, or a cycle of links
         raise _not_there(label) from None
     descriptor = _open_inside(root, inside, label)
@@ -90,4 +90,4 @@ def _contents(descriptor: int, label: str, limits: MediaLimits) -> bytes:
 
 
 def _not_there(label: str) -> MediaError:
-    return MediaError(404, f"{label} is not there, or may not be read")
+    return MediaError(404, f"{label} does not exist or can't be read")

@@ -27,7 +27,7 @@ class HeldMedia:
         """Raises MediaError 429 if ``more_bytes`` would exceed the limit."""
         if self.bytes + more_bytes > self._limit_bytes:
             raise MediaError(
-                429, f"media of {self._limit_bytes} bytes are being worked on already, the most that may; try again"
+                429, f"media of {self._limit_bytes} bytes are already being processed, which is the limit; try again"
             )
 
     def hold(self, blob: Blob) -> Blob:

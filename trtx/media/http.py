@@ -68,10 +68,12 @@ async def get(url: str, label: str, limits: MediaLimits, resolve: Resolver) -> b
         raise MediaError(408, f"the server of {label} said nothing for {limits.media_idle_s:g} s") from None
     except httpcore.ConnectError as error:
         if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error).upper():
-            raise MediaError(424, f"the server of {label} has no certificate that is trusted here") from None
+            raise MediaError(424, f"the server of {label} has a certificate that this machine does not trust") from None
         raise MediaError(424, f"the server of {label} can't be connected to") from None
     except httpcore.RemoteProtocolError:
-        raise MediaError(424, f"the server of {label} broke off, or speaks no proper HTTP/1.1") from None
+        raise MediaError(
+            424, f"the server of {label} closed the connection early, or does not speak valid HTTP/1.1"
+        ) from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol):
         raise MediaError(424, f"the connection to the server of {label} broke") from None
 
@@ -125,19 +127,21 @@ def _parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
 def _check_scheme(at: httpx.URL, label: str, limits: MediaLimits) -> None:
     """Raises MediaError for a disallowed scheme or userinfo. The address is checked when connecting."""
     if at.scheme not in ("http", "https"):
-        raise MediaError(403, f"{label} leads to something other than http: or https:, which is not followed")
+        raise MediaError(403, f"{label} redirects to a URL that is neither http: nor https:; only these are followed")
     if not at.host:
-        raise MediaError(400, f"{label} names no host, or leads to a URL without; expected https://host/path")
+        raise MediaError(400, f"{label} has no host, or redirects to a URL without one; expected https://host/path")
     if at.scheme == "http" and not limits.allow_http_media:
         raise MediaError(403, f"{label} is fetched over plain http:; use https:, or start with --allow-http-media")
     if at.userinfo:
-        raise MediaError(400, f"{label} holds, or leads to, a user name or password; use a URL without")
+        raise MediaError(
+            400, f"{label} has, or redirects to a URL with, a user name or password; use a URL without them"
+        )
 
 
 def _redirected(at: httpx.URL, response: httpcore.Response, label: str) -> httpx.URL:
     place = next((value for name, value in response.headers if name.lower() == b"location"), None)
     if place is None:
-        raise MediaError(424, f"the server of {label} redirects to nowhere")
+        raise MediaError(424, f"the server of {label} redirects without an address")
     if len(place) > _MAX_URL_CHARACTERS:
         raise MediaError(
             424, f"the server of {label} redirects to {len(place)} characters; expected at most {_MAX_URL_CHARACTERS}"
@@ -145,7 +149,7 @@ def _redirected(at: httpx.URL, response: httpcore.Response, label: str) -> httpx
     try:
         return _parsed(place.decode("ascii"), at)
     except ValueError:  # also UnicodeDecodeError, a subclass
-        raise MediaError(424, f"the server of {label} redirects to what is no URL") from None
+        raise MediaError(424, f"the server of {label} redirects to an invalid URL") from None
 
 
 async def _body(response: httpcore.Response, label: str, limits: MediaLimits) -> bytes:
@@ -153,7 +157,7 @@ async def _body(response: httpcore.Response, label: str, limits: MediaLimits) ->
         raise MediaError(424, f"the server of {label} answered {response.status}; expected 200")
     headers = {name.lower(): value for name, value in response.headers}
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
-        raise MediaError(415, f"the server of {label} compresses its answer, which was not asked for")
+        raise MediaError(415, f"the server of {label} compressed its answer, which was not requested")
     stated = headers.get(b"content-length", b"")
     if stated.isdigit() and int(stated[:20]) > limits.max_media_bytes:
         raise too_large(label, limits.max_media_bytes)

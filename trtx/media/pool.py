@@ -207,7 +207,7 @@ class PicturePool:
             raise _stopping()
         if self._open >= self._limits.decode_processes + self._limits.decode_queue:
             raise MediaError(
-                429, f"{self._limits.decode_queue} pictures wait to be decoded already, the most that may; try again"
+                429, f"{self._limits.decode_queue} pictures already wait to be decoded, which is the limit; try again"
             )
         waiting = _Waiting(job, data, asyncio.get_running_loop().create_future())
         self._open += 1

@@ -213,7 +213,7 @@ async def test_embeddings_are_rounded_as_torch_rounds_them(tmp_path: Path) -> No
             assert found.dtype == dtype
             assert torch.equal(found, torch.tensor(values).to(dtype))
             remove_shared(given.rows)
-        with pytest.raises(MediaError, match="values beyond those of float16"):
+        with pytest.raises(MediaError, match="values outside the range of float16"):
             await pool.embedding(Blob(large, "it"), hidden=8, dtype="float16")
 
 

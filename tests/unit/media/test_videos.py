@@ -160,7 +160,7 @@ WHOLE = {
     "a browser's, without an end": files.saved(files.drawn(10), container="mp4", movflags="frag_keyframe+empty_moov"),
 }
 REFUSED: dict[str, tuple[bytes, int, str]] = {
-    "a picture": (picture_files.png_header(4, 4), 415, "no video of a kind that is taken; expected MP4"),
+    "a picture": (picture_files.png_header(4, 4), 415, "not a video of a supported format; expected MP4"),
     "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
     "sound": (files.sound(), 422, "holds no video stream"),
     "music with a cover": (files.sound(files.drawn(1)[0]), 422, "holds no video stream"),
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a long one of few frames": (
         files.saved(files.drawn(3), container="matroska", times_ms=[0, 10_000, 20_000]),
         413,
-        r"plays longer than 20 s, the most that a video may \(--max-video-s\)",
+        r"plays longer than 20 s, the limit of --max-video-s",
     ),
     "a large one": (files.saved(files.drawn(3, 400, 300)), 413, "400x300 pixels; expected at most 40000"),
     "a thin one": (
@@ -192,12 +192,12 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
         422,
         "1202x4 pixels, which this model can't take; send it cut to a shape",
     ),
-    "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "no multiple of 90 degrees"),
-    "one shown as a point": (files.shown_by(VIDEO, 0, 0, 0, 0), 422, "no multiple of 90 degrees"),
+    "one at an angle": (files.shown_by(VIDEO, 0.7071, 0.7071, -0.7071, 0.7071), 422, "not a multiple of 90 degrees"),
+    "one shown as a point": (files.shown_by(VIDEO, 0, 0, 0, 0), 422, "not a multiple of 90 degrees"),
     "another codec": (
         files.saved(files.drawn(3), codec="ffv1", container="matroska"),
         415,
-        "encoded as ffv1, which is not taken; expected one of av1",
+        "encoded as ffv1, which is not supported; expected one of av1",
     ),
 }
 
@@ -220,9 +220,9 @@ async def test_what_is_no_video_that_can_be_taken_is_refused_and_harms_no_other(
 
 async def test_a_video_is_no_picture_and_models_may_take_none(model: Path) -> None:
     async with PicturePool(model, LIMITS) as pool:
-        with pytest.raises(MediaError, match="no picture of a kind that is taken"):
+        with pytest.raises(MediaError, match="not an image of a supported format"):
             await pool.prepare(Blob(VIDEO, "a video sent as a picture"))
-        with pytest.raises(MediaError, match="is a video, and this model takes pictures alone"):
+        with pytest.raises(MediaError, match="is a video, and this model supports images only"):
             await pool.prepare(Blob(VIDEO, "a video", "video"))
 
 

@@ -176,7 +176,7 @@ def _context_length(llm: Any, pool_tokens: int | None, model: Path) -> int:
     context_length = min((bound for bound in (asked, pool_tokens) if bound), default=None)
     if context_length is None:
         raise LaunchError(
-            f"engine tensorrt-llm says neither max_seq_len nor a KV capacity, and {model}/config.json no "
+            f"engine tensorrt-llm reports neither max_seq_len nor a KV capacity, and {model}/config.json no "
             "max_position_embeddings; set max_seq_len in the engine config"
         )
     return context_length

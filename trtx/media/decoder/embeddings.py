@@ -52,14 +52,14 @@ def made(rows: np.ndarray, dtype: str, label: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         rounded = rows.astype(np.float16)
     if not np.isfinite(rounded).all():
-        raise MediaError(422, f"{label} holds values beyond those of {dtype}, in which this model computes")
+        raise MediaError(422, f"{label} holds values outside the range of {dtype}, the dtype of this model")
     return rounded
 
 
 def _grid(stated: Any, label: str) -> Grid:
     values = np.frombuffer(stated["data"], np.int64).tolist() if stated["dtype"] == "I64" else []
     if len(values) != 3 or not all(0 < value <= _MAX_SIDE for value in values):
-        raise MediaError(422, f"{label} has a {GRID} that is none; expected three positive I64")
+        raise MediaError(422, f"{label} has a {GRID} that is invalid; expected three positive I64")
     time, height, width = values
     return time, height, width
 

@@ -20,7 +20,7 @@ def format_of(data: bytes | bytearray, label: str) -> Format:
         return "WEBP"
     if data.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
-    raise MediaError(415, f"{label} is no picture of a kind that is taken; expected {FORMATS}")
+    raise MediaError(415, f"{label} is not an image of a supported format; expected {FORMATS}")
 
 
 def webp_size(data: bytes | bytearray) -> tuple[int, int] | None:

@@ -103,7 +103,7 @@ def _check_pixels(size: tuple[int, int], label: str, max_pixels: int) -> None:
 
 def _check_frames(picture: Image.Image, label: str) -> None:
     if picture.format != "MPO" and getattr(picture, "is_animated", False):
-        raise MediaError(415, f"{label} is animated; send the frames that matter as pictures: {FORMATS}")
+        raise MediaError(415, f"{label} is animated; send the frames that you need as still images: {FORMATS}")
 
 
 def _set_clear_color(picture: Image.Image, data: bytes | bytearray) -> None:

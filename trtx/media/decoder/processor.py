@@ -124,7 +124,7 @@ class ImageProcessor:
         """``[patches, values]`` of a video's frames, their grid and times. Raises the errors of :meth:`prepare`."""
         options = self._video
         if options is None:
-            raise MediaError(415, f"{label} is a video, and this model takes pictures alone")
+            raise MediaError(415, f"{label} is a video, and this model supports images only")
         if not decodes_videos():
             raise MediaError(415, f"{label} can't be decoded: {NO_DECODER}")
         from trtx.media.decoder import videos  # imported late: FFmpeg takes 40 MB, which images do not need
@@ -140,7 +140,7 @@ class ImageProcessor:
         def made(frame: Image.Image) -> Image.Image:
             if frame.size not in sizes:
                 if sizes:
-                    raise MediaError(422, f"{label} changes its size while it plays; write it with one")
+                    raise MediaError(422, f"{label} changes its frame size; encode it with one size")
                 sizes[frame.size] = _size(options, len(indices), frame, label)
             return frame.resize(sizes[frame.size], Image.Resampling(self._processor.resample))
 

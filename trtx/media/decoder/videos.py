@@ -67,7 +67,7 @@ def container_of(data: bytes | bytearray, label: str) -> Container:
         return "mov"
     if data.startswith(b"\x1a\x45\xdf\xa3"):
         return "matroska"
-    raise MediaError(415, f"{label} is no video of a kind that is taken; expected {CONTAINERS}")
+    raise MediaError(415, f"{label} is not a video of a supported format; expected {CONTAINERS}")
 
 
 def look_at(data: bytes | bytearray, label: str, *, max_pixels: int, max_seconds: float) -> VideoFacts:
@@ -118,7 +118,7 @@ def _opened(data: bytes | bytearray, label: str, max_pixels: int) -> Any:
     if (name := stream.codec_context.codec.canonical_name) not in CODECS:
         container.close()
         raise MediaError(
-            415, f"{label} is encoded as {name}, which is not taken; expected one of {', '.join(sorted(CODECS))}"
+            415, f"{label} is encoded as {name}, which is not supported; expected one of {', '.join(sorted(CODECS))}"
         )
     stream.thread_count = 1  # one file per process, and several processes per pool
     return container
@@ -156,7 +156,7 @@ def _look_at(data: bytes | bytearray, label: str, max_pixels: int, max_seconds: 
 
 def _time_s(packet: Any, label: str) -> float:
     if (at := packet.dts if packet.pts is None else packet.pts) is None or packet.time_base is None:
-        raise MediaError(422, f"{label} does not say when its frames are shown; write it with their times")
+        raise MediaError(422, f"{label} has no timestamps for its frames; encode it with timestamps")
     return float(at * packet.time_base)
 
 
@@ -170,9 +170,9 @@ def _played(
     last_s = shown[-1][1] or (1 / float(rate) if rate else times[-1] / max(count - 1, 1))
     seconds = times[-1] + last_s
     if seconds > max_seconds:
-        raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the most that a video may (--max-video-s)")
+        raise MediaError(413, f"{label} plays longer than {max_seconds:g} s, the limit of --max-video-s")
     if seconds <= 0:
-        raise MediaError(422, f"{label} does not say how fast it plays; write it with a frame rate")
+        raise MediaError(422, f"{label} has no frame rate; encode it with one")
     fps = float(rate) if rate else count / seconds
     if all(abs(at * fps - number) <= 0.5 for number, at in enumerate(times)):
         return VideoFacts(count, fps, count / fps, None, height, width)
@@ -211,7 +211,7 @@ class _Ends:
             raise MediaError(
                 422,
                 f"{label} is broken or cut short: it states {stated_s:.3f} s and its frames end at {found_s:.3f} s; "
-                "send the whole file, or write it with the duration that it has",
+                "send the whole file, or correct the duration in its header",
             )
 
 
@@ -260,7 +260,7 @@ def _turn(frame: Any, label: str) -> Image.Transpose | None:
     signs = tuple(0 if abs(one) <= least else 1 if one > 0 else -1 for one in entries)
     if signs not in _TURNS:
         raise MediaError(
-            422, f"{label} is to be shown at an angle that is no multiple of 90 degrees; write it with upright frames"
+            422, f"{label} has a rotation that is not a multiple of 90 degrees; encode it with upright frames"
         )
     return _TURNS[signs]
 

@@ -103,7 +103,7 @@ def media_problem(
                 f"routing_token_ids are {len(routing_token_ids)}; expected {length}, one for each token of the prompt"
             )
         if length and not (min(routing_token_ids) >= 0 and max(routing_token_ids) <= MAX_ROUTING_ID):
-            return f"routing_token_ids hold a number that is no id; expected 0 to {MAX_ROUTING_ID}"
+            return f"routing_token_ids contain an invalid id; expected 0 to {MAX_ROUTING_ID}"
     before = 0
     for index, span in enumerate(spans):
         if len(span.key) != MEDIA_KEY_BYTES:

@@ -227,7 +227,7 @@ class LLM:
         spans = next((one for one in places if one), [])
         if any(one and one != spans for one in places):
             raise RequestError(
-                "the prompt's media are not those that prefill was given, or were stated twice; state them once"
+                "the prompt's media differ from the media that prefill got, or are given twice; give them once"
             )
         if spans and self._vision is None:
             raise RequestError("the request has media, and the model is a text model; send text alone")

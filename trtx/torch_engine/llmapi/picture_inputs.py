@@ -22,9 +22,7 @@ def pictures_of(inputs: Any) -> list[Any]:
     if given.get(_OPTIONS):
         raise RequestError(f"{_OPTIONS} are not supported: the checkpoint's own options hold; leave them out")
     if others := sorted(given.keys() - {*_TEXT, _DATA, _OPTIONS}):
-        raise RequestError(
-            f"inputs have {', '.join(others)}, of which an encoder makes nothing; expected {_DATA} alone"
-        )
+        raise RequestError(f"inputs have {', '.join(others)}, which an encoder does not use; expected {_DATA} alone")
     data = given.get(_DATA)
     if not isinstance(data, Mapping) or "image" not in data:
         raise RequestError(f"{_DATA} is {shown(data)}; expected a dict with image")

@@ -55,7 +55,7 @@ def load_tower(args: EncoderArgs) -> Tower:
     config = read_model_config(model_dir)
     if config.vision is None:
         raise UsageError(
-            f"{model_dir} is a {config.architecture}, which sees no pictures; expected a model with a vision tower"
+            f"{model_dir} is a {config.architecture}, which has no vision tower; expected a model with a vision tower"
         )
     device = resolve_device("auto")
     torch.backends.cudnn.allow_tf32 = False  # else a float32 tower's convolution is rounded to 10 bits

@@ -158,5 +158,5 @@ def test_pixels_of_another_shape_are_refused(
 
 
 def test_a_text_model_has_no_tower() -> None:
-    with pytest.raises(UsageError, match="sees no pictures"):
+    with pytest.raises(UsageError, match="has no vision tower"):
         load_tower(EncoderArgs(model=str(resolve_checkpoint("synthetic:tiny").path)))
