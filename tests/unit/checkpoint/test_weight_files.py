@@ -159,9 +159,8 @@ def test_an_engine_that_takes_every_file_gets_no_directory_of_which_it_would_loa
         save_file({f"{name}.a": torch.ones(2)}, tmp_path / f"{name}.safetensors")
     check_read_by_pattern(tmp_path)
     save_file({"a": torch.ones(2)}, tmp_path / "model-00001-of-00001.safetensors")
-    with pytest.raises(
-        UsageError, match=r"holds model-00001-of-00001\.safetensors besides its weights, such as model\.saf"
-    ):
+    said = r"holds model-00001-of-00001\.safetensors besides its weights, such as model\.saf"
+    with pytest.raises(UsageError, match=said):
         check_read_by_pattern(tmp_path)
     (tmp_path / "config.json").write_text('{"transformers_weights": "consolidated.safetensors"}')
     with pytest.raises(UsageError, match=r"weights in consolidated\.safetensors, where TensorRT-LLM does not look"):
