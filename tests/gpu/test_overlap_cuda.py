@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engine_player import Wish, assert_equal, served, workload
-from runner_player import Player, build, random_prompt, save
+from runner_player import Player, random_prompt
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
@@ -19,23 +20,16 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
-
-
-def new_runner(checkpoint: Path, *, graphs: bool, kv_dtype: str = "auto", num_blocks: int = 11) -> TorchRunner:
-    return create_runner(
-        RunnerArgs(
-            model_dir=checkpoint, device="cuda", dtype="float32", kv_dtype=kv_dtype, tokens_per_block=8,
-            num_blocks=num_blocks, max_batch_size=5, cuda_graphs=graphs,
-        )
-    )  # fmt: skip
+def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
+    values: dict[str, Any] = {
+        "device": "cuda", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 11, "max_batch_size": 5,
+    } | changes  # fmt: skip
+    return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_tokens_are_the_same_with_and_without_overlap(checkpoint: Path, graphs: bool) -> None:
-    one = new_runner(checkpoint, graphs=graphs)
+    one = new_runner(checkpoint, cuda_graphs=graphs)
     paused = 0
     for seed in range(8):
         wishes = workload(seed)
@@ -49,7 +43,7 @@ def test_tokens_are_the_same_with_and_without_overlap(checkpoint: Path, graphs: 
 
 def test_tokens_are_the_same_with_an_fp8_cache(checkpoint: Path) -> None:
     """One after the other: an FP8 cache rounds, so that tokens depend on how prompts met in a step."""
-    one = new_runner(checkpoint, graphs=True, kv_dtype="fp8")
+    one = new_runner(checkpoint, kv_dtype="fp8")
     for seed in range(4):
         for wish in workload(seed):
             alone = [Wish(0, wish.prompt, wish.params, None)]
@@ -57,10 +51,10 @@ def test_tokens_are_the_same_with_an_fp8_cache(checkpoint: Path) -> None:
     one.close()
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_nothing_that_is_launched_waits_for_the_device(checkpoint: Path, graphs: bool) -> None:
+@pytest.mark.parametrize("changes", [{}, {"cuda_graphs": False}, {"merges_passes": True, "pass_sizes": (64,)}], ids=str)
+def test_nothing_that_is_launched_waits_for_the_device(checkpoint: Path, changes: dict[str, Any]) -> None:
     """torch raises at what would: in steps of decodes of every kind, whose tokens only the device knows, and chunks."""
-    one = new_runner(checkpoint, graphs=graphs, num_blocks=64)
+    one = new_runner(checkpoint, num_blocks=64, **changes)
     player = Player(one)
     kinds = [
         {"temperature": 1.0, "logprobs": 2},

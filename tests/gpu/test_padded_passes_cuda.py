@@ -1,4 +1,4 @@
-"""CUDA graphs of passes with prompt chunks: the tokens of passes without, and nothing waits."""
+"""CUDA graphs of passes with prompt chunks: the tokens of passes without."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from runner_player import FAMILIES, Player, build, random_prompt, save
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.step import FROM_SLOT, Batch
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 SIZES = (3, 16, 40)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
 def new_runner(model_dir: Path, **changes: Any) -> TorchRunner:
@@ -61,27 +55,3 @@ def test_a_graph_gives_the_bits_of_the_same_padded_pass_without(family: str, kv_
         found.append([(result.token_id, result.logprobs) for each in playing for result in each.results])
         one.close()
     assert found[0] == found[1]
-
-
-def test_nothing_that_is_launched_waits_for_the_device(checkpoint: Path) -> None:
-    one = new_runner(checkpoint, pass_sizes=(64,))
-    player = Player(one)
-    decoding = [player.add(random_prompt(9, at), sampling=SamplingParams(temperature=1.0)) for at in range(3)]
-    player.finish(decoding, 2)
-    arriving = [
-        player.add(random_prompt(20, 7), sampling=SamplingParams(prompt_logprobs=1, repetition_penalty=1.2)),
-        player.add(random_prompt(17, 8), sampling=SamplingParams(temperature=0.3)),
-    ]
-    shares = [sequence.share(64) for sequence in (*decoding, *arriving)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        first = one.launch(Batch(shares))
-        later = [sequence.share(1) for sequence in decoding]
-        for share in later:
-            share.new_token_ids, share.start = [FROM_SLOT], share.start + 1
-        second = one.launch(Batch(later))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    results = first.results(), second.results()
-    assert all(sampled.error is None for part in results for sampled in part)
-    one.close()

@@ -33,7 +33,6 @@ def test_sections_may_be_objects(api: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"max_batch_sise": 4}, "max_batch_sise"),
         ({"enable_sleep": True}, "enable_sleep"),  # 1.2.1's name
         ({"kv_cache_config": {"onboard_blocks": True}}, "onboard_blocks"),
         ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "free_gpu_memory_fraction"),
@@ -46,14 +45,6 @@ def test_wrong_arguments_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         api.LLM(model_directory, **arguments)
-
-
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "enable_attention_dp", "moe_expert_parallel_size"])
-def test_autodeploy_takes_no_parallel_sizes(api: Any, model_directory: str, name: str) -> None:
-    from tensorrt_llm._torch.auto_deploy import LLM
-
-    with pytest.raises(ValueError, match=f"{name} is not supported by the AutoDeploy backend"):
-        LLM(model_directory, **{name: 2 if name.endswith("size") else True})
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ def test_autodeploys_arguments_refuse_parallel_sizes_themselves(api: Any) -> Non
     from tensorrt_llm._torch.auto_deploy import LlmArgs
 
     assert LlmArgs(model="/m", scheduler_config={}).backend == "_autodeploy"
-    for name, value in (("tensor_parallel_size", 7), ("build_config", {})):
+    for name, value in (
+        ("tensor_parallel_size", 7),
+        ("enable_attention_dp", True),
+        ("moe_expert_parallel_size", 2),
+        ("build_config", {}),
+    ):
         with pytest.raises(ValueError, match=f"{name} is not supported by the AutoDeploy backend"):
             LlmArgs(model="/m", **{name: value})

@@ -16,7 +16,6 @@ _DOCUMENTS = ("preprocessor_config.json", "processor_config.json")
 _OF_VIDEOS = ("video_preprocessor_config.json",)
 _DECODED_BY = ("pillow", "transformers", "numpy")
 _VIDEOS_BY = (PACKAGE,)
-KEY_BYTES = 32
 DECODING = 1
 """Version of the pixels that ``decoder/pictures.py`` produces. Raise it for every change of a pixel."""
 EMBEDDING_READING = 1

@@ -75,13 +75,6 @@ class MemoryPlan:
         """Whether ``max_batch_size`` sequences of ``max_seq_len`` fit at once; if not, some wait or are preempted."""
         return self.sequences >= self.max_batch_size
 
-    def sequences_of(self, tokens: int) -> int:
-        """Returns how many sequences of ``tokens`` (prompt and output) fit at once.
-
-        If layers have windows, the result is a lower bound.
-        """
-        return self.capacity_blocks // -(-tokens // self.tokens_per_block)
-
 
 def plan_memory(
     checkpoint: Path,

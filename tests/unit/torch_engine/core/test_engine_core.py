@@ -128,11 +128,13 @@ def test_prompt_tokens_beside_decodes_are_capped_and_alone_they_are_not(overlap:
 
 
 def test_preempted_sequences_resume_with_identical_tokens() -> None:
+    """The scheduler asserts that no step is under way while it preempts; here steps overlap."""
     h = Harness(num_blocks=10, batch=4, tokens=64, enable_iter_perf_stats=True)
     for i in range(4):
         h.submit(i, prompt_of(8, i), 20)
     h.run()
     assert any(row["inflightBatchingStats"]["numPausedRequests"] for row in h.stats), "nothing was preempted"
+    assert h.runner.most_queued == 2
     assert all(h.tokens[i] == undisturbed(prompt_of(8, i), 20) for i in range(4))
 
 

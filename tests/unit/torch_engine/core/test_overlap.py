@@ -97,17 +97,6 @@ def test_a_block_is_found_by_others_once_the_step_that_fills_it_is_done() -> Non
         assert h.runner.queue
 
 
-def test_nothing_is_preempted_while_a_step_is_under_way() -> None:
-    """The scheduler asserts it; here it has to happen."""
-    h = Harness(num_blocks=10, batch=4, tokens=64, enable_iter_perf_stats=True)
-    for i in range(4):
-        h.submit(i, prompt_of(8, i), 20)
-    h.run()
-    assert any(row["inflightBatchingStats"]["numPausedRequests"] for row in h.stats), "nothing was preempted"
-    assert h.runner.most_queued == 2
-    assert all(h.tokens[i] == undisturbed(prompt_of(8, i), 20) for i in range(4))
-
-
 def test_a_read_never_gets_blocks_that_a_step_under_way_writes_to() -> None:
     """A copy from a peer waits for no step: it would be overwritten by the sequence that had the blocks before."""
     pair = Pair(decode_blocks=4)

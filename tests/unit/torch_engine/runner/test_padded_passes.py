@@ -1,4 +1,4 @@
-"""Passes with prompt chunks, padded to some sizes: the same tokens, and nothing written beside."""
+"""Mixed batches of decodes and prompt chunks, and forwards padded to some sizes: the same tokens, no other KV."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
-@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize(("merges", "sizes"), [(True, ()), (False, SIZES), (True, SIZES)])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_tokens_are_those_of_passes_that_are_not_padded(
-    checkpoint: Path, seed: int, overlap: bool, merges: bool
+def test_tokens_are_those_of_two_forwards_that_are_not_padded(
+    checkpoint: Path, seed: int, overlap: bool, merges: bool, sizes: tuple[int, ...]
 ) -> None:
     wishes = workload(seed)
     expected, _ = served(new_runner(checkpoint), wishes, overlap=False)
-    found, _ = served(new_runner(checkpoint, merges_passes=merges, pass_sizes=SIZES), wishes, overlap=overlap)
+    found, _ = served(new_runner(checkpoint, merges_passes=merges, pass_sizes=sizes), wishes, overlap=overlap)
     assert_equal(found, expected, wishes)
 
 
@@ -56,11 +56,23 @@ def rows_of_layers(seen: torch.profiler.profile) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("late", "rows"), [(1, [3]), (5, [8, 6]), (6, [8, 6]), (7, [24, 7]), (22, [24, 7]), (23, [25, 3])]
+    ("merges", "sizes", "late", "rows"),
+    [
+        (False, (), 12, [2, 12, 1]),
+        (True, (), 12, [14, 3]),
+        (True, SIZES, 1, [3]),
+        (True, SIZES, 5, [8, 6]),
+        (True, SIZES, 6, [8, 6]),
+        (True, SIZES, 7, [24, 7]),
+        (True, SIZES, 22, [24, 7]),
+        (True, SIZES, 23, [25, 3]),
+    ],
 )
-def test_a_pass_is_padded_to_the_smallest_size_that_holds_it(checkpoint: Path, late: int, rows: list[int]) -> None:
-    """Behind the last layer's attention to room for the last tokens of sequences, where that is less."""
-    player = Player(new_runner(checkpoint, merges_passes=True, pass_sizes=SIZES))
+def test_a_mixed_step_is_one_forward_padded_to_the_smallest_size_that_holds_it(
+    checkpoint: Path, merges: bool, sizes: tuple[int, ...], late: int, rows: list[int]
+) -> None:
+    """After the last layer's attention, only rows for the last tokens of sequences remain, if that is fewer."""
+    player = Player(new_runner(checkpoint, merges_passes=merges, pass_sizes=sizes))
     decoding = [player.add(random_prompt(30, 1)), player.add(random_prompt(40, 2))]
     player.step(decoding)
     another = player.add(random_prompt(late, 3))
@@ -84,15 +96,15 @@ def test_padding_writes_no_kv(checkpoint: Path) -> None:
 
 def test_a_decode_whose_token_the_host_has_not_seen_takes_it_from_its_slot(checkpoint: Path) -> None:
     answers = []
-    for sizes in ((), (16,)):
-        player = Player(new_runner(checkpoint, merges_passes=True, pass_sizes=sizes))
+    for merges, sizes in ((False, ()), (True, ()), (True, (16,))):
+        player = Player(new_runner(checkpoint, merges_passes=merges, pass_sizes=sizes))
         first, second = player.add(random_prompt(9, 1)), player.add(random_prompt(12, 2))
         launched = player.runner.launch(Batch([first.share(100)]))
         share = first.share(100)
         share.is_first, share.start, share.new_token_ids = False, 9, [FROM_SLOT]
         mixed = player.runner.launch(Batch([share, second.share(100)]))
         answers.append([sampled.token_id for step in (launched, mixed) for sampled in step.results()])
-    assert answers[0] == answers[1] and None not in answers[0]
+    assert answers[0] == answers[1] == answers[2] and None not in answers[0]
 
 
 def packed(decodes: int, chunks: list[tuple[int, int]]) -> PackedPass:
