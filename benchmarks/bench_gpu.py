@@ -1,12 +1,12 @@
-"""All GPU figures of docs/performance.md again, in sections that are resumed: trtx, the peer beside it, and the limit.
+"""Measures the GPU numbers of docs/performance.md again, in resumable sections: trtx, its peers, and the limits.
 
     make bench-gpu                                              # every section that this machine has the GPUs for
     python benchmarks/bench_gpu.py --sections http-8b --peer vllm=DIR --peer sglang=DIR   # beside them
 
-A section is at most 8 minutes, with several peers 8 for each, and leaves one file, ``<out>/<section>.json``: its
-commands, their documents, device, commit and time. One that has its file, of this device and commit, is not run again
-(``--again`` runs it). What is not there (a peer, a second GPU) is an empty cell, never a guess. The table of all files
-is printed last, and written to ``--docs``.
+A section takes at most 8 minutes for each peer. It writes one file, ``<out>/<section>.json``, with its commands, their
+JSON documents, the device, the commit and the time. A section that already has a file from this device and these
+sources is not run again, unless ``--again`` is given. If a peer or a second GPU is missing, its cells stay empty. The
+script prints the table of all files at the end, and writes it to ``--docs``.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ FIGURES = {
     "inter_token_latency_p50": "ITL p50 ms", "inter_token_latency_p99": "ITL p99 ms",
 }  # fmt: skip
 IN = "directory of "
-"""Before a model's name in a command: the directory that it is in takes its place, for who knows no names of ours."""
+"""Prefix of a model's name in a command, which is replaced with the model's directory, because peers know no shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one call measures. ``commands``: script and arguments by what its document is called; those of ``peer``
-    need vLLM, and run in a process that has its folder on PYTHONPATH."""
+    """What one call measures.
+
+    ``commands``: script and arguments, by the name of the resulting document. ``peer``: the same for commands that need
+    vLLM and run with its folder on PYTHONPATH.
+    """
 
     name: str
     gpus: int
@@ -62,7 +65,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table; None: not measured here. ``higher``: whether more of the unit is better."""
+    """One line of the table. None: not measured here."""
 
     section: str
     case: str
@@ -74,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What the sections with images show, and to which model. ``grid``: of a picture, in patches, for the encoder."""
+    """The model and images of the image sections. ``grid``: the image size for the encoder, in patches."""
 
     model: str
     side: int
@@ -83,12 +86,12 @@ class Images:
 
 
 def section_limit_s(peers: dict[str, Path]) -> float:
-    """Of a section: a peer starts for minutes, SGLang on a machine that has compiled nothing for five."""
+    """Time limit of a section. A peer takes minutes to start: SGLang five, on a machine without compiled kernels."""
     return LIMIT_S * max(1, len(peers))
 
 
 def sections(models: dict[str, str], batches: str, peers: dict[str, Path], images: Images) -> list[Section]:
-    """In the order in which they are run."""
+    """Returns all sections in the order in which they run."""
     found = []
     beside = [word for name, folder in peers.items() for word in ("--peer", f"{name}={folder}")]
     for size, model in models.items():
@@ -144,14 +147,16 @@ def sections(models: dict[str, str], batches: str, peers: dict[str, Path], image
 
 
 def _apart(name: str, batches: str) -> dict[str, str]:
-    """Concurrencies by section. One request at a time takes as long as all others together, and two servers of a large
-    model do not fit into one section with it."""
+    """Returns the concurrencies of each section, with 1 in a section of its own.
+
+    One request at a time takes as long as all other concurrencies together, so both would not fit for a large model.
+    """
     others = ",".join(batch for batch in batches.split(",") if batch != "1")
     return {name: others, f"{name}-1": "1"} if others and others != batches else {name: batches}
 
 
 def image_sections(images: Images) -> list[Section]:
-    """The encoder alone, embeddings between processes, and served topologies on one GPU and on two."""
+    """Sections for the encoder alone, embeddings between processes, and topologies on one and two GPUs."""
     size = ("--side", str(images.side), "--requests", str(images.requests))
     serve = ("image_serving.py", "--model", images.model, *size, "--topologies")
     shape = ("encoder_batches.py", "--model", images.model, "--grid", images.grid, "--batches", "1,2,4,8", "--json")
@@ -165,7 +170,7 @@ def image_sections(images: Images) -> list[Section]:
 
 
 def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
-    """The table's lines of one section's documents, by the name of the section."""
+    """Yields the table's lines for the documents of one section, whose name decides how they are read."""
     kind = section.split("-")[0]
     if kind == "runner":
         peer = _by_batch(documents.get("peer"))
@@ -250,7 +255,7 @@ def lines_of(section: str, documents: dict[str, Any]) -> Iterator[Line]:
 
 
 def _beside_peers(section: str, document: dict[str, Any]) -> Iterator[Line]:
-    """Each figure of trtx alone, or once beside each peer that has it under the same load."""
+    """Yields each metric of trtx alone, or once for each peer with a result for the same load."""
     versions, start_s = document["versions"], document["start_s"]
     peers = [name for name in versions if name != "trtx"]
     of = {(row["server"], row["load"]): row for row in document["rows"]}
@@ -272,7 +277,7 @@ def _by_batch(document: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Markdown: each section's lines under its device and commit, with the commands that made them."""
+    """Returns Markdown with the lines of each section, its device, commit and commands."""
     out = []
     for result in results:
         out += ["", f"## {result['section']}", ""]
@@ -298,7 +303,7 @@ def _ratio(value: float | None, other: float | None) -> str:
 
 
 def run(section: Section, peers: dict[str, Path], commit: str) -> dict[str, Any]:
-    """Raises RuntimeError with the end of what a command said, where one fails or the section takes too long."""
+    """Runs a section. Raises RuntimeError with the end of the output if a command fails or takes too long."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     commands = dict(section.commands)
     in_process = next((folder for name, folder in peers.items() if kind_of(name) == "vllm"), None)
@@ -321,8 +326,10 @@ def run(section: Section, peers: dict[str, Path], commit: str) -> dict[str, Any]
 
 
 def called(command: list[str], environment: dict[str, str], limit_s: float) -> str:
-    """The last line of what it prints, which is shown as it comes. Raises RuntimeError where it fails, or does not end
-    by then: it is told to, so that what it started ends too."""
+    """Runs a command, shows its output as it arrives, and returns the last line.
+
+    Raises RuntimeError if it fails or exceeds ``limit_s``; then it gets SIGTERM, so that its child processes end too.
+    """
     script = Path(command[1]).name
     lines: list[str] = []
     with tempfile.TemporaryFile("w+") as said:
@@ -384,7 +391,7 @@ def _commit() -> str:
 
 
 def sources() -> str:
-    """Of trtx and these scripts: what measured before they changed is measured again, with git or without."""
+    """Returns a digest of the sources of trtx and these scripts. A change of it invalidates earlier results."""
     digest = hashlib.blake2b(digest_size=6)
     for root in (HERE, Path(trtx.__file__).parent):
         for path in sorted(root.rglob("*.py")):
@@ -393,7 +400,7 @@ def sources() -> str:
 
 
 def kept(out: Path, name: str) -> dict[str, Any] | None:
-    """What a section left in ``out``; None where it left nothing, or nothing that can be read."""
+    """Returns the file that a section wrote to ``out``; None if there is none or it can't be read."""
     try:
         found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
     except (OSError, ValueError):
@@ -402,7 +409,7 @@ def kept(out: Path, name: str) -> dict[str, Any] | None:
 
 
 def measure(known: list[Section], names: list[str], options: argparse.Namespace, failed: list[str]) -> None:
-    """Leaves a file for each section of these names that this machine has the GPUs for, and adds to ``failed``."""
+    """Runs the named sections for which this machine has enough GPUs. Adds the names of failed ones to ``failed``."""
     gpus = torch.cuda.device_count()
     for section in known:
         before = kept(options.out, section.name)
@@ -426,24 +433,28 @@ def measure(known: list[Section], names: list[str], options: argparse.Namespace,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", help="some of them, by name with commas; default: all")
+    parser.add_argument("--sections", help="comma-separated names (default: all)")
     parser.add_argument("--models", default=",".join(f"{size}={model}" for size, model in MODELS.items()),
-                        help="NAME=MODEL with commas (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--batch", default="1,8,64,256", help="sizes, and concurrencies (default: %(default)s)")
+                        help="comma-separated NAME=MODEL (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--batch", default="1,8,64,256", help="batch sizes and concurrencies (default: %(default)s)")
     parser.add_argument(
-        "--images-model", default="synthetic:qwen2.5-vl-7b", help="one that sees (default: %(default)s)"
+        "--images-model", default="synthetic:qwen2.5-vl-7b", help="a multimodal model (default: %(default)s)"
     )
     parser.add_argument(
-        "--image-side", type=int, default=1008, help="of a served picture, in pixels (default: 1.02 MP)"
+        "--image-side", type=int, default=1008, help="side of a served image in pixels (default: %(default)s)"
     )
-    parser.add_argument("--image-grid", default="1,72,72", help="of the encoder's, in patches (default: the same size)")
-    parser.add_argument("--image-requests", type=int, default=100, help="of each load (default: %(default)s)")
+    parser.add_argument(
+        "--image-grid", default="1,72,72", help="image size for the encoder, in patches (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--image-requests", type=int, default=100, help="requests of each image load (default: %(default)s)"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR",
-                        help="as http_beside_peer.py has it; without it a peer's cells are empty")  # fmt: skip
+                        help="as in http_beside_peer.py; without it the peer's cells are empty")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("runs/bench-gpu"), help="default: %(default)s")
-    parser.add_argument("--docs", type=Path, help="write the table there too, as a page")
-    parser.add_argument("--commit", help="what is measured, where there is no git to say it")
-    parser.add_argument("--again", action="store_true", help="run what has its file too")
+    parser.add_argument("--docs", type=Path, help="also write the table to this file")
+    parser.add_argument("--commit", help="the measured commit, if git is not available")
+    parser.add_argument("--again", action="store_true", help="also run sections that have a file")
     options = parser.parse_args()
     models = dict(pair.split("=", 1) for pair in options.models.split(","))
     images = Images(options.images_model, options.image_side, options.image_grid, options.image_requests)

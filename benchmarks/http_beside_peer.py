@@ -1,18 +1,18 @@
-"""Through HTTP and aiperf: trtx, then its peers on the same GPU with their defaults, under the same loads.
+"""Compares trtx with its peers on one GPU, through HTTP and under the same loads; peers run with their own defaults.
 
     python benchmarks/http_beside_peer.py --model synthetic:qwen3-8b --peer vllm=DIR --peer sglang=DIR
     python benchmarks/http_beside_peer.py --peer vllm=DIR --load drawn --load long:concurrency=8 --temperature 0
 
-Each is served once, in turn, and measured by the same ``trtx bench --url`` calls: streaming, prompts of one seed,
-figures over all measured requests, no SLO; sampled as clients that say nothing are, or with ``--temperature``. All
-listen on 127.0.0.1. The next one is started when the last has ended and its GPU memory is seen free. ``--peer`` names a
-folder that holds a peer and what it needs (``benchmarks/peer_servers.py``); without one only trtx is measured. Loads
-are those of ``benchmarks/user_loads.py``; without ``--load`` it is ``fixed`` at each ``--concurrency``.
+The servers run one after the other on 127.0.0.1; each starts once the previous one has freed its GPU memory. All are
+measured with the same ``trtx bench --url`` calls: streaming, the same prompts, no SLO, and the server's own sampling or
+``--temperature``. Metrics are over all measured requests. ``--peer`` names a folder with a peer and its dependencies
+(``benchmarks/peer_servers.py``); without it, only trtx is measured. ``benchmarks/user_loads.py`` defines the loads;
+without ``--load`` it is ``fixed`` at each ``--concurrency``.
 
-What fails, or does not fit into ``--budget-s``, costs its own cells: the finished ones are printed, and the exit code
-is 1. ``--results FILE`` keeps what is measured as it comes. What it has of the same model is shown beside what this
-call measures, so each server, and each load, may have a call of its own. The last line of stdout is one JSON document:
-a row for each server and load, each server's version and seconds to its first answer, and what went wrong.
+A cell that fails or exceeds ``--budget-s`` stays empty, the other cells are printed, and the exit code is 1.
+``--results FILE`` stores every result at once. Results of the same model from earlier calls are shown too, so each
+server and each load can have a call of its own. The last line of stdout is one JSON document: a row for each server and
+load, the version and start-up time of each server, and all problems.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from user_loads import KINDS, UserLoad, user_loads
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import TrtxError
 
-RENDER_S = 60.0  # a bench that is told to end still writes what it has
+RENDER_S = 60.0  # for a terminated bench to write its results
 FIGURES = (
     "output_token_throughput", "time_to_first_token_p50", "time_to_first_token_p90", "time_to_first_token_p99",
     "inter_token_latency_p50", "inter_token_latency_p99",
 )  # fmt: skip
-STEADY = "steady_output_token_throughput"  # without the first requests and the last; not shown, for who compares it
+STEADY = "steady_output_token_throughput"  # without the first and last requests; only in the JSON document
 SHOWN = ("concurrency", "request_rate", "request_count", "status", "validity", *FIGURES, STEADY)
 OF_FIXED = ("concurrency", "isl", "osl", "request_count", "requests")  # options of the load without --load
 
 
 @dataclass(slots=True)
 class Measured:
-    """What there is so far; ``path``: where it is written after each step, if anywhere."""
+    """The results so far. ``path``: the file that gets them after each step, or None."""
 
     about: dict[str, Any]
     path: Path | None
@@ -68,7 +68,7 @@ class Measured:
 
 
 class Clock:
-    """Seconds since the start, and what is left of the budget."""
+    """Measures the time since the start and the rest of the budget."""
 
     def __init__(self, budget_s: float | None) -> None:
         self.began, self.budget_s = time.monotonic(), budget_s
@@ -81,7 +81,7 @@ class Clock:
 
 
 def bench(server: Server, model: str, load: UserLoad, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
-    """The row of one ``trtx bench --url`` call, which is ended early where the budget is. Raises Failed."""
+    """Runs ``trtx bench --url`` and returns its row. Ends it when the budget is used up. Raises Failed."""
     out = options.out / f"{server.name}-{time.time_ns()}"
     command = [sys.executable, "-m", "trtx", "bench", "--url", server.url, "--model", model,
                "--tokenizer", str(options.tokenizer), *load.words(), "-o", str(out)]  # fmt: skip
@@ -109,7 +109,7 @@ def bench(server: Server, model: str, load: UserLoad, options: argparse.Namespac
 
 
 def measure(server: Server, options: argparse.Namespace, measured: Measured, clock: Clock) -> None:
-    """Adds its rows, and what went wrong."""
+    """Serves and measures one server; adds its rows and problems to ``measured``."""
     clock.say(f"{server.name} {server.version}: starting, GPU memory in use: {gpu_memory_mib()} MiB")
     measured.versions[server.name] = server.version
     log = options.out / f"{server.name}.log"
@@ -135,7 +135,7 @@ def measure(server: Server, options: argparse.Namespace, measured: Measured, clo
 
 
 def earlier(path: Path | None, about: dict[str, Any], options: argparse.Namespace) -> Measured:
-    """What the file of an earlier call has of the same model, but what this call measures anew."""
+    """Returns the results of earlier calls for the same model, without those that this call measures again."""
     measured = Measured(about, path)
     if path is None or not path.exists():
         return measured
@@ -148,7 +148,7 @@ def earlier(path: Path | None, about: dict[str, Any], options: argparse.Namespac
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """By load, trtx first; the last figure is trtx's tokens/s as a share of the peer's under the same options."""
+    """Prints a table for each load, trtx first, with the ratio of trtx's tokens/s to each peer's."""
     heads = f"{'tokens/s':>10} {'trtx to it':>10} {'TTFT p50':>9} {'p90':>9} {'p99':>9} {'ITL p50':>8} {'p99':>8}"
     ours = {row["load"]: row for row in rows if row["server"] == "trtx"}
     for load in dict.fromkeys(row["load"] for row in rows):

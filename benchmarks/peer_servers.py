@@ -1,8 +1,8 @@
-"""Servers that are measured beside each other: how each is started, seen to answer, and ended.
+"""Starts, probes and ends the servers that are compared: trtx and its peers.
 
-A peer lies in a folder of its own, with what it needs, on the PYTHONPATH of its own process alone. Each has the
-defaults of its maker, among them chunked prefill and prefix caching; its weights are drawn in the shape of a directory,
-whose tokenizer it reads too.
+Each peer and its dependencies are in one folder, which is on the PYTHONPATH of that peer's process only. Peers run with
+their own defaults, including chunked prefill and prefix caching. They generate random weights for the config.json of a
+directory, and read its tokenizer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 import httpx
 
 READY_S = 420.0  # vLLM compiles and captures for minutes
-END_S = 60.0  # a server that is told to end, and the memory that it held
-FREED_MIB = 1024  # more than before the server, with room for what a driver keeps
+END_S = 60.0  # for a server to end, and for its GPU memory to be freed
+FREED_MIB = 1024  # tolerated increase over the time before the server, for the driver
 
 
 class Failed(Exception):
-    """One sentence, and the end of a log: why a server or a load has no figures."""
+    """Why a server or a load has no results: one sentence and the end of a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``words`` of its command behind the interpreter's, up to the directory of the model."""
+    """``words``: the command after the interpreter, up to the model directory."""
 
     package: str
     words: tuple[str, ...]
@@ -46,7 +46,7 @@ PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How one is started, and in which directory."""
+    """How a server is started."""
 
     name: str
     version: str
@@ -61,12 +61,12 @@ class Server:
 
 
 def kind_of(name: str) -> str:
-    """``vllm`` of ``vllm`` and of ``vllm-0.24``: two versions of one are two peers."""
+    """Returns ``vllm`` for ``vllm`` and for ``vllm-0.24``: two versions of one server are two peers."""
     return name.partition("-")[0]
 
 
 def peers_of(asked: list[str]) -> dict[str, Path]:
-    """Folders by name of ``NAME=DIR``. Raises ValueError."""
+    """Returns the folder of each peer by name, from ``NAME=DIR`` texts. Raises ValueError."""
     found: dict[str, Path] = {}
     for text in asked:
         name, _, folder = text.partition("=")
@@ -76,13 +76,13 @@ def peers_of(asked: list[str]) -> dict[str, Path]:
             raise ValueError(f"--peer names {name} twice; give two versions names of their own, such as {name}-old")
         package = PEERS[kind_of(name)].package
         if not (Path(folder) / package).is_dir():
-            raise ValueError(f"--peer {text}: {folder} has no package {package}; expected the folder that it lies in")
+            raise ValueError(f"--peer {text}: {folder} has no package {package}; expected the folder that contains it")
         found[name] = Path(folder).resolve()
     return found
 
 
 def version_in(folder: Path, package: str) -> str:
-    """Of the package in the folder, "–" where nothing there tells it."""
+    """Returns the version of the package in the folder, "–" if it is unknown."""
     for found in importlib.metadata.distributions(path=[str(folder)]):
         if found.name.lower() == package:
             return found.version
@@ -97,8 +97,11 @@ def trtx_server(model: str, settings: list[str], port: int, out: Path) -> Server
 
 
 def peer_server(name: str, folder: Path, model: Path, port: int, out: Path) -> Server:
-    """Without a network it looks for names of the hub and reports usage for minutes unless told not to; a kernel that
-    it compiles at the start takes ninja from beside the interpreter."""
+    """Returns the server of a peer.
+
+    Without a network, a peer would wait minutes for the hub and for usage reports, which variables turn off. To compile
+    kernels at start it needs ninja, which is next to the interpreter.
+    """
     peer = PEERS[kind_of(name)]
     command = [sys.executable, "-P", *peer.words, str(model), "--load-format", "dummy",
                "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "peer"]  # fmt: skip
@@ -112,7 +115,7 @@ def peer_server(name: str, folder: Path, model: Path, port: int, out: Path) -> S
 
 @contextlib.contextmanager
 def served(server: Server, log: Path, left_s: Callable[[], float], problems: list[str]) -> Iterator[tuple[str, float]]:
-    """(name of the model that it serves, seconds from its start to its first answer). Raises Failed."""
+    """Yields (served model name, seconds from start to first answer). Raises Failed."""
     before = gpu_memory_mib()
     began = time.monotonic()
     with log.open("ab") as output:
@@ -143,7 +146,7 @@ def served(server: Server, log: Path, left_s: Callable[[], float], problems: lis
 
 
 def answering(url: str) -> str | None:
-    """The model's name, once a request for one token has gone through."""
+    """Returns the served model name if a request for one token succeeds, else None."""
     try:
         models = httpx.get(f"{url}/v1/models", timeout=2, trust_env=False).json()["data"]
         if not models:
@@ -157,7 +160,7 @@ def answering(url: str) -> str | None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """The server ends its own processes; what is left of its session is killed after it."""
+    """Ends the server, which ends its own processes; kills what is left of its session."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
@@ -167,7 +170,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def gpu_memory_mib() -> int | None:
-    """In use on the GPUs that this process sees; None where nobody can tell."""
+    """Returns the memory in use on the visible GPUs; None if it is unknown."""
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     asked += ["-i", visible] if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else []
     try:
@@ -178,7 +181,7 @@ def gpu_memory_mib() -> int | None:
 
 
 def until_free(before: int) -> int | None:
-    """None once no more is in use than ``before``, within END_S; else what is, in MiB."""
+    """Waits up to END_S until memory use is back to ``before``. Returns None, or the MiB that are still in use."""
     deadline = time.monotonic() + END_S
     while (used := gpu_memory_mib()) is not None and used > before + FREED_MIB:
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Loads as users have them, by name: what ``trtx bench`` is given for each, on every server alike.
+"""Named loads that resemble real use: the options of ``trtx bench`` for each, the same for every server.
 
-A load is ``KIND`` or ``KIND:option=value,option=value``: options of ``trtx bench`` without their dashes, in place of
-the kind's own or beside them, such as ``drawn:concurrency=16,isl=900,seed=3``. Whether they fit each other
-``trtx bench`` says itself.
+A load is ``KIND`` or ``KIND:option=value,option=value``, such as ``drawn:concurrency=16,isl=900,seed=3``. The options
+are those of ``trtx bench`` without dashes; they replace or extend the kind's own. ``trtx bench`` checks the
+combination.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import zlib
 from dataclasses import dataclass
 
 KINDS: dict[str, dict[str, str]] = {
-    # The same lengths for all, all at once.
+    # Equal lengths, all clients at once.
     "fixed": {"concurrency": "64", "isl": "512", "osl": "128"},
-    # Lengths of mixed traffic: means of 1,500 and 250.
+    # Mixed lengths, with means of 1,500 and 250.
     "drawn": {"concurrency": "128", "isl": "1500", "isl-stddev": "600", "osl": "250", "osl-stddev": "100"},
-    # Requests that come when they come: 12 a second.
+    # Open loop: 12 requests/s.
     "arrivals": {"request-rate": "12", "isl": "1024", "isl-stddev": "400", "osl": "200", "osl-stddev": "80",
                  "request-count": "240"},
     # Documents: few clients, prompts much longer than answers.
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, str]] = {
     # Sixteen system prompts that requests share: 2,048 of 2,560 tokens.
     "prefixes": {"concurrency": "32", "isl": "2560", "osl": "128", "prefix-prompt-length": "2048",
                  "num-prefix-prompts": "16"},
-    # Conversations: each turn has all before it.
+    # Conversations: each turn includes all previous ones.
     "turns": {"concurrency": "16", "isl": "512", "osl": "128", "session-turns-mean": "4", "request-count": "128"},
 }  # fmt: skip
 OPTIONS = frozenset({
@@ -37,7 +37,7 @@ SEEDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class UserLoad:
-    """``name`` as it was asked for; ``options`` with what its kind has, and a seed of its own."""
+    """``name``: the requested text. ``options``: all options of ``trtx bench``, including a seed."""
 
     name: str
     options: dict[str, str]
@@ -47,10 +47,10 @@ class UserLoad:
 
 
 def user_loads(asked: list[str], common: dict[str, str]) -> list[UserLoad]:
-    """In the order asked for, each with ``common`` where it says nothing else. Raises ValueError.
+    """Returns the loads in the requested order; ``common`` has defaults for all. Raises ValueError.
 
-    The seed follows from what was asked for: prompts that a prefix cache kept from one load are not the next one's, and
-    a later call has the same again.
+    The seed is derived from the requested text. So two loads have different prompts, which a prefix cache can't mix up,
+    and a later call has the same ones.
     """
     if twice := next((text for text in asked if asked.count(text) > 1), None):
         raise ValueError(f"load {twice!r} is named twice; each once, or with other options")
