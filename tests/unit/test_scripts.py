@@ -1,4 +1,4 @@
-"""What runs on other machines than CI's still finds what it imports: benchmarks, and the tests that need a GPU."""
+"""Benchmarks, training scripts and GPU tests, which CI does not run, still find what they import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 import trtx
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests" / "gpu").glob("*.py")])
+SCRIPTS = sorted(
+    path for folder in ("benchmarks", "tools/training", "tests/gpu") for path in (ROOT / folder).rglob("*.py")
+)
 
 
 @functools.cache

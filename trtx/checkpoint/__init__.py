@@ -6,7 +6,7 @@ Does not load weights into an engine: ``trtx.torch_engine`` does, and generates 
 on its device.
 Enter through :func:`resolve_checkpoint`; :func:`list_shapes` lists the ``synthetic:`` names. A :class:`Checkpoint` has
 the facts of any model; :func:`read_model_config` parses a dense decoder strictly and honours or refuses each field.
-Invariants: a returned path is complete, never half written; and only the training scripts import torch.
+Invariants: a returned path is complete, never half written; and no module imports torch.
 """
 
 from trtx.checkpoint.facts import Checkpoint, read_end_ids
