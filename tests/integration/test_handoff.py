@@ -317,7 +317,7 @@ def test_what_cannot_be_read_directly_comes_over_nixl(
 
 def test_an_exporter_that_offers_no_known_way_is_refused_by_name(exporter: Exporter, transport: KvTransport) -> None:
     exported = msgspec.structs.replace(codec.decode(exporter.export(177, [1])), direct=None, nixl=None)
-    with pytest.raises(LayoutMismatch, match=f"{exported.engine} offers its KV in no way"):
+    with pytest.raises(LayoutMismatch, match=f"{exported.engine} offers no KV transport"):
         transport.begin_read(codec.encode(exported), [0], [0])
 
 

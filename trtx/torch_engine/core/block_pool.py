@@ -255,7 +255,8 @@ class BlockPool:
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
         _require(
-            self._untold <= named.keys(), f"{len(self._untold - named.keys())} names that no event told of are nobody's"
+            self._untold <= named.keys(),
+            f"{len(self._untold - named.keys())} names without a stored event belong to no block",
         )
         if holders is not None:
             counted = Counter(block_id for holder in holders for block_id in holder)

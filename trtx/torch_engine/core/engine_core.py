@@ -408,5 +408,5 @@ def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
 
 
 def _unexpected(sequence_id: int, error: Exception) -> str:
-    logger.error("sequence %d ends with an error of the engine's own", sequence_id, exc_info=error)
+    logger.error("sequence %d ends with an internal error of the engine", sequence_id, exc_info=error)
     return f"the engine could not serve this request: {type(error).__name__}: {str(error)[:500]}; its log has the rest"

@@ -86,8 +86,8 @@ class MediaStore:
         if not missing:
             return None
         return Shortage(
-            f"embeddings of {len(missing)} of the prompt's {len(spans)} media are not in the engine, and their KV is "
-            "not either; put them, and submit the request again",
+            f"the engine has neither embedding nor KV for {len(missing)} of the prompt's {len(spans)} media items; "
+            "send their embeddings and submit the request again",
             tuple(dict.fromkeys(missing)),
             is_failure=True,
         )

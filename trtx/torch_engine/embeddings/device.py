@@ -135,7 +135,7 @@ class DeviceReader:
         """
         found = _parse(shared, place)
         if self._memory is None or self._neighbours is None:
-            raise EmbeddingUnreachable(f"this process opens nobody's memory: {self._problem}")
+            raise EmbeddingUnreachable(f"this process can't open another process's memory: {self._problem}")
         offer = found.offer
         if (offer.host, offer.memory) != (boot_id(), self._memory.kind):
             raise EmbeddingUnreachable(

@@ -175,7 +175,7 @@ class EmbeddingExports:
                 try:
                     self._sweep()
                 except Exception:
-                    log.exception("embeddings under lease could not be looked at")
+                    log.exception("the leases of embeddings could not be checked")
                 if not self._kept:
                     self._wake.clear()
 

@@ -58,7 +58,7 @@ class EmbeddingReader:
         if handle.nixl is not None:
             with self._lock:
                 return self._over_nixl(handle, handle.nixl)
-        raise EmbeddingGone(f"an embedding can't be had ({problem}); encode the picture again")
+        raise EmbeddingGone(f"an embedding can't be read ({problem}); encode the picture again")
 
     def _over_nixl(self, handle: EmbeddingHandle, offer: NixlOffer) -> SharedTensor:
         if self._arena is None:

@@ -65,7 +65,7 @@ class CudaMemory:
         self._device = pool.device
         self._driver = CudaDriver()
         if not self._driver.copies_batches:
-            raise MemoryUnreachable("the driver is older than CUDA 12.8's, which first copies in batches")
+            raise MemoryUnreachable("the driver is older than CUDA 12.8, which introduced batched copies")
         try:
             self.handle, self.offset = self._driver.export(pool.data_ptr())
         except CudaError as error:

@@ -62,7 +62,7 @@ class DirectRoute:
             self._neighbours.leave(source)
             raise PeerGone(
                 f"prefill engine {read.exported.engine} that holds lease {read.exported.lease_id} is gone ({error}); "
-                "expected it to live; compute the prompt locally"
+                "compute the prompt locally"
             ) from error
         self._copies.append(copy)
         return True

@@ -43,9 +43,7 @@ class FaultyTransport:
         self._under_way: dict[int, tuple[int, int]] = {}  # read id -> (its first local block, tokens of the prompt)
         self._finished = 0
         self._last: torch.Tensor | None = None  # the faulty layer of the first block of an earlier read
-        log.warning(
-            "%s=%s: KV IS CORRUPTED ON PURPOSE in this engine; no answer of it is to be trusted", VARIABLE, fault
-        )
+        log.warning("%s=%s: KV IS CORRUPTED ON PURPOSE in this engine; do not trust its answers", VARIABLE, fault)
 
     @property
     def pending_reads(self) -> int:

@@ -200,7 +200,7 @@ class Neighbours:
             if self._is_read:
                 connection.send(_encode(Hello(self.offer.address)))
         except OSError as error:
-            log.info("no direct way to the %s at %s: %s", self._what, address, error)
+            log.info("no direct transport to the %s at %s: %s", self._what, address, error)
             connection.close()
             return None
         neighbour = self._known[address] = Neighbour(address, connection, pid)
@@ -287,7 +287,7 @@ class Neighbours:
             received = connection.recv(_MESSAGE_BYTES)
             return _decoder.decode(received) if received else None
         except (OSError, msgspec.MsgspecError) as error:
-            log.info("a neighbour's connection ends: %s", error)
+            log.info("the connection to a local peer ended: %s", error)
             return None
 
     def _drop(self, connection: Any) -> None:

@@ -178,7 +178,7 @@ class NixlRoute:
         try:
             self._agent.disconnect(peer.agent_name, peer.blocks)
         except AgentError as error:
-            log.warning("NIXL did not let go of agent %s: %s", peer.agent_name, error)
+            log.warning("NIXL did not remove agent %s: %s", peer.agent_name, error)
 
     def _start_anew(self, reason: str) -> None:
         """Ends all reads in flight by replacing the agent.
@@ -200,5 +200,5 @@ def _lease_message(lease_id: int) -> bytes:
 def _gone(exported: codec.ExportedKv, cause: object) -> PeerGone:
     return PeerGone(
         f"prefill engine {exported.engine} that holds lease {exported.lease_id} is gone ({cause}); "
-        "expected it to answer; compute the prompt locally"
+        "compute the prompt locally"
     )

@@ -64,10 +64,10 @@ class RoutedTransport:
         if any(getattr(exported, route.name) is not None for route in self._routes):
             raise PeerGone(
                 f"prefill engine {exported.engine} that holds lease {exported.lease_id} can't be reached; "
-                "expected it to live; compute the prompt locally"
+                "compute the prompt locally"
             )
         raise LayoutMismatch(
-            f"prefill engine {exported.engine} offers its KV in no way that this decode engine can take; "
+            f"prefill engine {exported.engine} offers no KV transport that this decode engine supports; "
             f"expected {self.name}; run the same trtx version on both"
         )
 

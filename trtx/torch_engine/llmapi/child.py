@@ -179,8 +179,8 @@ class ChildProcess(Generic[Message]):
                     self._take(message)
         except Exception as error:
             # After an error in one message no thread would read the next, so end the process instead of staying silent.
-            logger.exception("%s %d: a message could not be taken in", self._title, self.pid)
-            self.fatal = f"a message of the {self._title} could not be taken in: {type(error).__name__}: {error}"
+            logger.exception("%s %d: a message could not be handled", self._title, self.pid)
+            self.fatal = f"a message of the {self._title} could not be handled: {type(error).__name__}: {error}"
             self._process.kill()
         # It closes its end only when it ends; a process that lingers holds a device that no client can reach.
         deadline = time.monotonic() + EXIT_GRACE_S

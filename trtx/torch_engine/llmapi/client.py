@@ -195,7 +195,7 @@ class EngineClient:
         try:
             delivery = choice.delivery(update)
         except Exception as error:
-            logger.exception("request %d ends with an error of its text", choice.output.request_id)
+            logger.exception("request %d ends because its text could not be made", choice.output.request_id)
             overrun.append(update.sequence_id)
             problem = f"the text of this request could not be made: {type(error).__name__}: {str(error)[:500]}"
             return self._end(choice, update.sequence_id, RequestFailed(problem), overrun)

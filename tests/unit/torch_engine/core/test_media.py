@@ -157,7 +157,11 @@ def test_what_is_wrong_with_an_embedding_ends_those_that_need_it_alone() -> None
         ask(h, sequence_id, MediaPrompt([3, (name, 6), 4]))
     h.run()
     assert h.tokens[0] == h.tokens[4] == undisturbed(CAT.seen, 6)
-    assert "has 7 rows; expected 6" in h.errors[1] and "NaN" in h.errors[2] and "not in the engine" in h.errors[3]
+    assert (
+        "has 7 rows; expected 6" in h.errors[1]
+        and "NaN" in h.errors[2]
+        and "has neither embedding nor KV" in h.errors[3]
+    )
     ends = {u.sequence_id: (u.is_failure, u.media_needed) for u in h.updates if u.error is not None}
     assert ends == {1: (False, None), 2: (False, None), 3: (True, [key_of("nowhere")]), 5: (True, None)}
     store.put(key_of("bad"), embedding_of("bad", 6))
