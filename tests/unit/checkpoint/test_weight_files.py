@@ -108,8 +108,8 @@ def test_an_index_does_not_lead_out_of_its_directory(tmp_path: Path, name: str) 
     ("names", "said"),
     [
         (["adapter_model.safetensors"], "an adapter: merge it"),
-        (["consolidated.safetensors"], r"holds consolidated\.safetensors.*download the files that are named model"),
-        ([SHARDS[0]], r"without their index: download model\.safetensors\.index\.json"),
+        (["consolidated.safetensors"], r"holds consolidated\.safetensors.*download the files model"),
+        ([SHARDS[0]], r"without its index: download model\.safetensors\.index\.json"),
         (["model.fp16.safetensors"], r"a variant.*rename it to model\.safetensors"),
         (["model.gguf"], r"in llama\.cpp's format"),
         (["other.safetensors"], "holds other.safetensors, which transformers does not load"),
