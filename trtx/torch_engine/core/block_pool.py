@@ -81,7 +81,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._untold: set[bytes] = set()  # names in _block_of that no event has reported
+        self._unreported: set[bytes] = set()  # names in _block_of that no event has reported
 
     @property
     def num_available(self) -> int:
@@ -175,10 +175,10 @@ class BlockPool:
                 continue
             self._block_of[name] = block_id
             self._names[block_id] = name
-            if tokens is None or (not run and run_parent in self._untold):
+            if tokens is None or (not run and run_parent in self._unreported):
                 self._announce(run_parent, run)
                 run, run_parent = [], name
-                self._untold.add(name)
+                self._unreported.add(name)
                 continue
             run.append((name, tokens))
         self._announce(run_parent, run)
@@ -188,10 +188,10 @@ class BlockPool:
             self._events.stored(parent, run)
 
     def _announce_removal(self, names: list[bytes]) -> None:
-        if self._untold:
-            told = [name for name in names if name not in self._untold]
-            self._untold.difference_update(names)
-            names = told
+        if self._unreported:
+            reported = [name for name in names if name not in self._unreported]
+            self._unreported.difference_update(names)
+            names = reported
         if names and self._events is not None:
             self._events.removed(names)
 
@@ -255,8 +255,8 @@ class BlockPool:
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
         _require(
-            self._untold <= named.keys(),
-            f"{len(self._untold - named.keys())} names without a stored event belong to no block",
+            self._unreported <= named.keys(),
+            f"{len(self._unreported - named.keys())} names without a stored event belong to no block",
         )
         if holders is not None:
             counted = Counter(block_id for holder in holders for block_id in holder)

@@ -14,7 +14,7 @@ from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.kv_layout import first_block
 
-NOBODYS = 0
+NO_BLOCK = 0
 """Filler entry for a position before a group's window, for which no block was allocated."""
 
 
@@ -85,7 +85,7 @@ class LayerGroups:
         """
         share = len(fresh) // self.count
         return [
-            [NOBODYS] * (length - len(blocks)) + blocks + fresh[group * share : (group + 1) * share]
+            [NO_BLOCK] * (length - len(blocks)) + blocks + fresh[group * share : (group + 1) * share]
             for group, blocks in enumerate(matched)
         ]
 
