@@ -79,7 +79,7 @@ def test_what_the_cache_has_needs_no_embedding() -> None:
     assert h.tokens[2] == undisturbed(CAT.seen, 6)
     ask(h, 3, CAT, cache_salt="other")
     h.run()
-    assert "embeddings of 1 of the prompt's 1 media" in h.errors[3]
+    assert "neither embedding nor KV for 1 of the prompt's 1 media items" in h.errors[3]
 
 
 def test_a_dropped_key_is_gone_for_later_sequences_and_stays_with_those_that_came_before() -> None:
@@ -211,7 +211,7 @@ def test_spans_that_cannot_be_are_refused_with_numbers(media: list[MediaSpan], s
 
 
 @pytest.mark.parametrize(
-    ("ids", "says"), [([1] * 12, "are 12; expected 13"), ([-1] * 13, "is no id"), ([2**32] * 13, "no id")]
+    ("ids", "says"), [([1] * 12, "are 12; expected 13"), ([-1] * 13, "an invalid id"), ([2**32] * 13, "an invalid id")]
 )
 def test_routing_ids_that_are_none_are_refused(ids: list[int], says: str) -> None:
     h = Harness()
