@@ -111,7 +111,7 @@ def test_spans_and_embeddings_that_were_put_are_the_same_request(
     told = [token["token_id"] for data in events for block in data["blocks"] for token in block["tokens"]]
     assert told[: len(ids)] == routing[: len(told)] and len(told) >= len(ids) // 8 * 8
     llm.drop_embeddings(keys)
-    with pytest.raises(MediaNeeded, match="embeddings of 2 of the prompt's 2 media") as error:
+    with pytest.raises(MediaNeeded, match="neither embedding nor KV for 2 of the prompt's 2 media items") as error:
         ask(llm, ids, media=spans, cache_salt="not in the cache")
     assert error.value.keys == tuple(keys)
     assert embedded.load_api("torch").missing_media(error.value) == tuple(keys)  # type: ignore[misc]

@@ -161,7 +161,7 @@ WHOLE = {
 }
 REFUSED: dict[str, tuple[bytes, int, str]] = {
     "a picture": (picture_files.png_header(4, 4), 415, "not a video of a supported format; expected MP4"),
-    "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "no video of a kind"),
+    "a list of other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "not a video of a supported format"),
     "sound": (files.sound(), 422, "holds no video stream"),
     "music with a cover": (files.sound(files.drawn(1)[0]), 422, "holds no video stream"),
     "a cut one": (VIDEO[: len(VIDEO) // 2], 422, "send the whole file"),
