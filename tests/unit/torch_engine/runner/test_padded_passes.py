@@ -157,7 +157,7 @@ def test_a_size_holds_as_many_sequences_as_it_has_room_for() -> None:
 @pytest.mark.parametrize("wish", [{"pass_sizes": (64, 32)}, {"pass_sizes": (0, 32)}, {"pass_sizes": (64, 64)}])
 def test_sizes_that_do_not_ascend_are_refused(checkpoint: Path, wish: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="expected ascending numbers of tokens, from 1 on"):
-        RunnerArgs(model_dir=checkpoint, deterministic=True)
+        RunnerArgs(model_dir=checkpoint, **wish)
 
 
 @pytest.mark.parametrize("asked", [{"merges_passes": True}, {"pass_sizes": (64,)}])
