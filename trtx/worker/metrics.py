@@ -65,10 +65,10 @@ class _Histogram:
 class RequestClock:
     """Measures the latencies of one request, from ``generate`` to its last token."""
 
-    __slots__ = ("_last", "_metrics", "_started")
+    __slots__ = ("_last", "_started", "metrics")
 
     def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._started = time.perf_counter()
         self._last = 0.0
 
@@ -79,7 +79,7 @@ class RequestClock:
         """
         if not count:
             return
-        metrics, now = self._metrics, time.perf_counter()
+        metrics, now = self.metrics, time.perf_counter()
         metrics.chunk_tokens.observe(count)
         metrics.generated_tokens += count
         if self._last:

@@ -51,6 +51,10 @@ class Looking:
     def __len__(self) -> int:
         return len(self._sent)
 
+    @property
+    def config(self) -> VisionConfig:
+        return self._sight.config
+
     async def pictures(self) -> tuple[Picture, ...]:
         """Loads the images, whose embeddings the engine then keeps until :meth:`close`.
 
