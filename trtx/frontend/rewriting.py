@@ -27,12 +27,12 @@ def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
         return body
     try:
         changed = _completion(maker, request) if path == COMPLETIONS else _chat(maker, path, request)
+        return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise Unrenderable(
             f"no prompt can be made of the request ({' '.join(str(error).split())[:200]}); correct the types of its "
             "messages, tools or prompt, and leave out surrogates"
         ) from error
-    return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _completion(maker: PromptMaker, request: dict[str, Any]) -> dict[str, Any] | None:
