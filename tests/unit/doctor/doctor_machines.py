@@ -1,13 +1,21 @@
-"""Machines that are described rather than had, and between them every row that the doctor has."""
+"""Descriptions of machines, which show every row of the doctor in each of its states, and a scripted kernel."""
 
 from __future__ import annotations
 
+import os
 import re
+import resource
+import shutil
 import sys
-from dataclasses import replace
+import tempfile
+from collections import namedtuple
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pytest
 from doctor_hosts import HOSTS
 
 from trtx.cli.doctor import table
@@ -24,6 +32,7 @@ from trtx.doctor.facts import (
     System,
     Topology,
 )
+from trtx.doctor.gather import system as gathering
 from trtx.doctor.judge import judge
 
 GIB = 2**30
@@ -58,7 +67,18 @@ PACKAGES = {
     "nixl-cu12": Package("1.5.1"),
     "nixl-cu13": Package("1.5.1"),
 }
-SYSTEM = System(
+
+
+def described_system(**facts: Any) -> System:
+    lacking = sorted({field.name for field in fields(System)} - facts.keys())
+    assert not lacking, (
+        f"tests/unit/doctor/doctor_machines.py does not say what {', '.join(lacking)} of System is: add it to SYSTEM, "
+        "a machine without problems, and to script_kernel, which also has to make the kernel answer with it"
+    )
+    return System(**facts)
+
+
+SYSTEM = described_system(
     cpu_cores=16,
     load_average=0.2,
     memory_available_bytes=100 * GIB,
@@ -76,6 +96,40 @@ SYSTEM = System(
         Directory("discovery directory", Path("/tmp"), 50 * GIB),
     ),
 )
+
+
+def script_kernel(root: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    """Makes kernel and psutil answer each question with another number. Returns what gather_system has to report for
+    port 0 and run directories below ``root``."""
+    memory = SimpleNamespace(total=11 * GIB, available=7 * GIB, used=3 * GIB, free=GIB, percent=36.0)
+    sizes = {"/dev/shm": (64 * 2**20, 2**20, 63 * 2**20)}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {6})
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1111, 2222) if what == resource.RLIMIT_NOFILE else (9, 9))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(*sizes.get(str(path), (900, 500, 400))))
+    for number, descriptors in enumerate((("anon_inode:inotify", "socket:[1]"), ("anon_inode:inotify",) * 2)):
+        (root / f"proc/{number}/fd").mkdir(parents=True)
+        for descriptor, target in enumerate(descriptors):
+            (root / f"proc/{number}/fd/{descriptor}").symlink_to(target)
+    (root / "instances").write_text("128\n")
+    (root / "range").write_text("32768\t60999\n")
+    for name, path in (("_PROCESSES", "proc"), ("_INOTIFY_LIMIT", "instances"), ("_EPHEMERAL", "range")):
+        monkeypatch.setattr(gathering, name, root / path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(root / "proc"))
+    monkeypatch.setenv("TRTX_CACHE", str(root))
+    return described_system(
+        cpu_cores=1, load_average=1.5, memory_available_bytes=7 * GIB, open_files=1111, open_files_hard=2222,
+        inotify_used=3, inotify_limit=128, shm_bytes=64 * 2**20, port=0, port_problem=None, ephemeral_first=32768,
+        directories=(
+            Directory("run directories", root, 400),
+            Directory("checkpoint cache", root, 400),
+            Directory("discovery directory", root / "proc", 400),
+        ),
+    )  # fmt: skip
+
+
 LAPTOP_GPUS = Gpus(problem="NVML Shared Library Not Found")
 
 
