@@ -300,17 +300,17 @@ MACHINES = {
 
 
 def rows(facts: Facts) -> dict[str, Check]:
-    """By name, once they are as every row has to be."""
+    """The rows by name. Fails if a row breaks a rule for all rows."""
     checks = judge(facts)
     names = [check.name for check in checks]
     twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"two rows are called {', '.join(twice)}: give each a name of its own in trtx/doctor/judge"
+    assert not twice, f"trtx/doctor/judge makes two rows of the name {', '.join(twice)}: rename one"
     for check in checks:
-        assert check.seen, f"the row {check.name!r} says nothing of what was seen: trtx/doctor/judge"
+        assert check.seen, f"the row {check.name!r} has no text under seen: add it in trtx/doctor/judge"
         if check.status in ("warning", "failed"):
             assert check.expected and check.fix, (
-                f"the row {check.name!r} is {check.status} and lacks what is expected or its fix: say both where "
-                "trtx/doctor/judge makes it"
+                f"the row {check.name!r} is {check.status} without what is expected or a fix: add both in "
+                "trtx/doctor/judge"
             )
     assert_fits(checks)
     return {check.name: check for check in checks}
@@ -319,5 +319,5 @@ def rows(facts: Facts) -> dict[str, Check]:
 def assert_fits(checks: tuple[Check, ...]) -> None:
     for line in (re.sub("\x1b\\[[0-9;]*m", "", line) for line in table(checks, 80)):
         assert len(line) <= 80, (
-            f"shorten what the row says: no word of it may break, and 49 characters are left:\n{line}"
+            f"this row of trtx/doctor/judge is wider than 80 columns; shorten its words to 49 characters:\n{line}"
         )

@@ -70,7 +70,7 @@ def test_a_tokenizer_that_transformers_changes_or_that_adds_tokens_is_transforme
         single="$A <|im_end|>", pair="$A $B", special_tokens=[("<|im_end|>", 4)]
     )
     tokenizer.save(str(model / "tokenizer.json"))
-    assert "adds tokens" in str(difference(model))
+    assert "adds special tokens" in str(difference(model))
 
 
 def test_a_model_without_a_template_is_transformers(model: Path) -> None:
