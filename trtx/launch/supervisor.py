@@ -411,4 +411,4 @@ class Supervisor:
         try:
             self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
         except Exception:  # a failing listener must not end the watch
-            logger.exception("an event could not be told: %s", message)
+            logger.exception("an event could not be reported: %s", message)

@@ -156,7 +156,9 @@ def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
 
 def _judge_open(endpoint: EtcdEndpoint, where: str) -> Unfit:
     expected = "certificates of both sides, or one private address"
-    risk = "whoever reaches it reads and takes over the traffic of every topology, and says what joining hosts serve"
+    risk = (
+        "anyone who can reach it reads and takes over the traffic of every topology, and says what joining hosts serve"
+    )
     if endpoint.listens_on_all:
         fix = "give it --client-cert-auth and etcd_auth's three files, or --listen-client-urls with one private address"
         return Unfit(
@@ -193,7 +195,7 @@ def judge_nats(
     if not answer.auth_required and not _is_loopback(where):
         yield Unfit(
             "warning",
-            f"NATS at {where} asks nobody who he is: whoever reaches it hears and forges events",
+            f"NATS at {where} asks nobody who he is: anyone who can reach it hears and forges events",
             "a user and a password, on a private network",
             "give it authorization {user, password} and set nats_auth in the hosts file",
         )

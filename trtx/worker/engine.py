@@ -202,7 +202,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         is_short = self.leaving.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
         if not self.leaving.engine_died and (unread := self._handoffs(loaded)):
-            logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, unread)
+            logger.warning(
+                "%s: %d leases end unread; their decode workers compute the prompts again", self.options.name, unread
+            )
         self._background.cancel()
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)

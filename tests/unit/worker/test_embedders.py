@@ -315,7 +315,7 @@ async def test_what_was_with_an_encoder_that_died_goes_to_the_next_one_and_what_
     tower.may_go_on.set()
     told = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(one) for one in told] == [TowerOutput, NoEncoder, TowerOutput, MediaError]
-    assert "two vision encoders ended while they had the picture; try again" in str(told[1])
+    assert "two vision encoders died while they encoded this image; try again" in str(told[1])
     assert rows_of(await embedder.embed(PICTURE, KEY, ROOM)), "a third one is there for whoever comes"
     assert len(begun) == 3
 
@@ -426,7 +426,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path:
 @pytest.mark.parametrize("asked", [None, {}, {"picture": ["/etc/passwd"], "key": "00", "label": "x"}, "text"])
 def test_what_is_no_question_of_a_worker_is_refused(asked: Any, tmp_path: Path) -> None:
     wire = {"token_ids": [1], "extra_args": {ASKED: asked}}
-    with pytest.raises(InvalidRequest, match="an encode worker answers other workers of trtx alone"):
+    with pytest.raises(InvalidRequest, match="encode workers only serve other trtx workers"):
         asyncio.run(encode_worker(Tower(tmp_path)).encode(wire))
 
 

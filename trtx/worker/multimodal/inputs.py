@@ -175,17 +175,17 @@ class Sight:
             try:
                 return await self._make(key, blob)
             except EmbeddingUnreachable as error:
-                logger.warning("embeddings come in files from now on: %s", error)
+                logger.warning("embeddings are passed in files from now on: %s", error)
                 self._embedder.use_files()
             except EmbeddingGone as error:
-                logger.warning("picture %s is encoded again: %s", key.hex(), error)
+                logger.warning("image %s is encoded again: %s", key.hex(), error)
             try:
                 return await self._make(key, blob)
             except EmbeddingGone as error:
-                logger.error("picture %s was lost twice between encoder and engine: %s", key.hex(), error)
-                raise NoEncoder(
-                    "what encoders made of the picture was gone before the engine had it; try again"
-                ) from error
+                logger.error(
+                    "the embedding of image %s was lost twice between encoder and engine: %s", key.hex(), error
+                )
+                raise NoEncoder("the image's embedding was lost before the engine had read it; try again") from error
 
         return make
 

@@ -174,7 +174,7 @@ class PromptSight:
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """The text that the engine's tokenizer encodes to ``token_ids``. Raises InvalidRequest if there is none."""
         if self._tokenizer is None:
-            raise InvalidRequest("images need a fast tokenizer beside encode workers, which this model has not")
+            raise InvalidRequest("with encode workers, images need a fast tokenizer, which this model lacks")
         given = list(token_ids)
         for ids in (given, given[1:]):  # the tokenizer may add BOS itself
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
