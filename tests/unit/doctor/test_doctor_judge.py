@@ -124,7 +124,10 @@ def test_a_foreign_process_on_a_gpu_is_named_and_fails_when_it_leaves_no_room(fr
 
 
 def test_memory_held_by_another_container_is_seen_although_its_process_is_not() -> None:
-    assert "a process that this container can't see holds 60.0 GiB" in rows(h100_box(free_bytes=20 * GIB))["GPU 0 memory"].seen
+    assert (
+        "a process that this container can't see holds 60.0 GiB"
+        in rows(h100_box(free_bytes=20 * GIB))["GPU 0 memory"].seen
+    )
 
 
 def test_trtxs_own_workers_on_a_gpu_are_no_foreigners() -> None:

@@ -242,7 +242,7 @@ def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tm
         finally:
             sleeper.kill()
     (told,) = share.told("vanished")
-    assert "lives but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
+    assert "is alive, but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
     assert share.lives()["agg-0"] == 2
 
 
