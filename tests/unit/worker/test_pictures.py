@@ -71,8 +71,8 @@ def test_a_name_tells_an_embedding_from_a_picture() -> None:
         ({"video_url": [url("v")], "image_url": [url("a")]}, "brings video_url, expected images alone: this model"),
         ({"audio_url": [url("v")]}, "brings audio_url, expected images alone"),
         ({"image_url": [{"UuidOnly": "name"}]}, "only a uuid, expected a url too"),
-        ({"image_url": [{"Decoded": {"shape": [1]}}]}, "a form that this worker does not read"),
-        ({"image_url": ["a"]}, "a form that this worker does not read"),
+        ({"image_url": [{"Decoded": {"shape": [1]}}]}, "has no url, expected one"),
+        ({"image_url": ["a"]}, "has no url, expected one"),
     ],
 )
 def test_what_is_no_picture_with_an_address_is_refused(media: dict[str, Any], says: str) -> None:
