@@ -16,9 +16,10 @@ from trtx.errors import UsageError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_BYTES = 4
-"""Of a character in UTF-8 at most, and so the most tokens that one can be spread over."""
+"""Longest UTF-8 encoding of a character, and so the largest number of tokens that one can span."""
 _LONGEST_WAIT = 16
-"""Tokens that may wait for the rest of a character. Where more do, the earlier ones are no text, and shown as such."""
+"""Largest number of tokens held back for the rest of a character. If more are waiting, the earlier ones are not valid
+UTF-8, and are shown as replacement characters."""
 
 
 class Tokenizer(Protocol):
@@ -30,13 +31,12 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Loads the fast tokenizer of a checkpoint so that it encodes as transformers does: ``encode(text)`` adds the
-    begin-of-text token where the checkpoint wants one, and padding and truncation that a training run left in
-    ``tokenizer.json`` are off.
+    """Loads a checkpoint's fast tokenizer so that it encodes as transformers does.
 
-    Every part of trtx that encodes text with a checkpoint's tokenizer loads it here. transformers, whose import takes
-    seconds, is asked only where it may encode otherwise than ``tokenizer.json`` does: see :func:`is_encoded_by_file`.
-    Raises UsageError that names the file where it can't be read.
+    ``encode(text)`` adds the begin-of-text token if the checkpoint defines one. Padding and truncation that a training
+    run left in ``tokenizer.json`` are turned off. Every part of trtx that encodes text with a checkpoint's tokenizer
+    loads it here. transformers takes seconds to import, so it is used only if it may encode differently from
+    ``tokenizer.json`` (:func:`is_encoded_by_file`). Raises UsageError, naming the file, if the tokenizer can't be read.
     """
     if not (model_dir / "tokenizer.json").is_file():
         return fast_tokenizer(load_hf_tokenizer(model_dir))
@@ -52,10 +52,10 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def load_decoder(model_dir: Path) -> Tokenizer:
-    """Loads the tokenizer of ``tokenizer.json`` alone, without padding and truncation, and never imports transformers.
+    """Loads the tokenizer from ``tokenizer.json``, without padding and truncation. Never imports transformers.
 
-    For parts that turn tokens into text: :func:`load_tokenizer` is for those that encode. Raises UsageError that names
-    the file where it can't be read.
+    Use it to decode tokens; use :func:`load_tokenizer` to encode text. Raises UsageError, naming the file, if it can't
+    be read.
     """
     from tokenizers import Tokenizer as FastTokenizer
 
@@ -69,11 +69,11 @@ def load_decoder(model_dir: Path) -> Tokenizer:
 
 
 def is_encoded_by_file(model_dir: Path) -> bool:
-    """Whether transformers encodes text exactly as ``tokenizer.json`` says.
+    """Whether transformers encodes text exactly as ``tokenizer.json`` defines.
 
-    transformers 5 builds the tokenizers of many model families anew, from the vocabulary and its own code. It takes the
-    file as it is where ``tokenizer_config.json`` names the class that no family owns. Even then ``add_bos_token`` and
-    ``add_eos_token`` change what it adds, and tokens of ``added_tokens_decoder`` are added to the file's own.
+    transformers 5 rebuilds the tokenizers of many model families from the vocabulary and its own code. It uses the file
+    unchanged if ``tokenizer_config.json`` names the generic class. Even then, ``add_bos_token`` and ``add_eos_token``
+    change which tokens it adds, and it adds the tokens of ``added_tokens_decoder`` to those in the file.
     """
     try:
         config = json.loads((model_dir / "tokenizer_config.json").read_bytes())
@@ -90,16 +90,19 @@ def is_encoded_by_file(model_dir: Path) -> bool:
 
 
 def pads_or_truncates(model_dir: Path) -> bool:
-    """Whether ``tokenizer.json`` holds padding or truncation, as a training run leaves them."""
+    """Whether ``tokenizer.json`` defines padding or truncation, which training runs may leave there."""
     state = json.loads((model_dir / "tokenizer.json").read_bytes())
     return bool(state.get("padding") or state.get("truncation"))
 
 
 @contextlib.contextmanager
 def torch_hidden() -> Iterator[None]:
-    """For an import of transformers, which imports torch where it is installed: 2 s of CPU that a tokenizer does not
-    need (seen with 5.23). transformers treats torch as absent from then on, in the whole process."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it was not installed
+    """Hides torch while transformers is imported; transformers then treats torch as absent in the whole process.
+
+    transformers imports torch if it is installed, which takes 2 s of CPU time that a tokenizer does not need (seen with
+    5.23).
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # None makes an import fail
     try:
         yield
     finally:
@@ -107,14 +110,17 @@ def torch_hidden() -> Iterator[None]:
 
 
 def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> Any:
-    """Raises UsageError, naming the directory, where transformers loads no tokenizer from it, or an empty one: of
-    some families (Qwen2, 5.23) it makes one without a vocabulary where a directory has no file of it."""
+    """Loads a checkpoint's tokenizer with transformers.
+
+    Raises UsageError, naming the directory, if that fails or the tokenizer is empty: for some families (Qwen2, seen
+    with 5.23), transformers creates a tokenizer without a vocabulary if the directory has no vocabulary file.
+    """
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(model_dir), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        # transformers writes advice over several lines, whatever the cause.
+        # transformers appends several lines of advice, whatever the cause
         raise _no_tokenizer(model_dir, " ".join(str(error).split())[:150]) from error
     files = getattr(type(loaded), "vocab_files_names", {}).values()
     if model_dir.is_dir() and files and not any((model_dir / name).is_file() for name in files):
@@ -130,19 +136,22 @@ def _no_tokenizer(model_dir: Path, reason: str) -> UsageError:
 
 
 def fast_tokenizer(tokenizer: Any) -> Tokenizer:
-    """The ``tokenizers.Tokenizer`` inside a transformers tokenizer, without padding and truncation. Raises ValueError
-    where there is none."""
+    """The ``tokenizers.Tokenizer`` inside a transformers tokenizer, without padding and truncation.
+
+    Raises ValueError for a slow tokenizer, which has none.
+    """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ValueError(f"tokenizer {type(tokenizer).__name__} has no fast form; expected one with a tokenizer.json")
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, expected one with a tokenizer.json")
     return _whole(backend)
 
 
 @dataclass(frozen=True, slots=True)
 class ByteTokens:
-    """The byte tokens of a tokenizer with byte fallback, such as ``<0xE4>``: ids to byte values.
+    """The byte tokens of a tokenizer with byte fallback, such as ``<0xE4>``.
 
-    ``skipped``: special tokens, which leave no gap between byte tokens where the text is made without them.
+    ``values`` maps token ids to bytes. ``skipped`` holds the special tokens: if they are left out of the text, they
+    don't separate the byte tokens around them.
     """
 
     values: Mapping[int, int]
@@ -150,8 +159,10 @@ class ByteTokens:
 
 
 def byte_tokens(tokenizer: Any) -> ByteTokens | None:
-    """The byte tokens that a decoder such as Llama 2's, Mistral's or Gemma's joins into characters; None for a decoder
-    without byte fallback. Kept for the next call, since each answer asks."""
+    """The byte tokens that a decoder such as Llama 2's, Mistral's or Gemma's joins into characters.
+
+    None for a decoder without byte fallback. The result is cached, because it is needed for every answer.
+    """
     return _byte_tokens(tokenizer)
 
 
@@ -177,7 +188,7 @@ def _whole(tokenizer: Any) -> Tokenizer:
 
 
 def _whole_characters(data: bytes) -> int:
-    """How many bytes at the beginning of ``data`` are whole characters; all where the rest is no UTF-8 anyway."""
+    """Number of leading bytes of ``data`` that form whole characters; all of them if the rest is not UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -198,23 +209,21 @@ def _has_byte_fallback(decoder: Any) -> bool:
 
 
 class TextStream:
-    """Turns tokens into text as they come; a character whose bytes are not all there yet waits for them.
+    """Detokenizes incrementally. Incomplete characters are held back until their last byte arrives.
 
-    Each piece is decoded together with the tokens before it that it may lean on, so that the pieces join to the
-    decoding of the whole (spaces and multi-byte characters included).
+    Each piece is decoded together with the tokens before it, so that the joined pieces equal the decoded whole,
+    including spaces and multi-byte characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        """The decoder of a tokenizer with byte tokens shows a run of them that is not UTF-8 as a whole as one
-        replacement character a token, so a run waits until it has ended."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._bytes = byte_tokens(tokenizer)
         self._context: list[int] = []  # tokens of the last piece
-        self._new: list[int] = []  # tokens whose text was not given out
+        self._new: list[int] = []  # tokens whose text has not been returned
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """Text that is sure now; may be empty."""
+        """Returns the text that later tokens can no longer change; it may be empty."""
         self._new += token_ids
         new = self._new
         if self._bytes is not None:
@@ -229,21 +238,26 @@ class TextStream:
         return ""
 
     def _feed_runs(self, byte_tokens: ByteTokens) -> str:
+        """:meth:`feed` for a tokenizer with byte tokens.
+
+        If a run of byte tokens is not valid UTF-8 as a whole, the decoder shows one replacement character for each of
+        them. So a run is held back until it ends.
+        """
         new = self._new
         start = count = self._run_start(byte_tokens)
-        if len(new) - start > _LONGEST_WAIT:  # characters that are whole need not wait for ever
+        if len(new) - start > _LONGEST_WAIT:  # return whole characters of a long run
             run = [(at, byte_tokens.values[new[at]]) for at in range(start, len(new)) if new[at] in byte_tokens.values]
             whole = _whole_characters(bytes(value for _, value in run))
             count = run[whole][0] if whole < len(run) else len(new)
         if not count:
             return ""
         piece = self._piece(count)
-        # A run that goes on is decoded anew from here: with what came before, all of it could turn out to be no UTF-8.
+        # A run that continues is decoded from here: together with its beginning it could be invalid UTF-8 as a whole.
         self._context, self._new = new[:start] or self._context, new[count:]
         return piece
 
     def _run_start(self, byte_tokens: ByteTokens) -> int:
-        """Where the byte tokens begin that end what was not given out."""
+        """Index in ``_new`` at which its trailing run of byte tokens begins."""
         skipped = byte_tokens.skipped if self._skip_special_tokens else frozenset()
         start = len(self._new)
         while start and (self._new[start - 1] in byte_tokens.values or self._new[start - 1] in skipped):
@@ -251,24 +265,26 @@ class TextStream:
         return start
 
     def finish(self) -> str:
-        """What waited for bytes that never came, as the tokenizer shows it."""
+        """Returns the text of the tokens held back, as the tokenizer shows incomplete characters."""
         piece = self._piece(len(self._new)) if self._new else ""
         context = self._new if self._bytes is None else self._new[: self._run_start(self._bytes)]
         self._context, self._new = context or self._context, []
         return piece
 
     def _piece(self, count: int) -> str:
-        """Text of the first ``count`` new tokens."""
+        """The text of the first ``count`` new tokens."""
         decode, skip = self._tokenizer.decode, self._skip_special_tokens
         return decode(self._context + self._new[:count], skip)[len(decode(self._context, skip)) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Tokens and text that no stop string can take back. ``stop`` is the one that matched, which ends the sequence.
+    """Tokens and text that can be sent, because no stop string can begin in them any more.
 
-    ``pieces``: of each token what it adds to the text, "" where a character lacks bytes yet. They join to the text, but
-    for the last one of a match, which may reach into the stop string."""
+    ``pieces`` holds the text that each token adds, "" for a token whose character is incomplete. Joined, they equal
+    ``text``, except that the last piece before a match may reach into the stop string. ``stop`` is the stop string that
+    matched and ended the sequence.
+    """
 
     pieces: tuple[str, ...]
     text: str
@@ -276,13 +292,13 @@ class Released:
 
 
 class PlainText:
-    """Makes the text of a sequence without stop strings, piece by piece, for the callers of :class:`StopStrings`."""
+    """Detokenizes a sequence without stop strings, with the interface of :class:`StopStrings`."""
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
 
     def feed(self, token_ids: Sequence[int], *, is_last: bool) -> Released:
-        """Gives every token out at once, each with the text that it completes."""
+        """Releases all tokens, each with the text that it completes."""
         pieces = [self._stream.feed([token_id]) for token_id in token_ids]
         if is_last and (rest := self._stream.finish()):
             if not pieces:
@@ -292,10 +308,10 @@ class PlainText:
 
 
 class StopStrings:
-    """Finds stop strings across token borders, and holds back whatever may turn out to begin one.
+    """Finds stop strings across token boundaries, and holds back tokens that may begin one.
 
-    On a match the tokens end before the first one that lies wholly in or behind the stop string; the text ends exactly
-    where the stop string begins (or ends, with ``include``).
+    On a match, the text ends exactly where the stop string begins (or ends, with ``include``), and the tokens end
+    before the first one that lies wholly inside or behind the stop string.
     """
 
     def __init__(self, stops: Sequence[str], stream: TextStream, *, include: bool, min_tokens: int) -> None:
@@ -306,12 +322,12 @@ class StopStrings:
         self._longest = max(map(len, stops))
         self._text = ""
         self._num_tokens = 0
-        self._searchable = 0  # a match begins here at the earliest
-        self._given = 0  # characters given out
-        self._held: list[int] = []  # for each held token the character it starts at
+        self._searchable = 0  # no match begins before this character
+        self._given = 0  # characters released
+        self._held: list[int] = []  # for each held token, the character at which it starts
 
     def feed(self, token_ids: Sequence[int], *, is_last: bool) -> Released:
-        """``is_last``: nothing comes after; what is held is given out unless it is a stop string."""
+        """``is_last`` marks the end of the sequence: what is held back is released, unless it is a stop string."""
         for token_id in token_ids:
             before = len(self._text)
             self._held.append(before)
@@ -344,7 +360,7 @@ class StopStrings:
         return Released(released.pieces, released.text, stop)
 
     def _hold_from(self) -> int:
-        """Where the longest suffix begins that some stop string begins with."""
+        """Start of the longest suffix of the text with which a stop string begins."""
         text = self._text
         for start in range(max(self._searchable, len(text) - self._longest + 1), len(text)):
             tail = text[start:]
@@ -353,14 +369,17 @@ class StopStrings:
         return len(text)
 
     def _token_border(self, at: int) -> int:
-        """Where the token begins in whose text character ``at`` is: who goes on behind tokens that were given out, as
-        another worker may, takes all of their text for seen."""
+        """Start of the token that contains character ``at``.
+
+        Only whole tokens are released: a worker that continues the request after a migration assumes that the client
+        has the whole text of every token sent.
+        """
         if at == len(self._text) or at in self._held:
             return at
         return max(start for start in self._held if start < at)
 
     def _release(self, tokens_before: int, text_before: int) -> Released:
-        """Gives out held tokens that start before one character, and text up to another."""
+        """Releases held tokens that start before character ``tokens_before``, and text before ``text_before``."""
         count = 0
         while count < len(self._held) and self._held[count] < tokens_before:
             count += 1

@@ -71,7 +71,7 @@ def test_sigterm_ends_it_cleanly(model: Path, tmp_path: Path) -> None:
         (["--broker-xsub", "tcp://127.0.0.1:5557"], "only one of --broker-xsub and --broker-xpub"),
         (
             ["--broker-xsub", "tcp://0.0.0.0:5557", "--broker-xpub", "tcp://127.0.0.1:5558"],
-            "must be a loopback address",
+            "expected a loopback address",
         ),
         (["--no-such-flag"], "--no-such-flag"),
     ],

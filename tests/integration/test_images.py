@@ -218,7 +218,7 @@ def test_each_picture_is_encoded_once_and_decode_looks_at_none(agg: Served, disa
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 403, "--allowed-media-path"),
         ({"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}, 403, "--allow-http-media"),
         ({"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}, 403, "127.0.0.1"),
-        ({"type": "image_url", "image_url": None, "uuid": "a"}, 400, "comes with a uuid alone"),
+        ({"type": "image_url", "image_url": None, "uuid": "a"}, 400, "has only a uuid"),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, 400, "brings video_url"),
     ],
     ids=["placeholder", "no picture", "truncated", "file", "http", "private", "uuid", "video"],

@@ -216,7 +216,9 @@ def test_one_that_cannot_be_taken_out_is_told_once_for_each_reason_and_tried_on(
         try:
             watched.remove(lease)
             until("it is told", lambda: len(told) == 1)
-            assert told == ["a dead worker is still routed to, and can't be taken out: permission denied"]
+            assert told == [
+                "the router still sends requests to a dead worker, whose record can't be removed: permission denied"
+            ]
             registry.why = "out of space"
             until("the other reason too", lambda: len(told) == 2)
             registry.why = ""
@@ -263,11 +265,11 @@ def _go_through_deaths(client: Etcd, arguments: tuple[str, ...], services: tuple
         assert len(after & before) == 1
 
         services[0].end()
-        wait_until(lambda: "what is registered is not known" in serve.text(), 60, serve.text())
+        wait_until(lambda: "the registered workers are unknown" in serve.text(), 60, serve.text())
         os.kill(serve.pid_of("agg-1"), signal.SIGKILL)  # what it held can't be revoked now
         wait_until(lambda: "agg-1 was killed by SIGKILL" in serve.text(), 60, serve.text())
         services[0].start()
-        wait_until(lambda: "what is registered is known again" in serve.text(), 60, serve.text())
+        wait_until(lambda: "the registered workers are known again" in serve.text(), 60, serve.text())
         wait_until(lambda: len(re.findall("whole again", serve.text())) == 2, 90, serve.text())
         lived = after & registry.worker_ids()
         assert len(lived) == 1  # the dead one went when etcd came, long before its lease ended

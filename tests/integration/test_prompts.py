@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import shutil
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,3 +177,50 @@ def test_a_model_without_a_template_completes_and_refuses_messages(base: Served)
     assert answer.status_code == 400 and "no chat template" in answer.json()["message"]
     streamed = base.post("chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True})
     assert streamed.status_code == 400
+
+
+def _odd(chosen: random.Random, value: Any) -> Any:
+    """``value`` with one of its parts replaced by a value of another type, or removed."""
+    if isinstance(value, dict | list) and value and chosen.random() < 0.8:
+        copy: Any = value.copy()
+        at = chosen.choice([*copy]) if isinstance(copy, dict) else chosen.randrange(len(copy))
+        if chosen.random() < 0.2:
+            del copy[at]
+        else:
+            copy[at] = _odd(chosen, copy[at])
+        return copy
+    return chosen.choice([None, True, -1, 1e308, "", "\ud800", "x" * 500, [], [[]], {}, {"type": "text"}, [None, {}]])
+
+
+def test_odd_bodies_get_an_answer_each_and_the_door_goes_on(served: Served) -> None:
+    chosen = random.Random(11)
+    chat = {"model": "tiny", "messages": conversation(is_wire=True), "tools": [TOOL], "max_tokens": 2}
+    bodies = {
+        "chat/completions": chat,
+        "completions": {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 2},
+        "responses": {"model": "tiny", "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]},
+    }
+    for number in range(120):
+        path = chosen.choice([*bodies])
+        sent = json.dumps(_odd(chosen, bodies[path])).encode()
+        if number % 6 == 0:
+            cut = chosen.randrange(len(sent))
+            sent = sent[:cut] + bytes(chosen.choices(range(256), k=3)) + sent[cut + 3 :]
+        headers = {"Content-Type": "application/json"}
+        answer = HTTP.post(f"{served.running.url}/v1/{path}", content=sent, headers=headers, timeout=60)
+        assert answer.status_code in (200, 400, 404, 415, 422, 501), f"{sent!r}: {answer.status_code} {answer.text}"
+    assert served.prompts("completions", {"prompt": "hello"}) == [served.oracle("hello")["input_ids"]]
+
+
+def test_a_frontend_that_was_killed_opens_its_door_again_on_the_same_port(served: Served) -> None:
+    running = served.running
+    (frontend,) = [child for child in running.children if child.name == "frontend"]
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        frontend.end(signal.SIGKILL)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    running.children.remove(frontend)
+    running.start_frontend("--prompts-of", str(served.model))
+    running.wait_ready(aggregated=1)
+    assert served.prompts("completions", {"prompt": "hello"}) == [served.oracle("hello")["input_ids"]]

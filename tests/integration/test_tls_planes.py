@@ -56,7 +56,7 @@ _TLS_CASES = [
     (of(ca="stranger"), ("its certificate is not trusted: unable to get local issuer certificate", "etcd_auth")),
     (of("expired"), ("expired.pem", "the certificate expired on 20", "renew it")),
     (of("early"), ("early.pem", "is not in force before 20", "clock")),
-    (of(key="server"), ("client.pem", "server.key", "certificate and key do not go together")),
+    (of(key="server"), ("client.pem", "server.key", "certificate and key don't match")),
     # What etcd says of it comes with its hanging up, and not always before.
     (of("foreign"), ("the certificate of etcd_auth",)),
 ]
@@ -66,9 +66,13 @@ _TLS_CASES = [
     ("etcd_auth", "nats_auth", "words"),
     [
         *((files, _LOGIN, words) for files, words in _TLS_CASES),
-        (of(), {**_LOGIN, "password_file": "wrong"}, ("lets nobody in so (Authorization Violation)", "nats_auth")),
-        (of(), {**_LOGIN, "username": "ada"}, ("lets nobody in so (Authorization Violation)", "nats_auth")),
-        (of(), None, ("lets nobody in so (Authorization Violation)", "nats_auth")),
+        (
+            of(),
+            {**_LOGIN, "password_file": "wrong"},
+            ("refuses these credentials (Authorization Violation)", "nats_auth"),
+        ),
+        (of(), {**_LOGIN, "username": "ada"}, ("refuses these credentials (Authorization Violation)", "nats_auth")),
+        (of(), None, ("refuses these credentials (Authorization Violation)", "nats_auth")),
     ],
 )
 def test_serve_says_which_file_of_credentials_is_wrong(

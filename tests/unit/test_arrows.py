@@ -142,8 +142,8 @@ def test_the_doctors_judges_look_at_facts_alone() -> None:
             elif isinstance(node, ast.ImportFrom):
                 names.add((node.module or "").partition(".")[0])
         assert not names & looking, (
-            f"{_module(path)} imports {', '.join(sorted(names & looking))} and looks at this machine: gather it in "
-            "trtx/doctor/gather as a fact of trtx/doctor/facts.py"
+            f"{_module(path)} imports {', '.join(sorted(names & looking))} and looks at this machine: "
+            "read it as a fact in trtx/doctor/gather"
         )
 
 

@@ -1,8 +1,8 @@
-"""Dynamo's OpenAI frontend with what this topology needs put right around it.
+"""Dynamo's OpenAI frontend, with what it lacks for this topology.
 
-Owns the HTTP listener's socket options, the event plane's local ZMQ broker, and the door that puts transformers' token
-ids into requests of models whose prompts Dynamo may make otherwise (``trtx.prompts`` makes them).
-All else that becomes of a request is ``dynamo.frontend``'s, in this process, with its own flags.
+Owns the HTTP listener's socket options, the event plane's local ZMQ broker, a route that lists workers, and the door,
+which puts transformers' token ids into requests if Dynamo may make a model's prompts differently.
+``trtx.prompts`` makes the prompts. ``dynamo.frontend`` does everything else, in this process, with its own flags.
 Enter with ``python -m trtx.frontend``.
-Nothing listens beyond the addresses that the command line names: the broker on loopback only, HTTP on ``--http-host``.
+It listens only on the addresses in its command line: the broker on loopback, HTTP on ``--http-host``.
 """

@@ -1,4 +1,4 @@
-"""``python -m trtx.frontend``: our few flags, then ``dynamo.frontend`` in this process with all others untouched."""
+"""``python -m trtx.frontend``: reads trtx's own flags and runs ``dynamo.frontend`` with the others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from trtx.frontend.listener import NodelayListener
 from trtx.prompts.same import difference
 from trtx.text import torch_hidden
 
-WORKERS_ROUTE = "trtx.frontend.workers:routes"  # not imported here: dynamo's own import comes after the broker
+WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
 _DYNAMOS_BODY_LIMIT_MB = "45"
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m trtx.frontend",
-        description="dynamo.frontend on loopback with TCP_NODELAY; other flags are dynamo.frontend's own.",
+        description="Runs dynamo.frontend on loopback with TCP_NODELAY; all other flags are passed on to it.",
         add_help=False,
         allow_abbrev=False,
     )
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the HTTP port (default: %(default)s)")
     parser.add_argument("--http-port", type=int, required=True, help="HTTP port")
-    parser.add_argument("--prompts-of", type=Path, help="the model's directory: its prompts are made by transformers")
+    parser.add_argument(
+        "--prompts-of",
+        type=Path,
+        help="model directory; if Dynamo may make its prompts differently, transformers makes them",
+    )
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -38,17 +42,25 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address that a name stands for, the first, as the launcher holds its port: with TLS, Dynamo 1.4.2 listens on
-    no name ("invalid socket address syntax"). Raises UsageError for a name that stands for none."""
+    """The first address that ``host`` resolves to; the launcher reserves the port on the same one.
+
+    With TLS, Dynamo 1.4.2 can't listen on a host name ("invalid socket address syntax"). Raises UsageError if ``host``
+    can't be resolved.
+    """
     try:
         return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror as error:
-        raise UsageError(f"--http-host {host!r} is no address of this machine ({error.strerror})") from error
+        raise UsageError(
+            f"--http-host {host!r} can't be resolved ({error.strerror}); give an address of this machine"
+        ) from error
 
 
 def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[list[str], int]:
-    """Listens on ``address`` and makes prompts with transformers. Returns ``flags`` without those of TLS, which ends at
-    the door, and the port on loopback where Dynamo is to listen. Raises UsageError."""
+    """Listens on ``address`` and makes prompts with transformers. Raises UsageError.
+
+    Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
+    terminates.
+    """
     from trtx.frontend.door import Door, server_tls
     from trtx.frontend.rewriting import PATHS, rewrite
     from trtx.prompts.maker import PromptMaker
@@ -71,17 +83,22 @@ def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[
             tls=server_tls(tls.tls_cert_path, tls.tls_key_path) if tls.tls_cert_path else None,
         ).start()
     except OSError as error:
-        raise UsageError(f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another") from error
+        raise UsageError(
+            f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another port"
+        ) from error
     return others, inner
 
 
 _RESERVED: list[socket.socket] = []
-"""Sockets that stay bound for as long as this process runs."""
+"""Sockets that stay bound until this process ends."""
 
 
 def _reserved_port() -> int:
-    """A port on loopback for Dynamo, which seconds pass before it takes. The socket stays bound and never listens:
-    Dynamo's own, which has SO_REUSEADDR too, may listen there, and the system gives the port to no one else."""
+    """Reserves a port on loopback, which Dynamo opens seconds later.
+
+    A bound socket that never listens holds the port: the kernel assigns it to no other process, and Dynamo's own socket
+    may still listen there, because both have SO_REUSEADDR.
+    """
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", 0))
@@ -90,7 +107,7 @@ def _reserved_port() -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Runs until SIGTERM or SIGINT; dynamo.frontend owns the event loop and the signals."""
+    """Runs until SIGTERM or SIGINT. dynamo.frontend owns the event loop and handles the signals."""
     args, rest = _parse(argv)
     if args.broker_xsub is not None:
         Broker(args.broker_xsub, args.broker_xpub).start()
@@ -99,10 +116,12 @@ def main(argv: list[str]) -> None:
         rest, port = open_door(args.prompts_of, (host, port), rest)
         host = "127.0.0.1"
     NodelayListener(port).start()
-    from dynamo.frontend.main import main as dynamo_frontend  # after the broker: workers may connect already
+    from dynamo.frontend.main import (
+        main as dynamo_frontend,
+    )  # the import takes seconds; workers may connect to the broker in the meantime
 
     own = ["--http-host", host, "--http-port", str(port)]
-    own += ["--frontend-route-extension", WORKERS_ROUTE]  # further ones in rest stand beside it
+    own += ["--frontend-route-extension", WORKERS_ROUTE]  # ``rest`` may name further extensions
     sys.argv = [sys.argv[0], *own, *rest]
     dynamo_frontend()
 

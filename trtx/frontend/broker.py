@@ -1,7 +1,7 @@
 """The event plane's local broker: publishers connect to its XSUB side, subscribers to its XPUB side.
 
-Without one, Dynamo 1.4.2 binds a ZMQ publisher on every interface for each worker and sends prompt token ids through
-it in clear. With ``DYN_ZMQ_BROKER_URL`` both sides connect here instead, and only the broker listens.
+Without a broker, each worker of Dynamo 1.4.2 binds a ZMQ publisher on every interface and sends prompt token ids
+through it unencrypted. With ``DYN_ZMQ_BROKER_URL``, both sides connect to the broker, and only the broker listens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def check_loopback(flag: str, address: str) -> None:
         loopback = False
     if not loopback or not loopback.is_loopback:
         raise UsageError(
-            f"{flag} is {address!r}; the event plane carries prompt token ids, so it must be a loopback address such "
-            "as tcp://127.0.0.1:5557"
+            f"{flag} is {address!r}, expected a loopback address such as tcp://127.0.0.1:5557, because the event plane "
+            "carries prompt token ids"
         )
 
 
 class Broker:
-    """An XSUB/XPUB proxy in a daemon thread; it lives as long as its process."""
+    """An XSUB/XPUB proxy in a daemon thread, which runs until its process ends or :meth:`close` is called."""
 
     def __init__(self, xsub: str, xpub: str) -> None:
         check_loopback("--broker-xsub", xsub)
@@ -44,26 +44,26 @@ class Broker:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends a started proxy and frees both ports."""
-        self._context.term()  # the proxy's thread sees it, closes both sockets, and only then does this return
+        """Stops a started proxy and frees both ports."""
+        self._context.term()  # returns after the proxy's thread has closed both sockets
 
     def _bind(self, kind: int, flag: str, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
-        # No high-water mark: a dropped KV event leaves the router's view of a worker wrong until it restarts.
+        # No high-water mark: after a dropped KV event, the router's index of a worker is wrong until that restarts.
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise UsageError(f"{flag} {address} can't be bound ({error}); give an address that is free") from error
+            raise UsageError(f"{flag} {address} can't be bound ({error}); give a free address") from error
         return socket
 
     def _run(self) -> None:
         try:
             zmq.proxy(self._frontend, self._backend)
         except zmq.ContextTerminated:
-            pass  # close() ended the context: that is how a proxy stops
+            pass  # close() was called
         finally:
             self._frontend.close(linger=0)
             self._backend.close(linger=0)

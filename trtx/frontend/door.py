@@ -1,9 +1,8 @@
-"""The HTTP port of a frontend whose prompts transformers makes: it rewrites requests and hands bytes of answers on.
+"""The HTTP port of a frontend whose prompts transformers makes: rewrites requests and passes answers on unchanged.
 
-Dynamo 1.4.2 has no place for a chat template engine or a tokenizer of one's own in front of its router, and takes
-prompts as token ids. So requests go through this door, in the frontend's process: it parses each, and its thread pool
-makes the prompt. Answers are copied as they come and never parsed. Drop it once Dynamo renders templates as
-transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610).
+Dynamo 1.4.2 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
+prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
+Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610).
 """
 
 from __future__ import annotations
@@ -21,20 +20,23 @@ from typing import Any, cast
 
 import h11
 
+from trtx.frontend.answer_framing import AnswerFraming
 from trtx.prompts.maker import Unrenderable
 
 Rewrite = Callable[[str, bytes], bytes]
-"""The body of a POST to a path, with its prompt as token ids. Raises Unrenderable."""
+"""Takes the path and body of a POST, returns the body with its prompt as token ids. Raises Unrenderable."""
 
 _THREADS = 2
 _BACKLOG = 1024
 _POLL_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
 _MOST_HEAD_BYTES = 256 << 10
+_MOST_EARLY_BYTES = 256 << 10
+"""How much of the next requests is read while an answer is due. A client that disconnects is noticed up to there."""
 
 
 class Door:
-    """Listens on ``address`` in a thread of its own, and hands connections on to Dynamo's port on loopback."""
+    """Listens on ``address`` in its own thread, and forwards each connection to Dynamo's port on loopback."""
 
     def __init__(
         self,
@@ -46,14 +48,16 @@ class Door:
         body_limit: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``paths``: whose POSTs are rewritten. ``body_limit``: bytes of a body, beyond which it is refused."""
+        """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused."""
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")
 
     def start(self) -> None:
-        """Takes the port, and listens once Dynamo does: a client sees when a frontend is there. Raises OSError for a
-        port that can't be had."""
+        """Binds the port, and listens once Dynamo does, so that clients can tell when the frontend is ready.
+
+        Raises OSError if the port can't be bound.
+        """
         family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,7 +69,9 @@ class Door:
 
         try:
             uvloop.run(self._serve(bound))
-        except Exception as error:  # another process listened first, say: without its door a frontend answers nothing
+        except (
+            Exception
+        ) as error:  # for example, another process listened first; without its door a frontend is useless
             sys.stderr.write(f"trtx.frontend: the HTTP port {self._address[1]} can't be served ({error})\n")
             os._exit(1)
 
@@ -85,28 +91,38 @@ class Door:
         return True
 
     async def inner(self, client: _Client) -> _Inner:
-        """A connection to Dynamo's own port. Raises OSError."""
+        """Opens a connection to Dynamo's own port. Raises OSError."""
         loop = asyncio.get_running_loop()
         opening = loop.create_connection(lambda: _Inner(client), "127.0.0.1", self._inner_port)
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 
     async def rewritten(self, path: str, body: bytes) -> bytes:
+        """Runs the rewrite in the thread pool. Raises Unrenderable."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._rewrite, path, body)
 
 
 class _Inner(asyncio.Protocol):
-    """Dynamo's side of one client's connection: what comes goes to the client."""
+    """Dynamo's side of one client's connection: copies each answer to the client."""
+
+    transport: asyncio.Transport
 
     def __init__(self, client: _Client) -> None:
         self._client = client
-        self.transport: asyncio.Transport | None = None
+        self._framing: AnswerFraming | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio's
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
+
+    def ask(self, method: bytes, request: bytes) -> None:
+        self._framing = AnswerFraming(method)
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         self._client.transport.write(data)
+        if self._framing is not None and self._framing.feed(data):
+            self._framing = None
+            self._client.next_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.transport.close()
@@ -119,17 +135,19 @@ class _Inner(asyncio.Protocol):
 
 
 class _Client(asyncio.Protocol):
-    """One client's connection. Requests are taken one after another, in the order in which they come."""
+    """One client's connection. A request is parsed once the answer to the one before is complete."""
 
     transport: asyncio.Transport
 
     def __init__(self, door: Door) -> None:
         self._door = door
         self._inner: _Inner | None = None
-        self._parser = _parser()
+        self._parser = _new_parser()
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._working: asyncio.Task[None] | None = None
+        self._answer_is_due = False
+        self._early = b""  # what arrived while an answer was due
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -137,33 +155,43 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._working is not None:
             self._working.cancel()
-        if self._inner is not None and self._inner.transport is not None:
-            self._inner.transport.close()  # Dynamo ends the request of a client that has gone
+        if self._inner is not None:
+            self._inner.transport.close()  # Dynamo cancels the request of a client that has disconnected
 
     def pause_writing(self) -> None:
-        if self._inner is not None and self._inner.transport is not None:
+        if self._inner is not None:
             self._inner.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._inner is not None and self._inner.transport is not None:
+        if self._inner is not None:
             self._inner.transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
-        self._take(lambda: self._parser.receive_data(data))
-
     def eof_received(self) -> bool:
-        return False  # closes: a client that sends no more has gone, for Dynamo as well
+        return False  # closes the connection: Dynamo, too, takes a client that sends no more for gone
 
-    def _take(self, receive: Callable[[], None]) -> None:
+    def data_received(self, data: bytes) -> None:
+        if self._answer_is_due:
+            self._early += data
+            if len(self._early) > _MOST_EARLY_BYTES:
+                self.transport.pause_reading()
+            return
         try:
-            receive()
+            self._parser.receive_data(data)
             self._parse()
         except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, f"the request is no HTTP/1.1: {error}")
+            self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}")
+
+    def next_request(self) -> None:
+        """Goes on with what the client sent in the meantime. An answer that ends the connection has none after it."""
+        if self._parser.their_state is h11.MUST_CLOSE or self.transport.is_closing():
+            return
+        self._answer_is_due, self._parser, early = False, _new_parser(), self._early
+        self._early = b""
+        self.transport.resume_reading()
+        if early:
+            self.data_received(early)
 
     def _parse(self) -> None:
-        if self._working is not None:
-            return  # what had come already waits in the parser
         while True:
             event = self._parser.next_event()
             if isinstance(event, h11.Request):
@@ -177,62 +205,60 @@ class _Client(asyncio.Protocol):
                     return
             elif isinstance(event, h11.EndOfMessage):
                 assert self._request is not None
-                self.transport.pause_reading()  # a request that comes early waits in the socket
-                self._working = asyncio.ensure_future(self._hand_on(self._request, bytes(self._body)))
-                self._working.add_done_callback(self._handed_on)
+                self._answer_is_due, self._early = True, self._parser.trailing_data[0]
+                self._working = asyncio.ensure_future(self._forward(self._request, bytes(self._body)))
                 return
             else:
                 return
 
-    def _handed_on(self, done: asyncio.Task[None]) -> None:
-        self._working = None
-        if done.cancelled() or self.transport.is_closing():
-            return
-        if (error := done.exception()) is not None:
-            self._refuse(502, f"the frontend can't be reached: {error}")
-            return
-        rest, _ = self._parser.trailing_data
-        self._parser = _parser()
-        self.transport.resume_reading()
-        if rest:
-            self._take(lambda: self._parser.receive_data(rest))
-
-    async def _hand_on(self, request: h11.Request, body: bytes) -> None:
+    async def _forward(self, request: h11.Request, body: bytes) -> None:
         path = request.target.decode("latin-1").partition("?")[0]
         if request.method == b"POST" and path in self._door.paths and not _is_encoded(request):
             try:
                 body = await self._door.rewritten(path, body)
             except Unrenderable as error:
-                self._refuse(400, str(error))
+                self._refuse(400, str(error), goes_on=self._parser.their_state is not h11.MUST_CLOSE)
+                return
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+                self._refuse(500, f"the prompt could not be made: {type(error).__name__}: {error}")
                 return
         if self._inner is None:
-            self._inner = await self._door.inner(self)
-        assert self._inner.transport is not None
-        self._inner.transport.write(_head(request, len(body)))
-        if body:
-            self._inner.transport.write(body)
+            try:
+                self._inner = await self._door.inner(self)
+            except OSError as error:
+                self._refuse(502, f"the frontend can't be reached: {error}")
+                return
+        self._inner.ask(request.method, _head(request, len(body)) + body)
 
-    def _refuse(self, status: int, sentence: str) -> None:
-        """In Dynamo's form. The connection ends with it: an answer of Dynamo may still be due on it otherwise."""
-        kind = {400: "Bad Request", 413: "Payload Too Large", 502: "Bad Gateway"}.get(status, "Error")
+    def _refuse(self, status: int, sentence: str, *, goes_on: bool = False) -> None:
+        """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""
+        kind = {400: "Bad Request", 413: "Payload Too Large", 500: "Internal Server Error", 502: "Bad Gateway"}.get(
+            status, "Error"
+        )
         body = json.dumps({"message": sentence, "type": kind, "code": status}).encode()
         head = f"HTTP/1.1 {status} {kind}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        if not self.transport.is_closing():
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        if self.transport.is_closing():
+            return
+        self.transport.write(head.encode() + (b"\r\n" if goes_on else b"connection: close\r\n\r\n") + body)
+        if goes_on:
+            self.next_request()
+        else:
             self.transport.close()
 
 
-def _parser() -> h11.Connection:
+def _new_parser() -> h11.Connection:
     return h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_HEAD_BYTES)
 
 
 def _is_encoded(request: h11.Request) -> bool:
-    """Whether the body is compressed; Dynamo refuses those."""
+    """Whether the body is compressed; Dynamo refuses such bodies."""
     return any(name == b"content-encoding" and value != b"identity" for name, value in request.headers)
 
 
 def _head(request: h11.Request, length: int) -> bytes:
-    """The request's own head, with the length of the body that goes on."""
+    """The request's head, with the length of the rewritten body."""
     dropped = (b"content-length", b"transfer-encoding", b"expect")
     lines = [b"%s %s HTTP/%s" % (request.method, request.target, request.http_version)]
     lines += [b"%s: %s" % (name, value) for name, value in request.headers.raw_items() if name.lower() not in dropped]
@@ -242,7 +268,7 @@ def _head(request: h11.Request, length: int) -> bytes:
 
 
 def server_tls(certificate: Any, key: Any) -> ssl.SSLContext:
-    """Of the certificate that Dynamo would have shown. Raises OSError or ssl.SSLError."""
+    """A TLS context with the certificate that Dynamo would present. Raises OSError or ssl.SSLError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["http/1.1"])

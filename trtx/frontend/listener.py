@@ -1,9 +1,9 @@
 """``TCP_NODELAY`` on the frontend's HTTP listener, which Dynamo 1.4.2 leaves off.
 
-Nagle's algorithm then holds the second small write of a response until the client's delayed acknowledgement: 40 ms
-on every first token of a kept-alive connection (upstream PR #14643, open when this was written). The Rust runtime
-owns the listener and exposes none of its options, so it is found by file descriptor. Drop this module once a Dynamo
-release contains that change and ``benchmarks/streaming.py`` shows the same TTFT without it.
+Nagle's algorithm then delays the second small write of a response until the client's delayed acknowledgement, which
+adds 40 ms to the first token on every kept-alive connection (upstream PR #14643, open when this was written). The Rust
+runtime owns the listener and exposes none of its options, so this module finds it by file descriptor. Remove it once a
+Dynamo release contains that change and ``benchmarks/streaming.py`` shows the same TTFT without this module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _FD_DIR = "/proc/self/fd"
 
 
 def listening_on(port: int) -> socket.socket | None:
-    """This process's TCP socket that listens on ``port``, or None. Detach it: its descriptor belongs to its owner."""
-    for name in os.listdir(_FD_DIR):  # noqa: PTH208 -- names alone, ten times faster than Path objects
+    """This process's TCP socket that listens on ``port``, or None.
+
+    The caller must detach it, because another component owns the file descriptor.
+    """
+    for name in os.listdir(_FD_DIR):  # noqa: PTH208 -- ten times faster than Path objects
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
@@ -42,9 +45,9 @@ def _listens_on(found: socket.socket, port: int) -> bool:
 
 
 class NodelayListener:
-    """Waits in a thread until this process listens on ``port``, sets ``TCP_NODELAY`` there, and ends.
+    """Waits in a thread until this process listens on ``port``, and sets ``TCP_NODELAY`` on the listener.
 
-    Sockets accepted from a listener inherit the option, so nothing is left to do afterwards.
+    Accepted sockets inherit the option from the listener, so the thread then ends.
     """
 
     POLL_SECONDS = 0.002
@@ -61,5 +64,5 @@ class NodelayListener:
         while (listener := listening_on(self._port)) is None:
             time.sleep(self.POLL_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.detach()  # the descriptor is the runtime's, never ours to close
+        listener.detach()  # the runtime owns the descriptor
         self.found.set()

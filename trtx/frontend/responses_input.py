@@ -1,4 +1,4 @@
-"""The conversation that a request to ``/v1/responses`` asks about, as a chat request has it."""
+"""Converts a request to ``/v1/responses`` to the messages of a chat request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_of_responses(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Messages, tools and the fields that a chat template reads. None for a request that Dynamo refuses by itself.
-    Raises Unrenderable for input items that have no place in a conversation."""
+    """The chat request with the fields that a chat template reads. None for a request that Dynamo refuses itself.
+
+    Raises Unrenderable for input items that can't be part of a conversation.
+    """
     given = request.get("input")
     messages: list[dict[str, Any]] = []
     if isinstance(instructions := request.get("instructions"), str):
@@ -45,7 +47,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if messages and messages[-1]["role"] == "assistant" and messages[-1].get("tool_calls"):
-            messages[-1]["tool_calls"].append(call)  # calls of one turn belong to one message
+            messages[-1]["tool_calls"].append(call)  # parallel calls belong to one message
         else:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
@@ -54,8 +56,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     elif kind != "reasoning":
         raise Unrenderable(
-            f"input holds an item of type {kind}, expected message, function_call or function_call_output; leave it "
-            "out, or send messages to /v1/chat/completions"
+            f"input contains an item of type {kind}, expected message, function_call or function_call_output; remove "
+            "it, or send messages to /v1/chat/completions"
         )
 
 
@@ -76,7 +78,7 @@ def _part(part: Any) -> dict[str, Any]:
         return {"type": "image_url"}
     if kind == "input_audio":
         return {"type": "input_audio"}
-    raise Unrenderable(f"input holds content of type {kind}, expected input_text or input_image; leave it out")
+    raise Unrenderable(f"input contains content of type {kind}, expected input_text or input_image; remove it")
 
 
 def _is_function(tool: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """Puts the token ids of prompts into request bodies, so that Dynamo's frontend neither renders nor tokenizes them.
 
-A chat request keeps its messages, which Dynamo checks and hands on with images, and gets ``nvext.token_data``. Text
-prompts of completions become token ids. Bodies that this module does not understand pass as they are: Dynamo refuses
-them, or its workers do (``trtx.worker.multimodal.audio_guard``).
+A chat request keeps its messages, because Dynamo validates them and passes their images on, and gets
+``nvext.token_data``. The text prompts of a completion request are replaced by token ids. Bodies that this module does
+not understand are passed on unchanged: Dynamo refuses them, or a worker does (``trtx.worker.multimodal.audio_guard``).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
         return body
     try:
         changed = _completion(maker, request) if path == COMPLETIONS else _chat(maker, path, request)
+        return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise Unrenderable(
-            f"no prompt can be made of the request ({' '.join(str(error).split())[:200]}); correct the types of its "
-            "messages, tools or prompt, and leave out surrogates"
+            f"the request can't be rendered to a prompt ({' '.join(str(error).split())[:200]}); correct the types of "
+            "its messages, tools or prompt, and remove lone surrogates"
         ) from error
-    return body if changed is None else json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _completion(maker: PromptMaker, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -57,14 +57,14 @@ def _chat(maker: PromptMaker, path: str, request: dict[str, Any]) -> dict[str, A
 
 
 def refuse_audio(messages: list[dict[str, Any]]) -> None:
-    """Raises Unrenderable for audio, which Dynamo 1.4.2 would leave out of the request."""
+    """Raises Unrenderable for audio, which Dynamo 1.4.2 would silently drop."""
     for message in messages:
         parts = message.get("content")
         kinds = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         if "input_audio" in kinds:
             raise Unrenderable(
-                "the request brings input_audio, expected text, or images where the model takes them: no model here "
-                "hears; send its words as text"
+                "the request contains input_audio, which no model takes here, expected text or images; send a "
+                "transcript as text"
             )
 
 

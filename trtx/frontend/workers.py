@@ -1,8 +1,8 @@
-"""The route on which this frontend shows what its workers publish of themselves (``trtx.engine.worker_facts``).
+"""A route of the frontend that lists its workers with the facts that they publish (``trtx.engine.worker_facts``).
 
-Dynamo 1.4.2 counts workers (``/v1/models/<name>/ready``) and lists their addresses (``/health``), and keeps their
-runtime data to itself. It takes routes from others, though: ``--frontend-route-extension``. A handler is given no model
-cards, so they are read where Dynamo's discovery keeps them, by the environment that this frontend itself has.
+Dynamo 1.4.2 counts workers (``/v1/models/<name>/ready``) and lists their addresses (``/health``), but does not show
+their runtime data. It accepts additional routes (``--frontend-route-extension``), but gives their handlers no model
+cards. So this module reads the cards from Dynamo's discovery, which it finds in the frontend's environment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trtx.planes.file_registry import FileRegistry
 from trtx.planes.kubernetes_registry import KubernetesRegistry
 from trtx.planes.registry import Registry
 
-_TIMEOUT_S = 1.0  # a handler is waited for
+_TIMEOUT_S = 1.0  # the frontend waits for its handlers
 _DYNAMOS_LEASE_TTL_S = "10"
 
 
 def routes() -> list[FrontendRoute]:
-    """Asked by dynamo.frontend once, as it starts."""
+    """The routes to add; dynamo.frontend calls this once at its start."""
     registry = registry_of_environment(os.environ)
     if registry is None:
         return []
@@ -41,7 +41,7 @@ def routes() -> list[FrontendRoute]:
 
 
 def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
-    """Where this process's own Dynamo looks for workers; None where that can't be read beside it."""
+    """The discovery that this process's Dynamo uses; None if trtx can't read it."""
     backend, namespace = environment.get("DYN_DISCOVERY_BACKEND"), environment.get("DYN_NAMESPACE")
     if backend == "file" and (directory := environment.get("DYN_FILE_KV")) is not None:
         return FileRegistry(Path(directory))
@@ -60,7 +60,7 @@ def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
 
 
 def published_workers(registry: Registry) -> tuple[PublishedWorker, ...]:
-    """The workers of trtx that are registered now, by name. Raises OSError where that can't be known."""
+    """The registered workers of trtx, sorted by name. Raises OSError if discovery can't be read."""
     found = []
     for card in registry.cards():
         if (facts := WorkerFacts.of_runtime_data(card.runtime_data)) is not None:

@@ -124,7 +124,7 @@ def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
     if not plan.is_local:
         clear = "" if certificate is not None else "in clear text (--tls-cert and --tls-key) and "
         warnings += (
-            f"HTTP listens on {', '.join(_outside(plan))} {clear}without authentication: whoever reaches "
+            f"HTTP listens on {', '.join(_outside(plan))} {clear}without authentication: anyone who can reach "
             f"{'these machines' if plan.hosts else 'this machine'} can use it; docs/security.md has a gateway",
         )
     return replace(plan, tls=None if certificate is None else certificate.tls, reasons=reasons, warnings=warnings)

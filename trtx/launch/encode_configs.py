@@ -50,8 +50,8 @@ def with_embedding_dtype(
         if resolved[role] != wanted:
             raise UsageError(
                 f"{taker} computes in {wanted} ({_origin(found[taker])}) and {role} in {resolved[role]} "
-                f"({_origin(found[role])}), and {role} goes on where {taker} ends; set {taker}.dtype and {role}.dtype "
-                "to the same with --set"
+                f"({_origin(found[role])}), and {role} continues where {taker} ends; set {taker}.dtype "
+                f"and {role}.dtype to the same with --set"
             )
     if "encode" not in found or resolved["encode"] == wanted:
         return found

@@ -45,6 +45,6 @@ def check_flags(words: Sequence[str], router_mode: str) -> None:
         ) from error
     if unknown and config.chat_processor == "dynamo":  # the other chat processors have their own parsers for the rest
         raise UsageError(
-            f"--router-args holds {shown(' '.join(unknown))}, which dynamo.frontend does not know; leave it out "
+            f"--router-args holds {shown(' '.join(unknown))}, which dynamo.frontend does not accept; leave it out "
             "(python -m dynamo.frontend --help lists its flags)"
         )

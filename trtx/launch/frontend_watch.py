@@ -93,12 +93,12 @@ class FrontendWatch:
         if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
             return None
         if is_known and self._log is not None and self._log.has_lost_lease:
-            return Judgement("useless", "its lease in etcd has ended, and with it all that it knew of workers")
+            return Judgement("useless", "its lease in etcd has expired, so it lost its list of workers")
         silent_s = now - max(route.answered_at or 0.0, frontend.up_since, asked_since)
         is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
         if is_frozen or silent_s > SILENT_FRONTEND_S:
             why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
-            return Judgement("useless", f"it has answered nobody for {silent_s:.0f} s{why}")
+            return Judgement("useless", f"it has not answered for {silent_s:.0f} s{why}")
         return None if whole_since is None else self._judge_routing(route, whole_since, wants_proof=wants_proof)
 
     def _judge_routing(self, route: Route, whole_since: float, *, wants_proof: bool) -> Judgement | None:

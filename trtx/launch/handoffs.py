@@ -180,7 +180,7 @@ class HandoffProofs:
         facts = _facts(answer)
         if facts is None or facts.outcome == "unknown":
             with self._lock:
-                self.unknown = f"{pair.decode}'s engine does not say what becomes of the KV that it is handed"
+                self.unknown = f"{pair.decode}'s engine does not report what happens to the KV that it receives"
             return pair, None
         seen = Pair(facts.prefill or "", facts.decode)
         if facts.outcome == "read":
@@ -189,8 +189,8 @@ class HandoffProofs:
                 self.moved_bytes += facts.bytes
             return seen, None
         if facts.outcome == "whole":
-            return pair, f"{self._told(facts.decode)} was given a request that no prefill worker had had"
-        because = facts.because or "nothing of a new prompt was read"
+            return pair, f"{self._told(facts.decode)} received a request that no prefill worker had processed"
+        because = facts.because or "no KV of a new prompt was read"
         return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
 
     def _refusal(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str:
@@ -247,7 +247,7 @@ class HandoffProofs:
         """A worker's name for the user; for several hosts with its host and its UCX device."""
         worker = self._workers.get(name)
         if worker is None:
-            return name or "a worker that did not say its name"
+            return name or "a worker without a name"
         if not worker.host:
             return name
         device = worker.env.get(_UCX_DEVICE)

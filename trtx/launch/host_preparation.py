@@ -222,7 +222,7 @@ def host_named(hosts: Sequence[PlannedHost], named: str) -> PlannedHost:
     found = next((host for host in hosts if host.name == named), None)
     if found is None:
         names = ", ".join(host.name for host in hosts)
-        raise UsageError(f"--this-host {quoted(named)} is none of the hosts; expected one of {names}")
+        raise UsageError(f"--this-host {quoted(named)} is not one of the hosts; expected one of {names}")
     return found
 
 

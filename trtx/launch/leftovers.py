@@ -53,9 +53,9 @@ def refuse_second(plan: Plan) -> None:
         )
     if not guardian.launcher_lives:
         raise UsageError(
-            f"{share} is being ended on {plan.this_host} (pid {pids}), as its launcher is gone; start again in seconds"
+            f"{share} is being stopped on {plan.this_host} (pid {pids}), as its launcher is gone; try again in seconds"
         )
-    raise UsageError(f"{share} runs on {plan.this_host} already, by pid {guardian.launcher}; end that first")
+    raise UsageError(f"{share} runs on {plan.this_host} already, by pid {guardian.launcher}; stop that first")
 
 
 @dataclass(frozen=True, slots=True)

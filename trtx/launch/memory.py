@@ -31,7 +31,7 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
         return plan
     if plan.engine == "tensorrt-llm" and not plan.gpu_names:
         return replace(
-            plan, reasons=(*plan.reasons, "no memory plan because TensorRT-LLM plans for GPUs, and none is here")
+            plan, reasons=(*plan.reasons, "no memory plan because TensorRT-LLM needs a GPU, and this machine has none")
         )
     memory: list[MemoryPlan] = []
     for role, values in plan.engine_configs.items():
@@ -88,7 +88,7 @@ def _check_bounds(plan: Plan, because: str) -> None:
         kv = values.get("kv_cache_config") or {}
         if not (kv.get("max_tokens") or kv.get("max_gpu_total_bytes")):
             raise UsageError(
-                f"{role} shares its GPU with encode workers and what they take of it is not known, because {because}; "
+                f"{role} shares its GPU with encode workers and their memory use is unknown, because {because}; "
                 f"bound its KV pool with --set {role}.kv_cache_config.max_tokens=N, or use --encode in place of "
                 "--encode-shared"
             )
@@ -148,7 +148,7 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
     takers = [worker for worker in plan.workers if worker.role != "encode"]
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
     if plan.engine != "torch":
-        what = "is an estimate by the torch engine's arithmetic" if sharing else "is not known"
+        what = "is an estimate made with the torch engine's formulas" if sharing else "is not known"
         yield f"no memory plan for encode workers because what their engine takes {what}"
         return
     encoders = [worker for worker in plan.workers if worker.role == "encode"]

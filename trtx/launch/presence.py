@@ -135,9 +135,7 @@ class Presence:
                     )
                 else:
                     self._end.wait(_AGAIN_AFTER_S)  # the running shares publish their plan again
-            raise LaunchError(
-                f"what is published of topology {name!r} in etcd did not come to rest; start this share again"
-            )
+            raise LaunchError(f"what is published of topology {name!r} in etcd kept changing; start this share again")
         except BaseException:
             with contextlib.suppress(LaunchError):
                 client.revoke(lease)
@@ -214,7 +212,7 @@ class Presence:
         try:
             self._on_event(Event("lost", message))
         except Exception:  # a failing listener must not end the share
-            logger.exception("an event could not be told: %s", message)
+            logger.exception("an event could not be reported: %s", message)
 
     def _revoke(self, leases: set[int]) -> int:
         return sum(self._client.revoke(lease) for lease in leases if lease)

@@ -46,7 +46,7 @@ _ENGINE_FIELDS = frozenset(
 _WORD = re.compile(r"[\w.:*+-]{0,100}(/[\w.-]{1,100})?")  # a choice, a number as text, a model name of the hub; no path
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?")
 _WAY_OUT = (
-    "what lies in etcd may name no code and no file, as others may write there; leave it out, or start the hosts "
+    "a plan in etcd must not name code or files, because others may write to etcd; leave it out, or start the hosts "
     "without it by trtx export"
 )
 

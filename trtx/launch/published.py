@@ -123,7 +123,7 @@ class Published:
         except (UsageError, ValueError) as error:
             told = str(error)
         raise UsageError(
-            f"the plan of topology {name!r} in etcd is none that this trtx reads ({told}); run the same trtx on every "
+            f"the plan of topology {name!r} in etcd can't be read by this trtx ({told}); run the same trtx on every "
             "host"
         )
 
@@ -180,7 +180,7 @@ class Published:
         path = resolve_checkpoint(model or self.asked.model).path
         if identify_model(path).sampled_sha256 != self.model_sha256:
             raise UsageError(
-                f"the files of {path} are others than those that the topology was planned with; put the same model on "
+                f"the files of {path} differ from those that the topology was planned with; put the same model on "
                 "every host, or name it with --model"
             )
         return path

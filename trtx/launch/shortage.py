@@ -32,5 +32,5 @@ class Shortage:
             found = self._scratch.shortage()
         for name, urls in self._needed if found is None else ():
             if not reachable(urls):
-                return f"{name} at {', '.join(urls)} takes no connection, without which it finds nobody; start it again"
+                return f"{name} at {', '.join(urls)} takes no connection, so it finds no other process; start it again"
         return found

@@ -196,7 +196,7 @@ class Supervisor:
         slot.restart_at = now + _ROOM_EVERY_S
         if slot.held_back_by != shortage:
             slot.held_back_by = shortage
-            told = f"{slot.spec.name} is not started yet: {shortage}, and it starts; what runs serves on"
+            told = f"{slot.spec.name} is not started yet: {shortage}, and it starts; running processes go on"
             self._emit("held-back", told, slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
@@ -266,10 +266,10 @@ class Supervisor:
             if self._told_unknown is None:
                 self._told_unknown = str(error)
                 if self._has_been_ready:
-                    self._emit("lost", f"{error}; what runs serves on from what it knows")
+                    self._emit("lost", f"{error}; running processes go on with the workers that they know")
             return None
         if self._told_unknown is not None and self._has_been_ready:
-            self._emit("found", "what is registered is known again")
+            self._emit("found", "the registered workers are known again")
         self._told_unknown = None
         return registered
 
@@ -289,7 +289,7 @@ class Supervisor:
                 "start the topology again, with TMPDIR where nothing else cleans up"
             )
             return
-        self._emit("lost", f"{problem}: without it no request finds a worker, so every process is started again")
+        self._emit("lost", f"{problem}: no request can find a worker without it, so every process is started again")
         for slot in self.slots:
             if slot.child is not None:
                 self._kill(slot, slot.child, problem)
@@ -359,7 +359,11 @@ class Supervisor:
         if slot.draining_since is None:
             slot.state, slot.draining_since = "draining", now
         elif now - slot.draining_since > _DRAINS_AT_MOST_S:
-            self._kill(slot, child, f"it was told to stop, not by trtx, and did not end in {_DRAINS_AT_MOST_S:g} s")
+            self._kill(
+                slot,
+                child,
+                f"it received a stop signal that was not trtx's, and did not end in {_DRAINS_AT_MOST_S:g} s",
+            )
 
     def _look_at_vanished(self, slot: Slot, child: Child, now: float) -> None:
         if slot.vanished_since is None:
@@ -370,7 +374,7 @@ class Supervisor:
             self._serves_nobody(slot, child, f"its discovery records are gone, {why}")
 
     def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
-        self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) lives but {because}; it is started again", slot)
+        self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) is alive, but {because}; it is started again", slot)
         self._kill(slot, child, because)
 
     def _look_at_routes(self, now: float, *, is_known: bool) -> None:
@@ -411,4 +415,4 @@ class Supervisor:
         try:
             self._on_event(Event(kind, message, "" if slot is None else slot.spec.name))
         except Exception:  # a failing listener must not end the watch
-            logger.exception("an event could not be told: %s", message)
+            logger.exception("an event could not be reported: %s", message)

@@ -109,7 +109,7 @@ class EtcdSecrets:
                 # Without this, OpenSSL would ask for a passphrase on the terminal; Dynamo can't be given one either.
                 context.load_cert_chain(certificate, key, password=_no_passphrase)
             except (ssl.SSLError, OSError, ValueError) as error:
-                raise ValueError(f"certificate and key do not go together: {_reason(error)}") from error
+                raise ValueError(f"certificate and key don't match: {_reason(error)}") from error
         return context
 
     def check_dates(self) -> None:
@@ -121,7 +121,7 @@ class EtcdSecrets:
                     lambda context: context.load_cert_chain(certificate, key, password=_no_passphrase),
                 )
             except (ssl.SSLError, OSError) as error:
-                raise ValueError(f"no server takes the certificate as a client's: {_reason(error)}") from error
+                raise ValueError(f"the certificate can't be used by a client: {_reason(error)}") from error
         since, until = (ssl.cert_time_to_seconds(str(told[name])) for name in ("notBefore", "notAfter"))
         if time.time() >= until:
             raise ValueError(f"the certificate expired on {_date(until)}: renew it, or set this machine's clock")

@@ -396,12 +396,14 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLEOFError):
-        return "it breaks TLS off, as one does that does not take the certificate of etcd_auth, or speaks no TLS"
+        return "it ended the TLS handshake: it may not accept the certificate of etcd_auth, or not use TLS"
     if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
         alert = str(error.reason).rpartition("ALERT_")[2].lower().replace("_", " ")
         return f"it does not take the certificate of etcd_auth: {alert}"
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-        return "it speaks no TLS: its address may have to begin with http:"
+        return "it does not use TLS: its address may have to begin with http:"
     if isinstance(error, ConnectionResetError | BrokenPipeError):  # either, as the server's close overtakes the request
-        return "it hangs up without an answer, as one does that wants TLS: its address may have to begin with https:"
+        return (
+            "it closes the connection without an answer, like a TLS server: its address may have to begin with https:"
+        )
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -133,7 +133,7 @@ def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
             "warning",
             f"etcd at {where} takes {endpoint.answers_in_ms:.0f} ms for a read",
             f"under {_ANSWERS_WITHIN_MS:g} ms",
-            "give it a machine or a network of its own: leases end where renewals come late",
+            "give it a machine or a network of its own: leases expire if renewals are late",
         )
     if endpoint.wal_p99_ms is not None and endpoint.wal_p99_ms > _WAL_P99_MS:
         yield Unfit(
@@ -156,14 +156,14 @@ def judge_etcd(endpoint: EtcdEndpoint) -> Iterator[Unfit]:
 
 def _judge_open(endpoint: EtcdEndpoint, where: str) -> Unfit:
     expected = "certificates of both sides, or one private address"
-    risk = "whoever reaches it reads and takes over the traffic of every topology, and says what joining hosts serve"
+    risk = "anyone who can reach it can read and redirect every topology's traffic, and choose what joining hosts serve"
     if endpoint.listens_on_all:
         fix = "give it --client-cert-auth and etcd_auth's three files, or --listen-client-urls with one private address"
         return Unfit(
             "warning", f"etcd at {where} listens on every interface without authentication: {risk}", expected, fix
         )
     fix = "give it --client-cert-auth and etcd_auth's three files, or keep its network to the topology's hosts"
-    return Unfit("warning", f"etcd at {where} asks nobody who he is: {risk}", expected, fix)
+    return Unfit("warning", f"etcd at {where} requires no authentication: {risk}", expected, fix)
 
 
 def judge_nats(
@@ -189,11 +189,13 @@ def judge_nats(
         return
     if answer.refusal is not None:
         fix = "set nats_auth to a user and a password file that it knows" if answer.auth_required else "look at its log"
-        yield Unfit("failed", f"NATS at {where} lets nobody in so ({answer.refusal})", "a login that it takes", fix)
+        yield Unfit(
+            "failed", f"NATS at {where} refuses these credentials ({answer.refusal})", "a login that it takes", fix
+        )
     if not answer.auth_required and not _is_loopback(where):
         yield Unfit(
             "warning",
-            f"NATS at {where} asks nobody who he is: whoever reaches it hears and forges events",
+            f"NATS at {where} requires no authentication: anyone who can reach it can read and forge events",
             "a user and a password, on a private network",
             "give it authorization {user, password} and set nats_auth in the hosts file",
         )

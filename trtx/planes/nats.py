@@ -60,7 +60,7 @@ def ask_nats(url: str, auth: NatsAuth | None = None, *, timeout_s: float = 2.0) 
             word, _, rest = _line(connection, deadline).partition(b" ")
             info = json.loads(rest) if word == b"INFO" else None
             if not isinstance(info, dict):
-                return NatsAnswer(problem="what listens there is no NATS server")
+                return NatsAnswer(problem="the server there is not a NATS server")
             refusal = None if info.get("tls_required") else _knock(connection, login, deadline)
     except (OSError, ValueError) as error:
         reason = (
@@ -108,5 +108,5 @@ def _line(connection: socket.socket, deadline: float) -> bytes:
             raise ValueError("it closed the connection")
         line += byte
         if len(line) > _MOST_BYTES:
-            raise ValueError("what listens there is no NATS server")
+            raise ValueError("the server there is not a NATS server")
     return bytes(line[:-2])

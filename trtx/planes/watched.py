@@ -111,7 +111,7 @@ class WatchedRegistry:
         self._ensure_asking()
         seen = self._seen
         if seen.problem is not None:
-            raise RegistryUnknown(f"what is registered is not known: {seen.problem}")
+            raise RegistryUnknown(f"the registered workers are unknown: {seen.problem}")
         return seen
 
     def _run(self) -> None:
@@ -122,7 +122,9 @@ class WatchedRegistry:
             is_known = self._look()
             if problem is not None and is_known and problem != self._told:
                 self._told = problem
-                self._on_problem(f"a dead worker is still routed to, and can't be taken out: {problem}")
+                self._on_problem(
+                    f"the router still sends requests to a dead worker, whose record can't be removed: {problem}"
+                )
             self._news.wait(LOOKS_EVERY_S if is_known and problem is None else _FAILS_EVERY_S)
 
     def _remove(self) -> str | None:

@@ -1,7 +1,7 @@
-"""Prompts as transformers makes them: chat templates rendered by its Jinja, text encoded with the tokens that it adds.
+"""Prompts exactly as transformers makes them: rendered by its Jinja, and encoded with the tokens that it adds.
 
-``files`` reads what a checkpoint says about prompts, ``same`` proves from it that Dynamo's frontend makes the same, and
-``maker`` makes them where it does not.
-The room parses no HTTP: ``trtx.frontend`` puts the token ids into requests.
-transformers is imported by ``maker`` alone, and only once a prompt maker is created.
+``files`` reads a checkpoint's chat template and tokenizer config. ``same`` proves from them that Dynamo's frontend
+makes the same prompts, and ``maker`` makes the prompts if that can't be proved.
+This room parses no HTTP: ``trtx.frontend`` puts the token ids into requests.
+Only ``maker`` imports transformers, when a prompt maker is created.
 """

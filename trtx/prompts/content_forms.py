@@ -1,9 +1,9 @@
-"""Gives each message's content to a chat template in a form whose text the template prints.
+"""Converts each message's content to a form that the chat template prints.
 
-OpenAI's API takes content as a string or as a list of parts, and many templates print only one of the two: Qwen3's
-prints nothing of a list, LLaVA's nothing of a string, and a template with ``content | trim`` prints the list as Python
-code. vLLM and Dynamo choose one form for all requests of a model. Here the template itself is tried, message by
-message, with marks in the texts, so that templates that treat roles differently get what they print too.
+OpenAI's API accepts content as a string or as a list of parts, but many templates print only one of the two: Qwen3's
+ignores lists, LLaVA's ignores strings, and a template with ``content | trim`` prints a list as Python code. vLLM and
+Dynamo choose one form for all requests to a model. This module renders the template with marks in the texts and chooses
+a form for each message, because a template may treat roles differently.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from typing import Any
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str | None]
-"""The rendered text of messages; None where the template fails over them."""
+"""Renders messages to text. Returns None if the template raises an error."""
 
 _MARK = "\x01{}\x01"
-"""Control characters: repr() and JSON escape them, so a mark inside a printed list does not count as printed text."""
+"""Contains control characters, which repr() and JSON escape: a list printed as code does not contain the mark."""
 
 
 class ContentForms:
-    """What one template prints. ``choose`` may be called from several threads."""
+    """The content forms that one template prints. ``choose`` may be called from several threads."""
 
     def __init__(self) -> None:
-        self._printed_roles: set[str] = set()  # roles whose strings the template printed: these need no trial
+        self._printed_roles: set[str] = set()  # roles whose string content the template prints
 
     def choose(self, messages: list[Message], render: Render) -> list[Message]:
-        """``messages`` with the content of each in the first form whose text ``render`` prints: as sent, text parts
-        joined with a line break, a string as a list of one part. Content that is printed in no form stays as sent."""
+        """``messages`` with the content of each in the first form that ``render`` prints.
+
+        The forms are: as sent; text parts joined with line breaks; a string as a list of one part. Content that
+        ``render`` prints in none of them stays as sent.
+        """
         missing = {at for at, message in enumerate(messages) if not self._is_known(message)}
         chosen = list(messages)
         for form in (dict, _with_joined_text, _with_parts):
@@ -52,7 +55,7 @@ def _role(message: Message) -> str:
 
 
 def _with_joined_text(message: Message) -> Message:
-    """``message`` with its text parts as one string. vLLM and Dynamo give it to templates that take strings alone."""
+    """``message`` with its text parts joined to one string, as vLLM and Dynamo do for templates that take strings."""
     parts = message.get("content")
     texts = [_text_of(part) for part in parts] if isinstance(parts, list) else []
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -66,7 +69,7 @@ def _with_parts(message: Message) -> Message:
 
 
 def _printed(messages: list[Message], render: Render) -> set[int]:
-    """Indices of the messages whose texts ``render`` prints, each of them; a message without text is not among them."""
+    """Indices of the messages that have texts and whose texts ``render`` prints all."""
     count = iter(range(1 << 30))
     marks: dict[int, list[str]] = {}
     marked = []
@@ -80,8 +83,10 @@ def _printed(messages: list[Message], render: Render) -> set[int]:
 
 
 def _marked(content: Any, count: Iterator[int], found: list[str]) -> Any:
-    """``content`` with a mark at the end of each text, which goes to ``found``: at the end, since templates cut the
-    beginning of an answer that has a model's thoughts."""
+    """``content`` with a mark at the end of each text. Appends the marks to ``found``.
+
+    The marks are at the end, because templates remove a model's thoughts from the beginning of its answers.
+    """
 
     def mark(text: str) -> str:
         found.append(_MARK.format(next(count)))

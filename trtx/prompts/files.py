@@ -1,4 +1,4 @@
-"""The files of a checkpoint that say how its prompts are made."""
+"""Reads the files of a checkpoint that define its prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def tokenizer_config(model: Path) -> dict[str, Any]:
-    """``tokenizer_config.json``; empty where the checkpoint has none that can be read."""
+    """``tokenizer_config.json`` as a dict; empty if it is absent or unreadable."""
     try:
         found = json.loads((model / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):
@@ -17,21 +17,23 @@ def tokenizer_config(model: Path) -> dict[str, Any]:
 
 
 def chat_template(model: Path) -> str | None:
-    """The chat template that transformers uses by default: ``chat_template.jinja`` before the others; None where the
-    checkpoint has none. Raises OSError or ValueError for a file that can't be read."""
+    """The checkpoint's default chat template, found as transformers does: ``chat_template.jinja`` comes first.
+
+    None if there is none. Raises OSError or ValueError if a file can't be read.
+    """
     if (path := model / "chat_template.jinja").is_file():
         return path.read_bytes().decode()
     if (path := model / "chat_template.json").is_file():
         found = json.loads(path.read_bytes()).get("chat_template")
     else:
         found = tokenizer_config(model).get("chat_template")
-    if isinstance(found, list):  # several, by name
+    if isinstance(found, list):  # several named templates
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found if isinstance(found, str) else None
 
 
 def has_several_templates(model: Path) -> bool:
-    """Whether the chat template depends on what is asked, as one for tools beside the default does."""
+    """Whether the checkpoint has named templates, such as one for requests with tools, in addition to the default."""
     return (
         isinstance(tokenizer_config(model).get("chat_template"), list) or (model / "additional_chat_templates").is_dir()
     )

@@ -1,4 +1,4 @@
-"""Makes the token ids of a request as transformers does."""
+"""Converts a request to the token ids of its prompt, as transformers does."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ _RESERVED = frozenset({"messages", "tools", "conversation", "chat_template", "to
     "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
     "sanitize_control_tokens",
 }  # fmt: skip
-"""Arguments of transformers' ``apply_chat_template`` that are no variables of a template."""
+"""Arguments of transformers' ``apply_chat_template`` that are not template variables."""
 
 
 class Unrenderable(TrtxError):
-    """The client's fault: the model's chat template can't make a prompt of the request."""
+    """The model's chat template can't render the request. The message is shown to the client."""
 
 
 class PromptMaker:
     """Makes prompts with one checkpoint's tokenizer. All methods may be called from several threads."""
 
     def __init__(self, model: Path) -> None:
-        """Imports transformers, which takes seconds. Raises UsageError where it can't load the tokenizer or compile
-        the chat template."""
+        """Imports transformers, which takes seconds. Raises UsageError if it can't load the tokenizer."""
         try:
             self._tokenizer = load_hf_tokenizer(model)
             self._encode = fast_tokenizer(self._tokenizer).encode
@@ -41,19 +40,18 @@ class PromptMaker:
         self._forms = ContentForms()
 
     def of_text(self, text: str) -> list[int]:
-        """Token ids of a completion's prompt, with the tokens that the tokenizer adds."""
+        """Token ids of a completion's prompt, including the special tokens that the tokenizer adds."""
         return list(self._encode(text).ids)
 
     def of_messages(self, request: Mapping[str, Any]) -> list[int]:
-        """Token ids of the prompt that the chat template makes of an OpenAI chat request. Raises Unrenderable."""
+        """Token ids of an OpenAI chat request's prompt. Raises Unrenderable."""
         return list(self._encode(self.rendered(request), add_special_tokens=False).ids)
 
     def rendered(self, request: Mapping[str, Any]) -> str:
-        """The text of :meth:`of_messages`."""
+        """The prompt of an OpenAI chat request as text. Raises Unrenderable."""
         if not self.has_template:
             raise Unrenderable(
-                "the model has no chat template, so it can't be asked by messages; send the text as prompt to "
-                "/v1/completions"
+                "the model has no chat template, so it takes no messages; send the text as prompt to /v1/completions"
             )
         messages = [_with_objects(message) for message in request["messages"]]
         return self._rendered(self._forms.choose(messages, lambda tried: self._tried(tried, request)), request)
@@ -78,7 +76,7 @@ class PromptMaker:
                 tokenize=False,
                 **values,
             )
-        except Exception as error:  # of the template's own code
+        except Exception as error:  # a template may raise anything
             said = " ".join(str(error).split()) or type(error).__name__
             raise Unrenderable(
                 f"the model's chat template can't render these messages: {said[:300]}; change the messages or tools"
@@ -87,7 +85,7 @@ class PromptMaker:
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """``message`` with media parts and arguments of tool calls as transformers' templates expect them."""
+    """``message`` with its media parts and tool call arguments in the form that transformers' templates expect."""
     found = dict(message)
     if isinstance(parts := message.get("content"), list):
         found["content"] = [_plain_part(part) for part in parts]
@@ -97,7 +95,7 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template_values(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the template, from the fields of a request that Dynamo hands to its own templates."""
+    """The template's variables, from the same fields of the request that Dynamo passes to its templates."""
     values: dict[str, Any] = {}
     thinking = request.get("thinking")
     if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "disabled"):
@@ -112,20 +110,22 @@ def _template_values(request: Mapping[str, Any]) -> dict[str, Any]:
             values |= given
     if taken := sorted(_RESERVED & values.keys()):
         raise Unrenderable(
-            f"chat_template_kwargs holds {', '.join(taken)}, which is no variable of a chat template; leave it out"
+            f"chat_template_kwargs contains {', '.join(taken)}, which can't be a template variable; remove it"
         )
     return values
 
 
 def _plain_part(part: Any) -> Any:
-    """Media parts by transformers' names, whose templates know no others."""
+    """``part`` with a media type as transformers' templates name it."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return {"type": _MEDIA[kind]} if kind in _MEDIA else part
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Arguments of a tool call as an object. OpenAI's API sends them as JSON text, and chat templates expect an object,
-    as transformers' documentation has it. vLLM and Dynamo do the same."""
+    """``call`` with its arguments parsed: OpenAI's API sends JSON text, and transformers' templates expect an object.
+
+    vLLM and Dynamo do the same.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str):
         return call

@@ -1,11 +1,10 @@
 """Proves from a checkpoint's files that Dynamo's frontend makes the same prompts as transformers.
 
-Dynamo 1.4.2 renders chat templates with minijinja, which prints ``True``, None, lists, numbers and JSON differently
-from transformers' Jinja and lacks methods of Python's strings, and it encodes text without the tokens that the
-tokenizer adds (ai-dynamo/dynamo #4610). No set of example conversations can show that two template engines always
-agree, since a template may branch on anything. So a template counts as the same only where every construct in it is in
-a small set on which both agree for every conversation: text, loops over messages, comparisons of strings, and
-concatenation of strings.
+Dynamo 1.4.2 renders chat templates with minijinja. Unlike transformers' Jinja, it lacks Python's string methods and
+prints ``True``, None, lists, numbers and JSON differently. Dynamo also encodes text without the special tokens that the
+tokenizer adds (ai-dynamo/dynamo #4610). Example conversations can't prove that two template engines agree, because a
+template may branch on anything. So a template counts as the same only if it consists of constructs that both engines
+render alike for every conversation: text, loops over messages, and comparison and concatenation of strings.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from trtx.text import is_encoded_by_file, load_decoder, pads_or_truncates
 NO_TEMPLATE = "the model has no chat template"
 _LOOP_TESTS = ("first", "last")
 _UNUSUAL = re.compile(r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f\ufeff]")
-"""White space and control characters that one engine trims or normalizes, such as carriage returns."""
+"""White space and control characters that one of the engines trims or normalizes, such as carriage returns."""
 _PLAIN_ESCAPE = re.compile(r"""\\[nt\\'"]""")
-"""Escapes in a string that both engines read alike."""
+"""String escapes that both engines read alike."""
 _TRIED = ("a", "a b\n c", "\N{LATIN SMALL LETTER E WITH ACUTE}1 ")
 
 
 def difference(model: Path) -> str | None:
-    """Why the prompts of Dynamo's frontend may differ from transformers', in a clause; None where they can't."""
+    """A clause that says why Dynamo's prompts may differ from transformers'; None if they can't."""
     if not (model / "tokenizer.json").is_file():
-        return None  # Dynamo reads it in its own way, and trtx has no fast tokenizer to correct it with
+        return None  # without a fast tokenizer, trtx can't make the prompts either
     try:
         tokenizer, template = load_decoder(model), chat_template(model)
-    except Exception:  # the process that loads the model names the file
+    except Exception:  # the process that loads the model reports the faulty file
         return None
     if template is not None and _is_broken(template):
-        return None  # Dynamo refuses it as well, with the line and the reason
+        return None  # Dynamo refuses it, and names the line and the reason
     if template is None:
         return NO_TEMPLATE
     if not is_encoded_by_file(model):
-        return "transformers does not take the tokenizer from tokenizer.json as it is"
+        return "transformers does not use tokenizer.json unchanged"
     if pads_or_truncates(model):
-        return "tokenizer.json pads or cuts every prompt"
+        return "tokenizer.json defines padding or truncation"
     if any(tokenizer.encode(text).ids != tokenizer.encode(text, add_special_tokens=False).ids for text in _TRIED):
-        return "the tokenizer adds tokens to text, such as one for its beginning, and the frontend does not"
+        return "the tokenizer adds special tokens, such as a begin-of-text token, and the frontend does not"
     if has_several_templates(model):
         return "the model has several chat templates"
     if (construct := first_foreign(template, _special_names(model))) is not None:
@@ -55,14 +54,14 @@ def difference(model: Path) -> str | None:
 
 
 def _special_names(model: Path) -> frozenset[str]:
-    """Variables of a template that hold a special token as a string in both engines."""
+    """Template variables that are special tokens as strings in both engines."""
     return frozenset(
         name for name, value in tokenizer_config(model).items() if name.endswith("_token") and isinstance(value, str)
     )
 
 
 def _is_broken(template: str) -> bool:
-    """Whether no Jinja can parse ``template``. Tags such as ``generation`` are transformers' own."""
+    """Whether ``template`` is a syntax error for every Jinja. transformers defines own tags, such as ``generation``."""
     try:
         _parsed(template)
     except TemplateSyntaxError as error:
@@ -79,16 +78,16 @@ def _parsed(template: str) -> nodes.Template:
 
 
 def first_foreign(template: str, special: frozenset[str] = frozenset()) -> str | None:
-    """The first construct of ``template`` that is not known to mean the same in minijinja; None: there is none."""
+    """The first construct of ``template`` that minijinja may render differently from Jinja, or None."""
     try:
         tree = _parsed(template)
     except TemplateSyntaxError as error:
-        return f"a tag that is not Jinja's (line {error.lineno}: {error.message})"
+        return f"a tag that Jinja lacks (line {error.lineno}: {error.message})"
     return next(_foreign_text(template), None) or _Reader(special).first_foreign(tree.body)
 
 
 def _foreign_text(template: str) -> Iterator[str]:
-    """What the two lexers read differently: line ends and white space other than the usual, raw blocks, escapes."""
+    """What the two lexers read differently: unusual line ends and white space, raw blocks, and string escapes."""
     if found := _UNUSUAL.search(template):
         yield f"the character {found[0]!r}"
     for line, kind, text in _environment().lex(template):
@@ -99,12 +98,12 @@ def _foreign_text(template: str) -> Iterator[str]:
 
 
 class _Reader:
-    """Walks a template. ``_messages``: the loop variables that hold a message."""
+    """Walks a template's syntax tree. ``_messages`` holds the loop variables that are messages."""
 
     def __init__(self, special: frozenset[str]) -> None:
         self._special = special
         self._messages: list[str] = []
-        self._content_is_text = False  # inside "if content is string"
+        self._content_is_text = False  # set inside "if content is string"
 
     def first_foreign(self, body: list[nodes.Node]) -> str | None:
         return next(self._foreign(body), None)
@@ -127,7 +126,7 @@ class _Reader:
 
     def _foreign_loop(self, node: nodes.For) -> Iterator[str]:
         if self._is_content(node.iter):
-            # Dynamo hands a list on only to a template that prints no string, and joins its texts for all others.
+            # Dynamo passes a list only to a template that prints no strings; for all others it joins the texts.
             yield f"a loop over the parts of a message (line {node.lineno})"
             return
         is_known = _is_name(node.iter, "messages")
@@ -135,7 +134,7 @@ class _Reader:
             yield _named(node)
             return
         if node.target.name in (*self._messages, *self._special, "messages", "add_generation_prompt"):
-            yield "a loop variable with a name that is in use"
+            yield "a loop variable that hides another variable"
             return
         self._messages.append(node.target.name)
         yield from self._foreign([*node.body, *node.else_])
@@ -147,7 +146,7 @@ class _Reader:
         return self._content_is_text and self._is_content(node)
 
     def _is_string(self, node: nodes.Node) -> bool:
-        """A string in both engines, or an error in both."""
+        """Whether ``node`` is a string in both engines, or an error in both."""
         if isinstance(node, nodes.Const):
             return isinstance(node.value, str)
         if isinstance(node, nodes.Name):
@@ -158,7 +157,7 @@ class _Reader:
         return self._is_field(node, "role")
 
     def _is_content(self, node: nodes.Node) -> bool:
-        """May be a string, parts or nothing: printed alone, nothing looks different in the two engines."""
+        """Whether ``node`` is a message's content: a string, which both engines print alike, or a list or None."""
         return self._is_field(node, "content")
 
     def _is_field(self, node: nodes.Node, field: str) -> bool:

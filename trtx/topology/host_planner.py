@@ -204,7 +204,9 @@ def _known(port: int | None) -> int:
 
 def _check_http(host: HostSpec, first: int, count: int, end: int) -> None:
     if first == 0:
-        raise UsageError("--port 0 is another port each time, and other hosts have to know it; give one beside --hosts")
+        raise UsageError(
+            "--port 0 is a different port at each start, and other hosts must know it; give a port with --hosts"
+        )
     if count and first + count > 1 << 16:
         raise UsageError(f"--port {first} leaves no ports for {count} frontends on {host.name}; give a lower one")
     if count and first < end and first + count > host.first_port:

@@ -169,10 +169,13 @@ def _too_few(spec: TopologySpec, workers: Sequence[Worker], needed: int, there: 
     size = own[0].gpu_count
     fits = there // size if size else 0
     if spec.encode and fits < needed:
-        way_out = f"{fits} would fit; leave --encode out, and who needs an image encodes it, or ask for fewer workers"
+        way_out = (
+            f"{fits} would fit; leave --encode out, so that the workers encode images themselves, or ask for fewer "
+            "workers"
+        )
         if needed - spec.encode * sizes["encode"] <= there:
             way_out = (
-                f"leave --encode out, and who needs an image encodes it, or share GPUs with --encode-shared "
+                f"leave --encode out, so that the workers encode images themselves, or share GPUs with --encode-shared "
                 f"{spec.encoders} in its place"
             )
     elif spec.mode == "disagg" and fits < 2:

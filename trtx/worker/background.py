@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Background:
@@ -21,6 +23,16 @@ class Background:
 
     def cancel(self) -> None:
         for task in tuple(self._tasks):
+            task.cancel()
+
+
+async def all_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs ``work`` concurrently and returns the results in order. The first failure cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
             task.cancel()
 
 

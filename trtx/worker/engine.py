@@ -34,6 +34,7 @@ from trtx.worker.metrics import WorkerMetrics, absent_fields
 from trtx.worker.multimodal.audio_guard import registered_template
 from trtx.worker.multimodal.setup import Seeing
 from trtx.worker.options import WorkerOptions, parse
+from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.status import StatusFile
@@ -109,7 +110,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             raise
         self._metrics.media, facts = seeing.metrics, loaded.engine.facts
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
-        self._handler = RequestHandler(
+        parts = WorkerParts(
             self.options,
             loaded,
             new_id=loaded.api.new_request_ids(worker_id),
@@ -120,6 +121,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             sight=seeing.sight,
             encoder=seeing.encoder,
         )
+        self._handler = RequestHandler(parts)
         self._metrics.handoff = loaded.engine.handoff_stats
         self._metrics.transfers = TransferCounts() if self.options.role in ("prefill", "decode") else None
         self._metrics.lost_kv_events = lambda: poll.lost_events
@@ -200,7 +202,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         is_short = self.leaving.engine_died or self.options.role == "prefill"
         await self._drain(4 * GONE_SECONDS if is_short else self.options.drain_seconds)
         if not self.leaving.engine_died and (unread := self._handoffs(loaded)):
-            logger.warning("%s: %d leases end unread; who still wants them computes", self.options.name, unread)
+            logger.warning(
+                "%s: %d leases end unread; their decode workers compute the prompts again", self.options.name, unread
+            )
         self._background.cancel()
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)

@@ -74,7 +74,7 @@ class LoadedEngine:
         if not request.stop_strings and self.byte_tokens is None:
             return None
         if self.tokenizer is None:
-            raise InvalidRequest("stop strings need a fast tokenizer, which this model has not; use stop_token_ids")
+            raise InvalidRequest("stop strings need a fast tokenizer, which this model lacks; use stop_token_ids")
         text = TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
         before = request.token_ids[-_TEXT_BEFORE:]
         if text.feed(before) != self.tokenizer.decode(before, request.skip_special_tokens):

@@ -65,10 +65,10 @@ class _Histogram:
 class RequestClock:
     """Measures the latencies of one request, from ``generate`` to its last token."""
 
-    __slots__ = ("_last", "_metrics", "_started")
+    __slots__ = ("_last", "_started", "metrics")
 
     def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._started = time.perf_counter()
         self._last = 0.0
 
@@ -79,7 +79,7 @@ class RequestClock:
         """
         if not count:
             return
-        metrics, now = self._metrics, time.perf_counter()
+        metrics, now = self.metrics, time.perf_counter()
         metrics.chunk_tokens.observe(count)
         metrics.generated_tokens += count
         if self._last:
@@ -150,7 +150,7 @@ class WorkerMetrics(Collector):
         totals = self.handoff()
         if self.transfers is not None:
             yield CounterMetricFamily(
-                "trtx_whole_requests", "Requests served without a handoff by a worker of decode.", self.transfers.whole
+                "trtx_whole_requests", "Requests that a decode worker served without a handoff.", self.transfers.whole
             )
             yield from _pair_families(self.transfers)
         if totals is None:
@@ -163,9 +163,11 @@ class WorkerMetrics(Collector):
         )
         yield CounterMetricFamily("trtx_handoff_failed_reads", "Reads that failed.", totals.failed_reads)
         yield GaugeMetricFamily("trtx_leases", "KV handoffs that wait for a decode worker.", totals.leases)
-        yield CounterMetricFamily("trtx_expired_leases", "Leases that nobody read in time.", totals.expired_leases)
         yield CounterMetricFamily(
-            "trtx_corrupted_handoffs", "KV handoffs that TRTX_FAULT made wrong on purpose.", totals.corrupted
+            "trtx_expired_leases", "Leases that no decode worker read in time.", totals.expired_leases
+        )
+        yield CounterMetricFamily(
+            "trtx_corrupted_handoffs", "KV handoffs that TRTX_FAULT corrupted on purpose.", totals.corrupted
         )
 
 

@@ -59,24 +59,31 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--engine-config", type=Path, help="resolved YAML: the LLM's keyword arguments")
-    parser.add_argument("--name", default="worker", help="what logs call this worker, such as decode-0")
+    parser.add_argument("--name", default="worker", help="name of this worker in logs, such as decode-0")
     parser.add_argument("--status-file", type=Path)
     parser.add_argument(
         "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for begun requests (default: %(default)s)"
     )
     parser.add_argument("--shutdown-seconds", type=float, help="wait for the engine to end (default: 20, or 60)")
-    parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="no step for so long is a death")
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=STALL_SECONDS,
+        help="treat the engine as dead after this time without a step",
+    )
     parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
     parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
-    parser.add_argument("--media", default="{}", help="JSON: what is taken of clients' images, where not by default")
+    parser.add_argument(
+        "--media", default="{}", help="JSON with limits of clients' images that differ from the defaults"
+    )
     parser.add_argument("--prompts-by", choices=get_args(PromptsBy), default="dynamo", help="who makes prompts")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # If the directory does not exist, Dynamo would treat the path as a model name to download.
         raise UsageError(f"--model {args.model} has no config.json; expected a Hugging Face model directory")
     if args.deterministic and args.role == "encode":
-        raise UsageError("--deterministic means nothing for role encode, which generates nothing; leave it out")
+        raise UsageError("--deterministic has no effect on role encode, which generates nothing; leave it out")
     return WorkerOptions(
         role=args.role,
         engine=args.engine,

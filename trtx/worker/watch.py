@@ -73,5 +73,5 @@ async def _is_healthy(loaded: LoadedEngine) -> bool:
     try:
         return await asyncio.wait_for(asyncio.to_thread(loaded.engine.is_alive), HEALTH_TIMEOUT_SECONDS)
     except Exception as error:
-        logger.error("the engine's health can't be asked: %r", error)
+        logger.error("the engine's health can't be read: %r", error)
         return False

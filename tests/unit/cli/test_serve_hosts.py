@@ -167,8 +167,8 @@ def test_what_can_not_be_served_over_hosts_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--mode", "agg", "--port", "0"), ("--port 0 is another port each time",)),
-        (("--this-host", "node3"), ("--this-host 'node3' is none of the hosts", "node1, node2")),
+        (("--mode", "agg", "--port", "0"), ("--port 0 is a different port at each start",)),
+        (("--this-host", "node3"), ("--this-host 'node3' is not one of the hosts", "node1, node2")),
         (("--encode", "1"), ("--encode 1",)),
     ],
 )

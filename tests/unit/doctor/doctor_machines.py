@@ -1,13 +1,21 @@
-"""Machines that are described rather than had, and between them every row that the doctor has."""
+"""Descriptions of machines, which show every row of the doctor in each of its states, and a scripted kernel."""
 
 from __future__ import annotations
 
+import os
 import re
+import resource
+import shutil
 import sys
-from dataclasses import replace
+import tempfile
+from collections import namedtuple
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pytest
 from doctor_hosts import HOSTS
 
 from trtx.cli.doctor import table
@@ -24,6 +32,7 @@ from trtx.doctor.facts import (
     System,
     Topology,
 )
+from trtx.doctor.gather import system as gathering
 from trtx.doctor.judge import judge
 
 GIB = 2**30
@@ -58,7 +67,18 @@ PACKAGES = {
     "nixl-cu12": Package("1.5.1"),
     "nixl-cu13": Package("1.5.1"),
 }
-SYSTEM = System(
+
+
+def described_system(**facts: Any) -> System:
+    lacking = sorted({field.name for field in fields(System)} - facts.keys())
+    assert not lacking, (
+        f"tests/unit/doctor/doctor_machines.py does not say what {', '.join(lacking)} of System is: add it to SYSTEM, "
+        "a machine without problems, and to script_kernel, which also has to make the kernel answer with it"
+    )
+    return System(**facts)
+
+
+SYSTEM = described_system(
     cpu_cores=16,
     load_average=0.2,
     memory_available_bytes=100 * GIB,
@@ -76,6 +96,40 @@ SYSTEM = System(
         Directory("discovery directory", Path("/tmp"), 50 * GIB),
     ),
 )
+
+
+def script_kernel(root: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    """Makes kernel and psutil answer each question with another number. Returns what gather_system has to report for
+    port 0 and run directories below ``root``."""
+    memory = SimpleNamespace(total=11 * GIB, available=7 * GIB, used=3 * GIB, free=GIB, percent=36.0)
+    sizes = {"/dev/shm": (64 * 2**20, 2**20, 63 * 2**20)}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {6})
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1111, 2222) if what == resource.RLIMIT_NOFILE else (9, 9))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(*sizes.get(str(path), (900, 500, 400))))
+    for number, descriptors in enumerate((("anon_inode:inotify", "socket:[1]"), ("anon_inode:inotify",) * 2)):
+        (root / f"proc/{number}/fd").mkdir(parents=True)
+        for descriptor, target in enumerate(descriptors):
+            (root / f"proc/{number}/fd/{descriptor}").symlink_to(target)
+    (root / "instances").write_text("128\n")
+    (root / "range").write_text("32768\t60999\n")
+    for name, path in (("_PROCESSES", "proc"), ("_INOTIFY_LIMIT", "instances"), ("_EPHEMERAL", "range")):
+        monkeypatch.setattr(gathering, name, root / path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(root / "proc"))
+    monkeypatch.setenv("TRTX_CACHE", str(root))
+    return described_system(
+        cpu_cores=1, load_average=1.5, memory_available_bytes=7 * GIB, open_files=1111, open_files_hard=2222,
+        inotify_used=3, inotify_limit=128, shm_bytes=64 * 2**20, port=0, port_problem=None, ephemeral_first=32768,
+        directories=(
+            Directory("run directories", root, 400),
+            Directory("checkpoint cache", root, 400),
+            Directory("discovery directory", root / "proc", 400),
+        ),
+    )  # fmt: skip
+
+
 LAPTOP_GPUS = Gpus(problem="NVML Shared Library Not Found")
 
 
@@ -246,17 +300,17 @@ MACHINES = {
 
 
 def rows(facts: Facts) -> dict[str, Check]:
-    """By name, once they are as every row has to be."""
+    """The rows by name. Fails if a row breaks a rule for all rows."""
     checks = judge(facts)
     names = [check.name for check in checks]
     twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"two rows are called {', '.join(twice)}: give each a name of its own in trtx/doctor/judge"
+    assert not twice, f"trtx/doctor/judge makes two rows of the name {', '.join(twice)}: rename one"
     for check in checks:
-        assert check.seen, f"the row {check.name!r} says nothing of what was seen: trtx/doctor/judge"
+        assert check.seen, f"the row {check.name!r} has no text under seen: add it in trtx/doctor/judge"
         if check.status in ("warning", "failed"):
             assert check.expected and check.fix, (
-                f"the row {check.name!r} is {check.status} and lacks what is expected or its fix: say both where "
-                "trtx/doctor/judge makes it"
+                f"the row {check.name!r} is {check.status} without what is expected or a fix: add both in "
+                "trtx/doctor/judge"
             )
     assert_fits(checks)
     return {check.name: check for check in checks}
@@ -265,5 +319,5 @@ def rows(facts: Facts) -> dict[str, Check]:
 def assert_fits(checks: tuple[Check, ...]) -> None:
     for line in (re.sub("\x1b\\[[0-9;]*m", "", line) for line in table(checks, 80)):
         assert len(line) <= 80, (
-            f"shorten what the row says: no word of it may break, and 49 characters are left:\n{line}"
+            f"this row of trtx/doctor/judge is wider than 80 columns; shorten its words to 49 characters:\n{line}"
         )

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pynvml
 import pytest
+from doctor_machines import script_kernel
 from packaging.utils import canonicalize_name
 from scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from topology_clients import wait_until
 
-from trtx.doctor.facts import Directory, GpuState, Package, System, Topology
+from trtx.doctor.facts import GpuState, Package, System, Topology
 from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies, open_gpus, system
 from trtx.launch.guardian import Guardian
 
@@ -198,51 +194,23 @@ def test_a_taken_port_names_who_has_it(tmp_path: Path) -> None:
     assert problem is not None and f"pid {os.getpid()}" in problem
 
 
-@pytest.fixture
-def scripted_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its kernel and psutil answer each question with a number of its own."""
-    memory = SimpleNamespace(total=11 * GIB, available=7 * GIB, used=3 * GIB, free=GIB, percent=36.0)
-    sizes = {"/dev/shm": (64 * 2**20, 2**20, 63 * 2**20)}
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {6})
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (1111, 2222) if what == resource.RLIMIT_NOFILE else (9, 9))
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(*sizes.get(str(path), (900, 500, 400))))
-    for number, descriptors in enumerate((("anon_inode:inotify", "socket:[1]"), ("anon_inode:inotify",) * 2)):
-        (tmp_path / f"proc/{number}/fd").mkdir(parents=True)
-        for descriptor, target in enumerate(descriptors):
-            (tmp_path / f"proc/{number}/fd/{descriptor}").symlink_to(target)
-    (tmp_path / "instances").write_text("128\n")
-    (tmp_path / "range").write_text("32768\t60999\n")
-    for name, path in (("_PROCESSES", "proc"), ("_INOTIFY_LIMIT", "instances"), ("_EPHEMERAL", "range")):
-        monkeypatch.setattr(system, name, tmp_path / path)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "proc"))
-    monkeypatch.setenv("TRTX_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def test_a_machine_is_told_as_its_kernel_tells_it(scripted_machine: Path) -> None:
-    found = gather_system(0, scripted_machine / "runs")
-    expected = System(
-        cpu_cores=1, load_average=1.5, memory_available_bytes=7 * GIB, open_files=1111, open_files_hard=2222,
-        inotify_used=3, inotify_limit=128, shm_bytes=64 * 2**20, port=0, port_problem=None, ephemeral_first=32768,
-        directories=(
-            Directory("run directories", scripted_machine, 400),
-            Directory("checkpoint cache", scripted_machine, 400),
-            Directory("discovery directory", scripted_machine / "proc", 400),
-        ),
-    )  # fmt: skip
+def test_a_machine_is_told_as_its_kernel_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = script_kernel(tmp_path, monkeypatch)
+    found = gather_system(0, tmp_path / "runs")
     for fact in dataclasses.fields(System):
         told, is_so = getattr(found, fact.name), getattr(expected, fact.name)
-        assert told == is_so, f"{fact.name} is told as {told}, the kernel says {is_so}: trtx/doctor/gather/system.py"
+        assert told == is_so, (
+            f"trtx/doctor/gather/system.py reports {fact.name} as {told}, and script_kernel in "
+            f"tests/unit/doctor/doctor_machines.py makes the kernel answer {is_so}: correct one of them"
+        )
 
 
-def test_what_a_kernel_does_not_say_is_none(scripted_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (scripted_machine / "instances").unlink()
-    (scripted_machine / "range").write_text("\n")
-    monkeypatch.setattr(system, "_SHM", scripted_machine / "nowhere")
-    found = gather_system(0, scripted_machine)
+def test_what_a_kernel_does_not_say_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_kernel(tmp_path, monkeypatch)
+    (tmp_path / "instances").unlink()
+    (tmp_path / "range").write_text("\n")
+    monkeypatch.setattr(system, "_SHM", tmp_path / "nowhere")
+    found = gather_system(0, tmp_path)
     assert (found.inotify_limit, found.ephemeral_first, found.shm_bytes) == (None, None, None), (
         "what is not known is None, never 0: trtx/doctor/gather/system.py"
     )
@@ -251,8 +219,8 @@ def test_what_a_kernel_does_not_say_is_none(scripted_machine: Path, monkeypatch:
 def test_no_fact_of_a_machine_is_left_to_a_default() -> None:
     silent = [fact.name for fact in dataclasses.fields(System) if fact.default is not dataclasses.MISSING]
     assert not silent, (
-        f"{', '.join(silent)} of System has a default, as if it were known of any machine: take it away in "
-        "trtx/doctor/facts.py, and fill it in trtx/doctor/gather/system.py"
+        f"{', '.join(silent)} of System has a default, as if it were known of any machine: remove it, and "
+        "read the fact in gather_system: trtx/doctor/gather/system.py"
     )
 
 

@@ -88,7 +88,7 @@ def test_gpus_that_the_caller_hides_are_no_fault_of_the_machine() -> None:
         ({"remap_pending": True}, "GPU 0 memory rows", "warning", "waits to be remapped"),
         ({"uncorrected_ecc_errors": 3}, "GPU 0 ECC", "warning", "3 uncorrected errors"),
         ({"persistence": False}, "GPU 0 persistence", "warning", "off"),
-        ({"mig": "on"}, "GPU 0 MIG", "failed", "slices alone"),
+        ({"mig": "on"}, "GPU 0 MIG", "failed", "sees only slices"),
         ({"compute_mode": "prohibited"}, "GPU 0 compute mode", "failed", "prohibited"),
         ({"compute_mode": "exclusive process"}, "GPU 0 compute mode", "warning", "exclusive process"),
         ({"compute_capability": (7, 5)}, "GPU 0 architecture", "failed", "sm75"),
@@ -124,7 +124,10 @@ def test_a_foreign_process_on_a_gpu_is_named_and_fails_when_it_leaves_no_room(fr
 
 
 def test_memory_held_by_another_container_is_seen_although_its_process_is_not() -> None:
-    assert "not seen from here holds 60.0 GiB" in rows(h100_box(free_bytes=20 * GIB))["GPU 0 memory"].seen
+    assert (
+        "a process that this container can't see holds 60.0 GiB"
+        in rows(h100_box(free_bytes=20 * GIB))["GPU 0 memory"].seen
+    )
 
 
 def test_trtxs_own_workers_on_a_gpu_are_no_foreigners() -> None:

@@ -41,10 +41,11 @@ def test_the_document_has_every_row_and_no_other() -> None:
         for name in re.findall(r"`([^`]+)`", line.split("|")[1] if line.startswith("|") else "")
     }
     lacking = SHOWN.keys() - documented
-    assert not lacking, f"give each a place in the table of {DOCUMENT.name}, in backticks: {sorted(lacking)}"
+    assert not lacking, f"docs/doctor.md lacks these rows: {sorted(lacking)}; add each to its table, in backticks"
     stale = documented - SHOWN.keys()
     assert not stale, (
-        f"no machine of doctor_machines.py shows {sorted(stale)} of {DOCUMENT.name}: describe one, or strike it"
+        f"docs/doctor.md has rows that no machine of tests/unit/doctor/doctor_machines.py shows: {sorted(stale)}; "
+        "describe a machine that has them, or remove them"
     )
 
 
@@ -67,8 +68,8 @@ def test_the_document_says_when_a_row_fails_and_warns(line: str) -> None:
     given = set().union(*(STATUSES.get(name, set()) for name in re.findall(r"`([^`]+)`", names)))
     for status, text, column in (("failed", fails, "Fails"), ("warning", warns, "Warns")):
         assert bool(text.strip()) == (status in given), (
-            f"{DOCUMENT.name} says under {column} of {names.strip()}: {text.strip() or 'nothing'}; judges give it "
-            f"{', '.join(sorted(given))}: put the table right"
+            f"docs/doctor.md says under {column} of {names.strip()}: {text.strip() or 'nothing'}; the judges give it "
+            f"the statuses {', '.join(sorted(given))}: correct the table"
         )
 
 
@@ -91,8 +92,8 @@ def test_the_document_has_the_limits_of_the_judges(name: str) -> None:
     row = next(line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}`"))
     lacking = [text for text in NUMBERS[name] if text not in row]
     assert not lacking, (
-        f"the row `{name}` of {DOCUMENT.name} lacks {lacking}: trtx/doctor/judge/system.py has these numbers; put "
-        "one of them right"
+        f"the row `{name}` of docs/doctor.md lacks {lacking}, the limits in trtx/doctor/judge/system.py: correct one "
+        "of them"
     )
 
 
@@ -159,9 +160,9 @@ def made() -> set[tuple[str, int, str]]:
 def test_every_status_that_a_judge_can_give_is_shown(site: Site, made: set[tuple[str, int, str]]) -> None:
     shown = {status for file, line, status in made if file == site.file and line in site.lines}
     assert not (unseen := site.statuses - shown), (
-        f"no machine is given the row {site.pattern!r} of {site.file}:{site.lines[0]} as {', '.join(sorted(unseen))}: "
-        "yield it from a judge that judge() calls (trtx/doctor/judge/__init__.py), and describe in doctor_machines.py "
-        "a machine that shows it"
+        f"no machine has the row {site.pattern!r} of trtx/doctor/judge/{site.file}:{site.lines[0]} with the status "
+        f"{', '.join(sorted(unseen))}: yield it from the judge function of its file, and add a machine that shows it "
+        "to tests/unit/doctor/doctor_machines.py"
     )
 
 

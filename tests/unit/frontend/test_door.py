@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.door import Door
 from trtx.prompts.maker import Unrenderable
 
@@ -46,6 +49,8 @@ class Echo(BaseHTTPRequestHandler):
 def rewrite(path: str, body: bytes) -> bytes:
     if body == b"bad":
         raise Unrenderable("the template refuses it")
+    if body == b"bug":
+        raise KeyError("a mistake in the rewrite")
     return body.upper()
 
 
@@ -77,6 +82,32 @@ def asked(connection: http.client.HTTPConnection, path: str, body: Any = None, *
     return answer.status, json.loads(answer.read())
 
 
+def request(path: str, body: bytes) -> bytes:
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+
+
+def exchanged(port: int, *pieces: bytes) -> list[tuple[int, bytes]]:
+    """Sends ``pieces`` without waiting; status and body of every answer until the connection ends."""
+    answers = []
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            client.sendall(piece)
+        file = client.makefile("rb")
+        while head := file.readline():
+            headers = http.client.parse_headers(file)
+            if headers.get("Transfer-Encoding") == "chunked":
+                body = b""
+                while size := int(file.readline(), 16):
+                    body += file.read(size)
+                    file.readline()
+                file.readline()
+            else:
+                body = file.read(int(headers["Content-Length"]))
+            answers.append((int(head.split()[1]), body))
+    return answers
+
+
 def test_one_connection_carries_many_requests_and_only_prompts_are_rewritten(port: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     for _ in range(3):
@@ -102,33 +133,70 @@ def test_a_body_in_chunks_is_one_body(port: int) -> None:
 @pytest.mark.parametrize(
     ("sent", "status", "words"),
     [
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nbad", 400, "the template refuses it"),
+        (b"POST /v1/completions HTTP/1.0\r\nContent-Length: 3\r\n\r\nbad", 400, "the template refuses it"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nbug", 500, "KeyError"),
         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1001, 413, "more than 1000 bytes"),
-        (b"no http at all\r\n\r\n", 400, "no HTTP/1.1"),
-        (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400, "no HTTP/1.1"),
+        (b"no http at all\r\n\r\n", 400, "not valid HTTP/1.1"),
+        (
+            b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+            400,
+            "not valid HTTP/1.1",
+        ),
     ],
-    ids=["refused", "too large", "no HTTP", "two lengths"],
+    ids=["HTTP/1.0", "error of the rewrite", "too large", "no HTTP", "two lengths"],
 )
-def test_what_is_refused_gets_one_sentence_and_the_connection_ends(
+def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_due(
     port: int, sent: bytes, status: int, words: str
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(sent)
-        answer = b"".join(iter(lambda: client.recv(65536), b""))
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert words in json.loads(body)["message"] and json.loads(body)["code"] == status
+    answers = exchanged(port, request("/stream", b""), request("/v1/completions", b"abc"), sent)
+    (_, streamed), (_, echoed), (found, refusal) = answers
+    assert streamed == b"onetwo" and json.loads(echoed)["body"] == "ABC"
+    assert found == status
+    assert words in json.loads(refusal)["message"] and json.loads(refusal)["code"] == status
 
 
-def test_requests_that_come_at_once_are_answered_in_order(port: int) -> None:
-    one = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: %d\r\nContent-Length: 3\r\n\r\nabc"
-    last = b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(b"".join(one % number for number in range(5)) + last)
-        answer = b"".join(iter(lambda: client.recv(65536), b"")).decode()
-    assert [answer.count(f'"of": "{number}"') for number in range(5)] == [1] * 5
-    places = [answer.index(f'"of": "{number}"') for number in range(5)]
-    assert places == sorted(places) and '"path": "/end"' in answer[places[-1] :]
+def test_a_prompt_that_is_refused_leaves_the_connection_to_the_requests_around_it(port: int) -> None:
+    good, bad = request("/v1/completions", b"abc"), request("/v1/completions", b"bad")
+    end = b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = exchanged(port, request("/stream", b""), bad, good, bad, bad, request("/stream", b""), good, end)
+    assert [status for status, _ in answers] == [200, 400, 200, 400, 400, 200, 200, 200]
+    assert answers[0][1] == answers[5][1] == b"onetwo" and json.loads(answers[-1][1])["path"] == "/end"
+
+
+def test_requests_that_come_at_once_are_answered_in_order_however_they_are_cut(port: int) -> None:
+    chosen = random.Random(7)
+    for _ in range(10):
+        bodies = [bytes(chosen.choices(range(128), k=chosen.choice((0, 1, 40, 900)))) for _ in range(5)]
+        sent = b"".join(request("/v1/completions", body) for body in bodies)
+        sent += b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        cuts = sorted(chosen.choices(range(len(sent)), k=6))
+        answers = exchanged(port, *(sent[begin:end] for begin, end in pairwise([0, *cuts, len(sent)])))
+        assert [json.loads(body)["body"].encode() for _, body in answers] == [*(body.upper() for body in bodies), b""]
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        (b"GET", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"),
+        (b"GET", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
+        (b"HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"),
+        (b"GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        (b"POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"),
+        (
+            b"POST",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nB;x=1\r\ndata: a\r\n\r\n\r\n0\r\nT: 1\r\n\r\n",
+        ),
+    ],
+)
+def test_the_end_of_an_answer_is_found_wherever_its_bytes_are_cut(method: bytes, answer: bytes) -> None:
+    for size in range(1, len(answer) + 1):
+        framing = AnswerFraming(method)
+        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+        assert [framing.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    assert not AnswerFraming(b"GET").feed(b"HTTP/1.1 200 OK\r\n\r\n0\r\n\r\n")
 
 
 def test_a_door_in_front_of_nothing_does_not_listen() -> None:

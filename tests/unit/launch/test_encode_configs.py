@@ -61,7 +61,9 @@ def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("encode", [0, 1])
 def test_prefill_and_decode_of_two_dtypes_are_refused(tmp_path: Path, encode: int) -> None:
-    says = r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), and decode goes on where prefill"
+    says = (
+        r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), and decode continues where prefill"
+    )
     with pytest.raises(UsageError, match=says):
         planned(tmp_path, "prefill.dtype=bfloat16", encode=encode, mode="disagg")
     same = configs(prefill="bfloat16", decode="bfloat16")

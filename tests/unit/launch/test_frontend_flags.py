@@ -15,7 +15,7 @@ from trtx.launch.preparation import prepare
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("positional",), "--router-args holds positional, which dynamo.frontend does not know; leave it out"),
+        (("positional",), "--router-args holds positional, which dynamo.frontend does not accept; leave it out"),
         (("--nosuch", "5"), "--router-args holds --nosuch 5, which"),
         (("--router-temperature",), "refuses it (argument --router-temperature: expected one argument)"),
         (("--router-temperature", "hot"), "invalid float value: 'hot'"),

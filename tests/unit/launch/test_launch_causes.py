@@ -163,7 +163,7 @@ def test_a_frontend_that_answers_nobody_is_started_again(served: Served, seconds
             served.run(6)
         finally:
             sleeper.kill()
-    assert "it has answered nobody for" in served.told("vanished")
+    assert "it has not answered for" in served.told("vanished")
     assert ("it is stopped (by SIGSTOP or a debugger)" in served.told("vanished")) == is_stopped
     assert len(served.children["frontend"]) == 2
 

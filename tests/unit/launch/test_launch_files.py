@@ -214,7 +214,7 @@ def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tm
                 take_place(share)
             watches = Guardian(share.marker, share.scratch_dir)
             try:
-                with pytest.raises(UsageError, match=f"runs on node1 already, by pid {os.getpid()}; end that first"):
+                with pytest.raises(UsageError, match=f"runs on node1 already, by pid {os.getpid()}; stop that first"):
                     take_place(share)
             finally:
                 watches.goodbye()
@@ -222,7 +222,7 @@ def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tm
             command += ["--scratch", str(share.scratch_dir)]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as orphan:
                 try:
-                    with pytest.raises(UsageError, match=rf"is being ended on node1 \(pid {first.pid}\)"):
+                    with pytest.raises(UsageError, match=rf"is being stopped on node1 \(pid {first.pid}\)"):
                         take_place(share)
                 finally:
                     orphan.communicate(b"goodbye\n", timeout=60)

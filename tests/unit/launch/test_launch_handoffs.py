@@ -175,7 +175,7 @@ def test_what_a_worker_refuses_a_request_with_is_the_cause(frontend: Frontend) -
 def test_a_request_that_no_prefill_worker_had_proves_nothing(frontend: Frontend) -> None:
     frontend.answer = lambda prefill, decode: HandoffFacts(decode, "whole")
     said = HandoffProofs(TWO_BY_TWO, frontend.url).prove_missing(IDS, 5)
-    assert said is not None and "was given a request that no prefill worker had had" in said
+    assert said is not None and "received a request that no prefill worker had processed" in said
 
 
 @pytest.mark.parametrize("outcome", ["unknown", None])

@@ -128,7 +128,7 @@ def test_a_frontend_whose_lease_has_ended_is_started_again_once_what_is_register
     share.supervisor.registry = known
     share.run(1)
     (died,) = share.told("exited")
-    assert "frontend-0 was killed by trtx" in died and "its lease in etcd has ended" in died
+    assert "frontend-0 was killed by trtx" in died and "its lease in etcd has expired" in died
     share.run(3)
     assert share.lives() == {"frontend-0": 2, "frontend-1": 1, "agg-0": 1}
     assert len(share.told("recovered")) == 1
@@ -242,7 +242,7 @@ def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tm
         finally:
             sleeper.kill()
     (told,) = share.told("vanished")
-    assert "lives but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
+    assert "is alive, but it is stopped (by SIGSTOP or a debugger), for 30 s; it is started again" in told
     assert share.lives()["agg-0"] == 2
 
 

@@ -158,7 +158,7 @@ def test_an_llm_of_tensorrt_llm_leaves_room_for_the_encode_workers_on_its_gpu() 
     room = alone.pool_bytes - int(0.9 * agg.shared_bytes)
     assert 0.99 * room <= told * agg.kv_bytes_per_token <= room
     assert any(reason.startswith(f"agg: kv_cache_config.max_tokens = {told}") for reason in made.reasons)
-    assert any("is an estimate by the torch engine's arithmetic" in reason for reason in made.reasons)
+    assert any("is an estimate made with the torch engine's formulas" in reason for reason in made.reasons)
     own = with_memory(_for_tensorrt_llm(machine, mode="agg", encode=1), machine)
     assert (own.memory[0].shared_bytes, "kv_cache_config" in own.engine_configs["agg"]) == (0, False)
     assert [reason for reason in own.reasons if "encode" in reason] == [
@@ -179,7 +179,7 @@ def test_beside_an_encoder_that_nobody_counts_a_pool_has_to_be_bounded(tmp_path:
 
     with pytest.raises(UsageError) as refused:
         planned()
-    assert "agg shares its GPU with encode workers and what they take of it is not known" in str(refused.value)
+    assert "agg shares its GPU with encode workers and their memory use is unknown" in str(refused.value)
     assert "--set agg.kv_cache_config.max_tokens=N" in str(refused.value)
     bounded = planned(kv={"max_tokens": 4096})
     assert bounded.engine_configs["agg"]["kv_cache_config"] == {"max_tokens": 4096}

@@ -66,7 +66,7 @@ def test_what_a_child_got_is_read_back_and_never_shown(files: Path) -> None:
     [
         ({"ca": "absent.pem"}, "etcd_auth.ca .* can't be read .No such file"),
         ({"ca": "no-pem"}, "etcd_auth.ca .* holds no PEM"),
-        ({"key": "other-key.pem"}, "make no connection .certificate and key do not go together"),
+        ({"key": "other-key.pem"}, "make no connection .certificate and key don't match"),
         ({"key": "locked-key.pem"}, "the key is encrypted"),
         ({"certificate": "client-key.pem"}, "make no connection"),
         ({"ca": "client-key.pem"}, "make no connection"),

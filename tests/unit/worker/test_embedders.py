@@ -121,76 +121,66 @@ def files(directory: Path) -> int:
     return len([*directory.iterdir()])
 
 
-def test_an_embedding_comes_from_an_encode_worker_which_keeps_one_of_its_own(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tower = Tower(tmp_path)
-        embedder = remote(Workers(one=encode_worker(tower)), tmp_path)
-        for _ in range(2):
-            made = await embedder.embed(PICTURE, KEY, ROOM)
-            assert made.grid == (1, 1, 2)
-            assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            assert files(tmp_path) == 1, "the encode worker's"
-        assert tower.seen == [PICTURE.data], "the second one was cached"
-
-    asyncio.run(scenario())
+async def test_an_embedding_comes_from_an_encode_worker_which_keeps_one_of_its_own(tmp_path: Path) -> None:
+    tower = Tower(tmp_path)
+    embedder = remote(Workers(one=encode_worker(tower)), tmp_path)
+    for _ in range(2):
+        made = await embedder.embed(PICTURE, KEY, ROOM)
+        assert made.grid == (1, 1, 2)
+        assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert files(tmp_path) == 1, "the encode worker's"
+    assert tower.seen == [PICTURE.data], "the second one was cached"
 
 
-def test_rows_are_counted_by_whoever_would_encode_and_nothing_is_encoded(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tower, others = Tower(tmp_path), Tower(tmp_path)
+async def test_rows_are_counted_by_whoever_would_encode_and_nothing_is_encoded(tmp_path: Path) -> None:
+    tower, others = Tower(tmp_path), Tower(tmp_path)
 
-        async def silent() -> Any:
-            raise ConnectionError("it has gone")
+    async def silent() -> Any:
+        raise ConnectionError("it has gone")
 
-        one = remote(Workers(one=encode_worker(tower)), tmp_path)
-        assert await one.count(PICTURE, KEY) == 2
-        assert await one.count(Blob(PICTURE.data, "a video", "video"), KEY) is None
-        with pytest.raises(MediaError, match="my own name is broken") as refused:
-            await one.count(Blob(b"bad!", "my own name"), KEY)
-        assert refused.value.status == 422
-        assert await remote(Workers(gone=silent), tmp_path, fallback=others).count(PICTURE, KEY) is None
-        assert await remote(Workers(), tmp_path, fallback=others).count(PICTURE, KEY) == 2
-        assert await remote(Workers(), tmp_path).count(PICTURE, KEY) is None
-        assert (tower.seen, others.seen, files(tmp_path)) == ([], [], 0)
-
-    asyncio.run(scenario())
+    one = remote(Workers(one=encode_worker(tower)), tmp_path)
+    assert await one.count(PICTURE, KEY) == 2
+    assert await one.count(Blob(PICTURE.data, "a video", "video"), KEY) is None
+    with pytest.raises(MediaError, match="my own name is broken") as refused:
+        await one.count(Blob(b"bad!", "my own name"), KEY)
+    assert refused.value.status == 422
+    assert await remote(Workers(gone=silent), tmp_path, fallback=others).count(PICTURE, KEY) is None
+    assert await remote(Workers(), tmp_path, fallback=others).count(PICTURE, KEY) == 2
+    assert await remote(Workers(), tmp_path).count(PICTURE, KEY) is None
+    assert (tower.seen, others.seen, files(tmp_path)) == ([], [], 0)
 
 
-def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_picture_is_none(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        now = 1000.0
-        exports = EmbeddingExports(lease_s=5, clock=lambda: now)
-        worker = encode_worker(Tower(tmp_path), exports)
-        asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image", ROOM)
-        answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
-        remove_shared(picture)
-        assert read_answer(answered, KEY).tensor_size == (2, 4)
-        with pytest.raises(EmbeddingMismatch, match="another picture's"):
-            read_answer(answered, b"x" * 32)
-        exports.sweep()
-        assert (files(tmp_path), exports.leases) == (2, 1), "the cache's own, and a second name of it"
-        now += 6
-        exports.sweep()
-        assert (files(tmp_path), exports.leases, exports.expired) == (1, 0, 1)
-        exports.close()
+async def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_another_picture_is_none(
+    tmp_path: Path,
+) -> None:
+    now = 1000.0
+    exports = EmbeddingExports(lease_s=5, clock=lambda: now)
+    worker = encode_worker(Tower(tmp_path), exports)
+    asked = question(picture := share(np.frombuffer(PICTURE.data, np.uint8)), KEY, "image", ROOM)
+    answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
+    remove_shared(picture)
+    assert read_answer(answered, KEY).tensor_size == (2, 4)
+    with pytest.raises(EmbeddingMismatch, match="another picture's"):
+        read_answer(answered, b"x" * 32)
+    exports.sweep()
+    assert (files(tmp_path), exports.leases) == (2, 1), "the cache's own, and a second name of it"
+    now += 6
+    exports.sweep()
+    assert (files(tmp_path), exports.leases, exports.expired) == (1, 0, 1)
+    exports.close()
 
-    asyncio.run(scenario())
 
-
-def test_however_many_ask_each_picture_is_encoded_once_over_all_encode_workers(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        towers = [Tower(tmp_path) for _ in range(2)]
-        workers = Workers(one=encode_worker(towers[0]), two=encode_worker(towers[1]))
-        askers = [remote(workers, tmp_path) for _ in range(3)]
-        pictures = {number.to_bytes(32): Blob(number.to_bytes(8), "a picture") for number in range(24)}
-        for asker in askers:  # one after the other and at once: what others have asked meanwhile changes nothing
-            for made in await asyncio.gather(*(asker.embed(blob, key, ROOM) for key, blob in pictures.items())):
-                remove_shared(made.rows)
-        seen = [data for tower in towers for data in tower.seen]
-        assert sorted(seen) == sorted(blob.data for blob in pictures.values())
-        assert all(tower.seen for tower in towers)
-
-    asyncio.run(scenario())
+async def test_however_many_ask_each_picture_is_encoded_once_over_all_encode_workers(tmp_path: Path) -> None:
+    towers = [Tower(tmp_path) for _ in range(2)]
+    workers = Workers(one=encode_worker(towers[0]), two=encode_worker(towers[1]))
+    askers = [remote(workers, tmp_path) for _ in range(3)]
+    pictures = {number.to_bytes(32): Blob(number.to_bytes(8), "a picture") for number in range(24)}
+    for asker in askers:  # one after the other and at once: what others have asked meanwhile changes nothing
+        for made in await asyncio.gather(*(asker.embed(blob, key, ROOM) for key, blob in pictures.items())):
+            remove_shared(made.rows)
+    seen = [data for tower in towers for data in tower.seen]
+    assert sorted(seen) == sorted(blob.data for blob in pictures.values())
+    assert all(tower.seen for tower in towers)
 
 
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=1, max_size=8), st.binary(min_size=32, max_size=32))
@@ -207,33 +197,27 @@ def test_pictures_spread_over_workers_about_evenly(count: int) -> None:
     assert len(spread) == count and all(850 < pictures < 1150 for pictures in spread.values())
 
 
-def test_each_asker_of_a_broken_picture_reads_its_own_label_and_no_other(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        tower = Tower(tmp_path)
-        tower.may_go_on.clear()
-        workers = Workers(one=encode_worker(tower))
-        labels = ["file:///secret-of-alice.png", "https://bob.example/b.png"]
-        asking = [asyncio.create_task(remote(workers, tmp_path).embed(Blob(b"bad.", one), KEY, ROOM)) for one in labels]
-        async with asyncio.timeout(30):
-            while len(workers.asked) < 2 or not tower.seen:
-                await asyncio.sleep(0.001)
-        tower.may_go_on.set()
-        told = await asyncio.gather(*asking, return_exceptions=True)
-        assert [str(one) for one in told] == [f"{label} is broken" for label in labels]
-        assert tower.seen == [b"bad."], "the second one joined"
-
-    asyncio.run(scenario())
+async def test_each_asker_of_a_broken_picture_reads_its_own_label_and_no_other(tmp_path: Path) -> None:
+    tower = Tower(tmp_path)
+    tower.may_go_on.clear()
+    workers = Workers(one=encode_worker(tower))
+    labels = ["file:///secret-of-alice.png", "https://bob.example/b.png"]
+    asking = [asyncio.create_task(remote(workers, tmp_path).embed(Blob(b"bad.", one), KEY, ROOM)) for one in labels]
+    async with asyncio.timeout(30):
+        while len(workers.asked) < 2 or not tower.seen:
+            await asyncio.sleep(0.001)
+    tower.may_go_on.set()
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    assert [str(one) for one in told] == [f"{label} is broken" for label in labels]
+    assert tower.seen == [b"bad."], "the second one joined"
 
 
-def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        encoder = encode_worker(Tower(tmp_path))
-        for data, refused in ((b"bad.", True), (b"good", False)):
-            asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image", ROOM)
-            answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
-            assert is_refusal(answered) is refused
-
-    asyncio.run(scenario())
+async def test_a_refusal_can_be_told_from_an_embedding(tmp_path: Path) -> None:
+    encoder = encode_worker(Tower(tmp_path))
+    for data, refused in ((b"bad.", True), (b"good", False)):
+        asked = question(share(np.frombuffer(data, np.uint8), tmp_path), data * 8, "image", ROOM)
+        answered = (await encoder.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
+        assert is_refusal(answered) is refused
 
 
 async def _gone() -> Any:
@@ -249,48 +233,39 @@ async def _confused() -> Any:
 
 
 @pytest.mark.parametrize("broken", [_gone, _silent, _confused])
-def test_whoever_does_not_answer_is_passed_over(broken: Callable[[], Awaitable[Any]], tmp_path: Path) -> None:
-    async def scenario() -> None:
-        workers = Workers(broken=broken, whole=encode_worker(Tower(tmp_path)))
-        embedder = remote(workers, tmp_path, seconds=3.0)
-        assert rows_of(await embedder.embed(PICTURE, KEY, ROOM))
-        assert workers.asked == ["broken", "whole"]
-        assert embedder._metrics.retries == 1
-
-    asyncio.run(scenario())
+async def test_whoever_does_not_answer_is_passed_over(broken: Callable[[], Awaitable[Any]], tmp_path: Path) -> None:
+    workers = Workers(broken=broken, whole=encode_worker(Tower(tmp_path)))
+    embedder = remote(workers, tmp_path, seconds=3.0)
+    assert rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+    assert workers.asked == ["broken", "whole"]
+    assert embedder._metrics.retries == 1
 
 
-def test_whoever_did_not_answer_is_asked_last_for_a_while(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        now = 100.0
-        workers = Workers(broken=_gone, whole=encode_worker(Tower(tmp_path)))
-        embedder = remote(workers, tmp_path, clock=lambda: now)
-        for _ in range(3):
-            rows_of(await embedder.embed(PICTURE, KEY, ROOM))
-        assert workers.asked == ["broken", "whole", "whole", "whole"]
-        assert embedder._metrics.retries == 1
-        now += DISTRUST_SECONDS + 1
+async def test_whoever_did_not_answer_is_asked_last_for_a_while(tmp_path: Path) -> None:
+    now = 100.0
+    workers = Workers(broken=_gone, whole=encode_worker(Tower(tmp_path)))
+    embedder = remote(workers, tmp_path, clock=lambda: now)
+    for _ in range(3):
         rows_of(await embedder.embed(PICTURE, KEY, ROOM))
-        assert workers.asked[4:] == ["broken", "whole"]
+    assert workers.asked == ["broken", "whole", "whole", "whole"]
+    assert embedder._metrics.retries == 1
+    now += DISTRUST_SECONDS + 1
+    rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+    assert workers.asked[4:] == ["broken", "whole"]
 
-    asyncio.run(scenario())
 
-
-def test_the_only_one_is_asked_again_unless_this_worker_can_encode(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        alone, beside = Workers(one=_gone), Workers(one=_gone)
-        embedder = remote(alone, tmp_path)
-        for _ in range(2):
-            with pytest.raises(NoEncoder):
-                await embedder.embed(PICTURE, KEY, ROOM)
-        assert alone.asked == ["one", "one"]
-        embedder = remote(beside, tmp_path, fallback=Tower(tmp_path))
-        for _ in range(2):
-            rows_of(await embedder.embed(PICTURE, KEY, ROOM))
-        assert beside.asked == ["one"]
-        assert embedder._metrics.fallbacks == 2
-
-    asyncio.run(scenario())
+async def test_the_only_one_is_asked_again_unless_this_worker_can_encode(tmp_path: Path) -> None:
+    alone, beside = Workers(one=_gone), Workers(one=_gone)
+    embedder = remote(alone, tmp_path)
+    for _ in range(2):
+        with pytest.raises(NoEncoder):
+            await embedder.embed(PICTURE, KEY, ROOM)
+    assert alone.asked == ["one", "one"]
+    embedder = remote(beside, tmp_path, fallback=Tower(tmp_path))
+    for _ in range(2):
+        rows_of(await embedder.embed(PICTURE, KEY, ROOM))
+    assert beside.asked == ["one"]
+    assert embedder._metrics.fallbacks == 2
 
 
 class Mortal(LocalEmbedder):
@@ -340,7 +315,7 @@ async def test_what_was_with_an_encoder_that_died_goes_to_the_next_one_and_what_
     tower.may_go_on.set()
     told = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(one) for one in told] == [TowerOutput, NoEncoder, TowerOutput, MediaError]
-    assert "two vision encoders ended while they had the picture; try again" in str(told[1])
+    assert "two vision encoders died while they encoded this image; try again" in str(told[1])
     assert rows_of(await embedder.embed(PICTURE, KEY, ROOM)), "a third one is there for whoever comes"
     assert len(begun) == 3
 
@@ -382,93 +357,76 @@ async def test_a_picture_that_is_refused_starts_no_other_encoder(tmp_path: Path)
     assert len(begun) == 1
 
 
-def test_with_no_encode_worker_left_this_worker_encodes_or_says_so(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        own = Tower(tmp_path)
-        for workers in (Workers(), Workers(one=_gone, two=_gone)):
-            made = await remote(workers, tmp_path, fallback=own).embed(PICTURE, KEY, ROOM)
-            assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            with pytest.raises(NoEncoder, match="no encode worker answered; try again"):
-                await remote(workers, tmp_path).embed(PICTURE, KEY, ROOM)
-        assert len(own.seen) == 2
-        assert files(tmp_path) == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_picture_that_is_none_is_refused_by_the_first_and_asked_of_no_other(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        own = Tower(tmp_path)
-        workers = Workers(one=encode_worker(Tower(tmp_path)), two=encode_worker(Tower(tmp_path)))
-        with pytest.raises(MediaError, match="a file is broken") as refused:
-            await remote(workers, tmp_path, fallback=own).embed(Blob(b"bad.", "a file"), KEY, ROOM)
-        assert (refused.value.status, workers.asked, own.seen) == (422, ["one"], [])
-        assert files(tmp_path) == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        workers = Workers(silent=_silent)
-        asking = asyncio.create_task(remote(workers, tmp_path, fallback=Tower(tmp_path)).embed(PICTURE, KEY, ROOM))
-        while not workers.asked:
-            await asyncio.sleep(0.001)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert files(tmp_path) == 0
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("asks", ["embed", "count"])
-def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_none(tmp_path: Path, asks: str) -> None:
-    async def scenario() -> None:
-        begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-        def written(value: Any) -> SharedTensor:
-            begun.set()
-            assert may_go_on.wait(60)
-            try:
-                return share(value, tmp_path)
-            finally:
-                ended.set()
-
-        embedder = RemoteEmbedder(
-            Workers(silent=_silent), MediaMetrics(), fallback=None, seconds=60, share_bytes=written
-        )
-        what = embedder.embed(PICTURE, KEY, ROOM) if asks == "embed" else embedder.count(PICTURE, KEY)
-        asking: asyncio.Task[Any] = asyncio.create_task(what)
-        await asyncio.to_thread(begun.wait, 60)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        may_go_on.set()
-        await asyncio.to_thread(ended.wait, 60)
-        async with asyncio.timeout(60):
-            while files(tmp_path):
-                await asyncio.sleep(0.001)
-
-    asyncio.run(scenario())
+async def test_with_no_encode_worker_left_this_worker_encodes_or_says_so(tmp_path: Path) -> None:
+    own = Tower(tmp_path)
+    for workers in (Workers(), Workers(one=_gone, two=_gone)):
+        made = await remote(workers, tmp_path, fallback=own).embed(PICTURE, KEY, ROOM)
+        assert rows_of(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(NoEncoder, match="no encode worker answered; try again"):
+            await remote(workers, tmp_path).embed(PICTURE, KEY, ROOM)
+    assert len(own.seen) == 2
     assert files(tmp_path) == 0
 
 
-def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        encoder = encode_worker(Tower(tmp_path))
-        asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video", ROOM)
-        for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
-            await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
-            assert files(tmp_path) == count
+async def test_a_picture_that_is_none_is_refused_by_the_first_and_asked_of_no_other(tmp_path: Path) -> None:
+    own = Tower(tmp_path)
+    workers = Workers(one=encode_worker(Tower(tmp_path)), two=encode_worker(Tower(tmp_path)))
+    with pytest.raises(MediaError, match="a file is broken") as refused:
+        await remote(workers, tmp_path, fallback=own).embed(Blob(b"bad.", "a file"), KEY, ROOM)
+    assert (refused.value.status, workers.asked, own.seen) == (422, ["one"], [])
+    assert files(tmp_path) == 0
 
-    asyncio.run(scenario())
+
+async def test_a_cancelled_question_leaves_no_file(tmp_path: Path) -> None:
+    workers = Workers(silent=_silent)
+    asking = asyncio.create_task(remote(workers, tmp_path, fallback=Tower(tmp_path)).embed(PICTURE, KEY, ROOM))
+    while not workers.asked:
+        await asyncio.sleep(0.001)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert files(tmp_path) == 0
+
+
+@pytest.mark.parametrize("asks", ["embed", "count"])
+async def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_none(tmp_path: Path, asks: str) -> None:
+    begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def written(value: Any) -> SharedTensor:
+        begun.set()
+        assert may_go_on.wait(60)
+        try:
+            return share(value, tmp_path)
+        finally:
+            ended.set()
+
+    embedder = RemoteEmbedder(Workers(silent=_silent), MediaMetrics(), fallback=None, seconds=60, share_bytes=written)
+    what = embedder.embed(PICTURE, KEY, ROOM) if asks == "embed" else embedder.count(PICTURE, KEY)
+    asking: asyncio.Task[Any] = asyncio.create_task(what)
+    await asyncio.to_thread(begun.wait, 60)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    may_go_on.set()
+    await asyncio.to_thread(ended.wait, 60)
+    async with asyncio.timeout(60):
+        while files(tmp_path):
+            await asyncio.sleep(0.001)
+    assert files(tmp_path) == 0
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
+    encoder = encode_worker(Tower(tmp_path))
+    asked = question(share(np.frombuffer(PICTURE.data, np.uint8), tmp_path), KEY, "video", ROOM)
+    for is_wanted, count in ((False, 2), (True, 3)):  # the picture, what the worker keeps, what it lends
+        await encoder.encode({"extra_args": {ASKED: asked}}, is_wanted=lambda: is_wanted)  # noqa: B023
+        assert files(tmp_path) == count
 
 
 @pytest.mark.parametrize("asked", [None, {}, {"picture": ["/etc/passwd"], "key": "00", "label": "x"}, "text"])
 def test_what_is_no_question_of_a_worker_is_refused(asked: Any, tmp_path: Path) -> None:
     wire = {"token_ids": [1], "extra_args": {ASKED: asked}}
-    with pytest.raises(InvalidRequest, match="an encode worker answers other workers of trtx alone"):
+    with pytest.raises(InvalidRequest, match="encode workers only serve other trtx workers"):
         asyncio.run(encode_worker(Tower(tmp_path)).encode(wire))
 
 

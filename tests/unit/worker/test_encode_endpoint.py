@@ -56,7 +56,7 @@ async def test_an_answer_behind_signs_of_life_is_the_answer() -> None:
 @pytest.mark.parametrize("chunks", [(), (BUSY, BUSY)], ids=["at once", "in the middle"])
 async def test_one_that_falls_silent_is_given_up_and_told_so(chunks: tuple[dict[str, Any], ...]) -> None:
     client = Client(*chunks, goes_on=True)
-    with pytest.raises(TimeoutError, match="it said nothing for 0.2 s"):
+    with pytest.raises(TimeoutError, match="it sent nothing for 0.2 s"):
         await ask(client)
     assert client.context.is_stopped()
 

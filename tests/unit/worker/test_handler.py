@@ -36,6 +36,7 @@ from trtx.worker.multimodal.encode_endpoint import ASKED
 from trtx.worker.multimodal.encoding import ImageEncoder, question, read_answer
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import pacing
 from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.status import StatusFile
@@ -124,10 +125,11 @@ class Worker:
         self.open = OpenRequests(Background())
         poll: Any = SimpleNamespace(saw_token=lambda: None)
         loaded = LoadedEngine(api, engine, None, publishes_kv_events=False, load_seconds=0.0, shutdown_seconds=1.0)
-        self.handler = RequestHandler(
+        parts = WorkerParts(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
             leaving=self.leaving, sight=sight, encoder=encoder,
         )  # fmt: skip
+        self.handler = RequestHandler(parts)
 
 
 @pytest.fixture

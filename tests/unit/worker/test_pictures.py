@@ -70,9 +70,9 @@ def test_a_name_tells_an_embedding_from_a_picture() -> None:
     [
         ({"video_url": [url("v")], "image_url": [url("a")]}, "brings video_url, expected images alone: this model"),
         ({"audio_url": [url("v")]}, "brings audio_url, expected images alone"),
-        ({"image_url": [{"UuidOnly": "name"}]}, "a uuid alone, expected its url too"),
-        ({"image_url": [{"Decoded": {"shape": [1]}}]}, "a form that this worker does not read"),
-        ({"image_url": ["a"]}, "a form that this worker does not read"),
+        ({"image_url": [{"UuidOnly": "name"}]}, "only a uuid, expected a url too"),
+        ({"image_url": [{"Decoded": {"shape": [1]}}]}, "has no url, expected one"),
+        ({"image_url": ["a"]}, "has no url, expected one"),
     ],
 )
 def test_what_is_no_picture_with_an_address_is_refused(media: dict[str, Any], says: str) -> None:
@@ -98,7 +98,7 @@ def test_sound_that_the_frontend_left_out_of_the_media_is_refused_as_other_media
     ("media", "says"),
     [
         ({"audio_url": [url("v")]}, "brings audio_url, expected images and videos alone: .* image_url or video_url"),
-        ({"video_url": [{"UuidOnly": "name"}]}, "a video comes with a uuid alone"),
+        ({"video_url": [{"UuidOnly": "name"}]}, "a video has only a uuid"),
     ],
 )
 def test_models_that_take_videos_refuse_the_rest(media: dict[str, Any], says: str) -> None:

@@ -16,7 +16,7 @@ def test_so_many_refusals_of_a_period_are_told_then_that_the_others_are_counted(
         log.tell(f"id-{number}", "n is 2, expected 1")
     *told, last = [record.getMessage() for record in caplog.records]
     assert told == [f"request id-{number} refused: n is 2, expected 1" for number in range(MOST_LINES)]
-    assert "counted alone" in last
+    assert "only counted" in last
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     caplog.clear()
     now += PERIOD_SECONDS

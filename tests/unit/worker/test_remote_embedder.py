@@ -156,7 +156,7 @@ async def test_a_vision_encoder_that_can_not_be_started_is_worth_another_try() -
         raise LaunchError("a process that decodes pictures did not start (exit code None); see the log")
 
     embedder = StartedEmbedder(begin)
-    with pytest.raises(NoEncoder, match="no vision encoder could be started for the picture; try again"):
+    with pytest.raises(NoEncoder, match="the worker could not start a vision encoder for this image; try again"):
         await embedder.embed(PICTURE, KEY, ROOM)
     with pytest.raises(LaunchError):  # at a worker's own start it is what keeps it from starting
         await embedder.start()

@@ -232,7 +232,7 @@ async def test_one_that_is_lost_twice_is_that_requests_failure(tmp_path: Path) -
 
     gate, metrics = Lost(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
-    with pytest.raises(NotMade, match="gone before the engine had it; try again") as failed:
+    with pytest.raises(NotMade, match="lost before the engine had read it; try again") as failed:
         await sight_of(gate, metrics).look([url(b"one")])
     told = as_dynamo_error(failed.value, "refused", "agg")
     assert isinstance(told, HttpError) and told.code == 429, "no fault of the picture's, nor of the engine's"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pynvml
 
-from trtx.doctor.facts import ComputeMode, Gpu, Gpus, Mig, Pair
-from trtx.doctor.gather.nvml import ask, gpu_state, watts
+from trtx.doctor.gather.nvml import ClockReason, GpuProcess, ask, gpu_state, watts
 from trtx.launch import probe
 from trtx.topology import Gpu as SeenGpu
 from trtx.topology import Machine
+
+ComputeMode = Literal["default", "exclusive process", "prohibited"]
+Mig = Literal["off", "on", "slice"]  # slice: the device is a part of a GPU
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR = "0x10de"
@@ -39,6 +42,57 @@ _PATHS = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
 _P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py 13 defines as a tuple by a stray comma
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One visible GPU. None: NVML does not report the value, as on MIG slices and some desktop GPUs."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    application_sm_clock_mhz: int | None = None  # the configured application clock
+    clock_reasons: tuple[ClockReason, ...] = ()
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    uncorrected_ecc_errors: int | None = None  # since the driver was loaded
+    remap_pending: bool | None = None  # memory rows will be remapped at the next reset
+    remap_failed: bool | None = None
+    recovery: str | None = None  # the action that NVML requests after an Xid, or "none"
+    persistence: bool | None = None
+    compute_mode: ComputeMode | None = None
+    mig: Mig = "off"
+    nvlinks_up: int = 0
+    fabric_ready: bool | None = None  # None: not behind an NVSwitch
+    uuid: str | None = None  # in the form that CUDA_VISIBLE_DEVICES accepts
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The connection between two visible GPUs."""
+
+    first: int
+    second: int
+    nvlink: bool
+    peer_access: bool | None
+    path: str  # the name in `nvidia-smi topo -m`: PIX, PXB, PHB, NODE, SYS
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The driver and its GPUs. ``problem``: NVML's error message if it did not answer."""
+
+    problem: str | None = None
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None  # the highest CUDA release that the driver, or a compat package, supports
+    installed: int = 0  # GPUs that NVML counts, visible or not; without NVML, those on the PCI bus
+    visible: tuple[Gpu, ...] = ()
+    pairs: tuple[Pair, ...] = ()
 
 
 def gather_gpus() -> Gpus:

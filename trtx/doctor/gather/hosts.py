@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 
 from trtx.config.hosts import Certificates, HostSpec, HostsSpec, Password, Token
-from trtx.doctor.facts import Gpus, Software
+from trtx.doctor.gather.gpus import Gpus
 from trtx.doctor.gather.meeting import Listener, meet
+from trtx.doctor.gather.software import Software
 from trtx.doctor.host_facts import Device, HostReport, HostsFacts, PortSpan, TakenPort, WantedHost
 from trtx.planes.credentials import EtcdAuth, NatsAuth
 from trtx.planes.fitness import look_at_etcd

@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import psutil
 import pynvml
 
-from trtx.doctor.facts import ClockReason, GpuProcess, GpuState
 from trtx.topology import TOPOLOGY_VARIABLE
 
 T = TypeVar("T")
 
+ClockReason = Literal[
+    "idle",
+    "application clocks",
+    "power limit",
+    "hardware slowdown",
+    "sync boost",
+    "thermal, by software",
+    "thermal, by hardware",
+    "power brake",
+    "display clocks",
+]
 _CLOCK_REASONS: dict[int, ClockReason] = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
@@ -26,6 +37,34 @@ _CLOCK_REASONS: dict[int, ClockReason] = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with memory on a GPU. ``name``: None for a process of another container or another user."""
+
+    pid: int
+    name: str | None
+    memory_bytes: int | None
+    topology: str | None = None  # the process's trtx topology; None: none, or its environment can't be read
+    sm_percent: float | None = None  # the recent SM utilization
+
+    @property
+    def is_ours(self) -> bool:
+        return self.topology is not None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The state of a GPU that changes during work. None: NVML does not report the value."""
+
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    clock_reasons: tuple[ClockReason, ...] | None
+    power_w: float | None
+    temperature_c: int | None
+    memory_used_bytes: int | None
+    processes: tuple[GpuProcess, ...] | None  # compute processes; in a container NVML may report others, or none
 
 
 def ask(question: Callable[[], T]) -> T | None:

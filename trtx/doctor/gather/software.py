@@ -8,18 +8,39 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from trtx.config.video_decoder import PACKAGE
-from trtx.doctor.facts import Package, Software
 from trtx.engine import installed_version
 
 _MPIRUN_TIMEOUT_S = 2.0
 _METADATA_FIELD = re.compile(r"^(name|version|requires-dist):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE | re.IGNORECASE)
 _CUDA_RELEASE = re.compile(r"""^cuda\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An installed distribution. ``requires`` is its Requires-Dist, as written."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Python and its packages. Keys of ``packages`` are normalized names: ``tensorrt-llm``, ``nixl-cu13``."""
+
+    python: str
+    requires_python: str | None  # trtx's Requires-Python; None: trtx is not installed as a package
+    packages: Mapping[str, Package]
+    torch_cuda: str | None = None  # CUDA release that torch was built for, such as 13.0; None: a CPU build
+    open_mpi: str | None = None  # the version of the mpirun on PATH
+    gpl_codecs: tuple[str, ...] = ()  # those of x264 and x265 that PyAV's wheel installed
 
 
 def gather_software() -> Software:

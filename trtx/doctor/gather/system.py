@@ -8,12 +8,12 @@ import resource
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from trtx.checkpoint.synthetic import default_cache_dir
-from trtx.doctor.facts import Directory, System
 from trtx.errors import UsageError
 from trtx.launch import PortHolder, probe, write_problem
 
@@ -22,6 +22,34 @@ _SHM = Path("/dev/shm")
 _PROCESSES = Path("/proc")
 _INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory that trtx writes to, or its nearest existing parent."""
+
+    name: str
+    path: Path
+    free_bytes: int
+    problem: str | None = None  # why a test file could not be written
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The machine without its GPUs."""
+
+    cpu_cores: int
+    load_average: float  # the number of runnable processes, averaged over the last minute
+    memory_available_bytes: int
+    open_files: int  # soft limit
+    open_files_hard: int
+    inotify_used: int  # inotify instances of this user
+    inotify_limit: int | None
+    shm_bytes: int | None  # size of /dev/shm
+    port: int
+    port_problem: str | None
+    ephemeral_first: int | None
+    directories: tuple[Directory, ...]
 
 
 def gather_system(port: int, runs: Path) -> System:

@@ -8,14 +8,24 @@ import re
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.doctor.facts import Topology
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _SCRATCH = re.compile(r"trtx-(?:[0-9a-f]{8}|aiperf-\w+|[a-z0-9-]+\.[a-z0-9-]+)")
 _SETTLED_S = 60.0  # a launcher creates its scratch directory shortly before it starts its guardian
 _GUARDIAN = b"trtx.launch.guardian"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A topology of trtx, or a load of ``trtx bench``, with processes or short-lived files on this machine."""
+
+    name: str  # the name of its scratch directory: trtx-1a2b3c4d, trtx-aiperf-x1y2z3
+    pids: tuple[int, ...]
+    is_guarded: bool  # its guardian is alive, so its launcher is too, or the guardian is cleaning up
+    scratch: Path | None = None  # the scratch directory, if it exists
 
 
 def gather_topologies(*temporary: Path) -> tuple[Topology, ...]:

@@ -114,7 +114,7 @@ def _usable(name: str, gpu: Gpu) -> Iterator[Check]:
     if gpu.mig == "on":
         yield failed(
             f"{name} MIG",
-            "MIG is on, and CUDA sees slices alone",
+            "MIG is on, and CUDA sees only slices",
             "MIG off, or a slice named",
             f"export CUDA_VISIBLE_DEVICES=MIG-<uuid> of nvidia-smi -L, or: sudo nvidia-smi -i {gpu.index} -mig 0",
         )
@@ -137,7 +137,7 @@ def _memory(name: str, gpu: Gpu) -> Iterator[Check]:
     accounted = sum(process.memory_bytes or 0 for process in gpu.processes)
     held = [_held(process) for process in foreign]
     if not held and not ours and used - accounted > _UNSEEN_BYTES:
-        held = [f"something that is not seen from here holds {used / _GIB:.1f} GiB"]
+        held = [f"a process that this container can't see holds {used / _GIB:.1f} GiB"]
     is_full = gpu.free_bytes < LEAST_FREE * gpu.memory_bytes
     if not held and not (is_full and ours):
         return
@@ -152,7 +152,7 @@ def _memory(name: str, gpu: Gpu) -> Iterator[Check]:
 
 
 def _held(process: GpuProcess) -> str:
-    name = process.name or "a process that is not seen from here"
+    name = process.name or "a process that this container can't see"
     size = f" holds {process.memory_bytes / _GIB:.1f} GiB" if process.memory_bytes is not None else ""
     return f"{name} (pid {process.pid}{', trtx' if process.is_ours else ''}){size}"
 
@@ -170,7 +170,7 @@ def _clocks(name: str, gpu: Gpu) -> Iterator[Check]:
     if slow:
         now = f"{gpu.sm_clock_mhz} of {gpu.max_sm_clock_mhz} MHz now: " if gpu.max_sm_clock_mhz else ""
         fixes = "; ".join(dict.fromkeys(_SLOW[reason] for reason in slow))
-        yield warning(f"{name} clocks", now + " and ".join(slow), "full clocks: figures are lower now", fixes)
+        yield warning(f"{name} clocks", now + " and ".join(slow), "full clocks: results are lower now", fixes)
 
 
 def _health(name: str, gpu: Gpu) -> Iterator[Check]:

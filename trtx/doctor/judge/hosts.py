@@ -80,7 +80,7 @@ def _judge_own_ports(name: str, taken: Sequence[TakenPort], host: WantedHost) ->
     others = [one for one in taken if not one.is_own]
     if others:
         held = "; ".join(f"{one.port} ({one.by})" for one in others[:_SHOWN_PORTS])
-        fix = f"end what has them, or give {host.name} another first_port, and --port for HTTP"
+        fix = f"stop the processes that use them, or give {host.name} another first_port, and --port for HTTP"
         return failed(row, f"in use: {held}{_more(others)}", "every planned port free", fix)
     if taken:
         return ok(row, f"{len(taken)} of {len(host.ports.all)} in use, by this topology, which runs")
@@ -110,7 +110,7 @@ def _judge_met(name: str, host: WantedHost, met: Met, facts: HostsFacts) -> Iter
         yield failed(row, f"not reached from here: {_ports(blocked)}", f"all {len(states)} planned ports", fix)
     elif others:
         held = "; ".join(f"{one.port} ({one.by})" for one in others[:_SHOWN_PORTS])
-        fix = f"end what has them, or give {host.name} another first_port, and --port for HTTP"
+        fix = f"stop the processes that use them, or give {host.name} another first_port, and --port for HTTP"
         yield failed(row, f"in use there: {held}{_more(others)}", "every planned port free", fix)
     else:
         yield ok(row, f"{len(states)} planned ports reached")
@@ -153,7 +153,7 @@ def _judge_device(row: str, host: WantedHost, report: HostReport) -> Check:
     if addressed and host.address not in {address for device in addressed for address in device.addresses}:
         has = ", ".join(f"{device.name} has {' and '.join(device.addresses)}" for device in addressed)
         seen = f"{host.address} is not on it: {has}"
-        return warning(row, seen, "KV and all else on one network", fix)
+        return warning(row, seen, "KV and all other traffic on one network", fix)
     return ok(row, f"{', '.join(device.name for device in report.devices) or 'none named'}, up")
 
 
@@ -188,7 +188,7 @@ def _judge_versions(name: str, host: WantedHost, there: HostReport, here: HostRe
     )
     fix = f"install the same versions on {host.name} and here"
     if any(one in _MUST_AGREE for one in differ):
-        return failed(row, told, "what speaks to each other in one version", fix)
+        return failed(row, told, "the same versions on both hosts", fix)
     return warning(row, told, "the same versions", fix)
 
 

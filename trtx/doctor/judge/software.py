@@ -72,7 +72,7 @@ def _trtx(software: Software, problems: Sequence[Unmet]) -> Check:
     if "trtx" not in software.packages:
         return warning(
             "trtx",
-            "runs from its sources; the versions that it needs are not known",
+            "runs from its sources, so its requirements are unknown",
             "an installed package",
             "pip install -e . in its checkout",
         )

@@ -37,7 +37,7 @@ def judge_system(facts: Facts) -> Iterator[Check]:
     if system.ephemeral_first is not None and system.ephemeral_first < LOWEST_EPHEMERAL:
         yield warning(
             "internal ports",
-            f"outgoing connections draw theirs from {system.ephemeral_first} on",
+            f"outgoing connections use ports from {system.ephemeral_first}",
             f"from {LOWEST_EPHEMERAL} or above: they would take ports that a worker is about to listen on",
             "sudo sysctl net.ipv4.ip_local_port_range='32768 60999'",
         )
@@ -55,7 +55,7 @@ def _cores(system: System) -> Check:
             "CPU cores", seen, f"{LEAST_CORES} or more", "give it more: frontend, workers and aiperf share them"
         )
     if system.load_average > system.cpu_cores / 2:
-        return warning("CPU cores", seen, "an idle machine", "measure when nothing else runs: figures are lower now")
+        return warning("CPU cores", seen, "an idle machine", "measure when nothing else runs: results are lower now")
     return ok("CPU cores", seen)
 
 

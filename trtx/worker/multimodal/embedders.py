@@ -233,7 +233,7 @@ class StartedEmbedder:
                 if not self._died(begun, error):
                     raise
                 raise NoEncoder(
-                    "two vision encoders ended while they had the picture; try again, or another"
+                    "two vision encoders died while they encoded this image; try again, or send another image"
                 ) from error
 
     async def count(self, blob: Blob, key: bytes) -> int | None:
@@ -254,7 +254,7 @@ class StartedEmbedder:
             return await self.start()
         except LaunchError as error:
             logger.error("no vision encoder can be started: %s", error)
-            raise NoEncoder("no vision encoder could be started for the picture; try again") from error
+            raise NoEncoder("the worker could not start a vision encoder for this image; try again") from error
 
     def _died(self, begun: LocalEmbedder, error: Exception) -> bool:
         """Whether ``error`` comes from the death of the encoder or of the decoding pool, and not from the image."""

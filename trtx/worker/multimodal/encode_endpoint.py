@@ -79,7 +79,7 @@ class EncodeEndpoint:
                     silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
         except TimeoutError:
             context.stop_generating()
-            raise TimeoutError(f"it said nothing for {self._silence_s:g} s") from None
+            raise TimeoutError(f"it sent nothing for {self._silence_s:g} s") from None
         except asyncio.CancelledError:
             context.stop_generating()
             raise

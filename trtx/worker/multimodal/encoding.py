@@ -55,7 +55,7 @@ class ImageEncoder:
         try:
             text, files, most_rows = _read_question(asked)
         except (ValueError, OtherRelease) as error:
-            raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
+            raise InvalidRequest(f"encode workers only serve other trtx workers: {error}") from error
         pictures = []
         try:
             for index, file in enumerate(files):

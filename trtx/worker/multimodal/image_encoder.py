@@ -58,7 +58,7 @@ class PictureEncoder:
         try:
             picture, key, kind, most_rows = read_question(asked)
         except (ValueError, OtherRelease) as error:
-            raise InvalidRequest(f"an encode worker answers other workers of trtx alone: {error}") from error
+            raise InvalidRequest(f"encode workers only serve other trtx workers: {error}") from error
         try:
             if wants_count(asked):
                 blob = Blob(await asyncio.to_thread(read_shared, picture), THIS_PICTURE, kind)

@@ -117,8 +117,8 @@ def _url(item: Any, kind: Kind) -> str:
         return url
     a_medium = "an image" if kind == "image" else "a video"
     if isinstance(item, Mapping) and "UuidOnly" in item:
-        raise InvalidRequest(f"{a_medium} comes with a uuid alone, expected its url too: no worker keeps media by name")
-    raise InvalidRequest(f"{a_medium} comes in a form that this worker does not read, expected one with a url")
+        raise InvalidRequest(f"{a_medium} has only a uuid, expected a url too: workers don't store media by name")
+    raise InvalidRequest(f"{a_medium} has no url, expected one")
 
 
 def check_counts(sent: Sequence[Sent], limits: MediaLimits) -> None:
@@ -205,7 +205,7 @@ def _told(
     """
     assert video.clip is not None and video.grid is not None
     if encode is None:
-        raise InvalidRequest("videos need a fast tokenizer, which this model has not; send frames as images")
+        raise InvalidRequest("videos need a fast tokenizer, which this model lacks; send frames as images")
     (start,), (end,) = encode(_START), encode(_END)
     has_marks = expanded[-1:] == [start]
     if has_marks:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, remove_shared
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
+from trtx.worker.background import all_or_cancel
 from trtx.worker.multimodal.embedders import Embedder, NoEncoder
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
 from trtx.worker.multimodal.images import Picture, Sent, check_counts, check_placeholders, sent_media
@@ -20,7 +21,6 @@ from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import room_of
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 FETCHES, READS = 32, 8
 """Number of files that a worker fetches at a time, from servers and from other sources (``data:``, ``file:``).
@@ -50,6 +50,10 @@ class Looking:
 
     def __len__(self) -> int:
         return len(self._sent)
+
+    @property
+    def config(self) -> VisionConfig:
+        return self._sight.config
 
     async def pictures(self) -> tuple[Picture, ...]:
         """Loads the images, whose embeddings the engine then keeps until :meth:`close`.
@@ -116,7 +120,7 @@ class Sight:
         For several images, their headers are checked against the context before any is decoded. Whether a single image
         or a video fits is known only afterwards.
         """
-        fetched = await self._fetch_all(sent)
+        fetched = await all_or_cancel(self._fetch(one) for one in sent)
         if len(fetched) > 1 and self.config.tokens_per_image is None:
             await self._check_room(fetched, beside)
         wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
@@ -140,7 +144,7 @@ class Sight:
     async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], beside: int) -> None:
         """Raises InvalidRequest if the media exceed the context, MediaError for a fault that a header shows."""
         blobs = dict(fetched)
-        counts = await _all([self._count(key, blob) for key, blob in blobs.items()])
+        counts = await all_or_cancel(self._count(key, blob) for key, blob in blobs.items())
         rows = dict(zip(blobs, counts, strict=True))
         room_of(beside + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
 
@@ -159,10 +163,6 @@ class Sight:
             return picture.rows
         return None if blob.kind == "image" else 1
 
-    async def _fetch_all(self, sent: Sequence[Sent]) -> list[tuple[bytes, Blob]]:
-        """Keys and files of ``sent``, in order. The first failure cancels the other fetches."""
-        return await _all([self._fetch(one) for one in sent])
-
     async def _fetch(self, sent: Sent) -> tuple[bytes, Blob]:
         with self._metrics.timed("fetch"):
             async with self._fetches if sent.url[:4].lower() == "http" else self._reads:
@@ -175,17 +175,17 @@ class Sight:
             try:
                 return await self._make(key, blob)
             except EmbeddingUnreachable as error:
-                logger.warning("embeddings come in files from now on: %s", error)
+                logger.warning("embeddings are passed in files from now on: %s", error)
                 self._embedder.use_files()
             except EmbeddingGone as error:
-                logger.warning("picture %s is encoded again: %s", key.hex(), error)
+                logger.warning("image %s is encoded again: %s", key.hex(), error)
             try:
                 return await self._make(key, blob)
             except EmbeddingGone as error:
-                logger.error("picture %s was lost twice between encoder and engine: %s", key.hex(), error)
-                raise NoEncoder(
-                    "what encoders made of the picture was gone before the engine had it; try again"
-                ) from error
+                logger.error(
+                    "the embedding of image %s was lost twice between encoder and engine: %s", key.hex(), error
+                )
+                raise NoEncoder("the image's embedding was lost before the engine had read it; try again") from error
 
         return make
 
@@ -208,13 +208,3 @@ class Sight:
         if columns != width or (fixed is not None and rows != fixed):
             raise RuntimeError(f"an embedding of shape {[rows, columns]} was made, expected {[fixed or rows, width]}")
         return Picture(key, rows, made.grid, made.clip)
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Results in order. The first failure cancels the others."""
-    tasks = [asyncio.create_task(one) for one in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -17,6 +17,7 @@ from trtx.engine import Engine
 from trtx.engine.api import PicturePrompt, ReadyPrompt, SharedTensor, share
 from trtx.media import Blob, HeldMedia, MediaLimits, fetch
 from trtx.text import Tokenizer
+from trtx.worker.background import all_or_cancel
 from trtx.worker.multimodal import encoding
 from trtx.worker.multimodal.decoding import Decoding
 from trtx.worker.multimodal.embedders import NoEncoder
@@ -96,7 +97,7 @@ class PromptSight:
 
         Raises MediaError, InvalidRequest, NoEncoder, or the error of the engine's processor.
         """
-        blobs = await _all([self._fetch(one) for one in sent])
+        blobs = await all_or_cancel(self._fetch(one) for one in sent)
         if self._workers is not None:
             text = self._text_of(token_ids)
             handles = await self._ask(self._workers, text, blobs)
@@ -106,7 +107,7 @@ class PromptSight:
             raise NoEncoder("no encode worker answered; try again once one is back")
         self._metrics.fallbacks += len(blobs) if self._workers is not None else 0
         most = self._engine.facts.context_length
-        pictures = await _all([self._decoding.for_engine(blob, self._engine, most) for blob in blobs])
+        pictures = await all_or_cancel(self._decoding.for_engine(blob, self._engine, most) for blob in blobs)
         with self._decoding.timed("put", len(blobs)):
             return await self._prepare(PicturePrompt(list(token_ids), pictures=pictures))
 
@@ -173,7 +174,7 @@ class PromptSight:
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """The text that the engine's tokenizer encodes to ``token_ids``. Raises InvalidRequest if there is none."""
         if self._tokenizer is None:
-            raise InvalidRequest("images need a fast tokenizer beside encode workers, which this model has not")
+            raise InvalidRequest("with encode workers, images need a fast tokenizer, which this model lacks")
         given = list(token_ids)
         for ids in (given, given[1:]):  # the tokenizer may add BOS itself
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -183,13 +184,3 @@ class PromptSight:
             "the prompt's tokens are not those of its text, which TensorRT-LLM makes the prompt of beside an encode "
             "worker's embeddings; send text, or serve without --encode"
         )
-
-
-async def _all(coroutines: Sequence[Any]) -> list[Any]:
-    """Results in order. The first failure cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -1,9 +1,9 @@
-"""The LLM API's results become Dynamo's chunks: what is new since the last look, in one chunk.
+"""Converts the LLM API's results to Dynamo's chunks: each chunk holds what is new since the previous one.
 
-A result is cumulative. The embedded engine's takes in all that came since the last look, so nothing queues between it
-and the wire: at low load a chunk holds one token, and when chunks cost more than steps it holds several. Python and the
-runtime spend 60 to 75 us a chunk, not a token. TensorRT-LLM's takes in one response a look
-(tensorrt_llm/executor/result.py, ``_aresult_step``): where chunks cost more than its steps, its tokens wait there.
+Results are cumulative, and Python and the runtime spend 60 to 75 us on a chunk, whatever its number of tokens. Each
+step of the embedded engine's result contains everything generated since the last one, so no tokens queue up: a chunk
+holds one token at low load, and several when chunks take longer than engine steps. A step of TensorRT-LLM's result
+contains one response (tensorrt_llm/executor/result.py, ``_aresult_step``), so tokens queue up there under high load.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ from trtx.worker.requests.request import WorkerRequest
 Chunk = dict[str, Any]
 
 NO_TRACE = {"trace_id": "0" * 32, "span_id": "0" * 16}
-"""Dynamo hands on what a worker's chunks link to where it moves their request: with no trace in it, the one sign there
-that a request has moved. Where Dynamo traces, it puts its own link in place of this (seen with 1.4.2)."""
+"""An empty trace link. When Dynamo migrates a request, it passes the link in the chunks on to the next worker, which
+has no other sign of the migration. If Dynamo's tracing is on, it replaces the link by its own (seen with 1.4.2)."""
 
-# The LLM API's finish reasons, in Dynamo's words. A chunk without one of these is no terminal.
+# Dynamo's finish reason for each of the LLM API's. Only a terminal chunk has one.
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "cancelled"}
 
 
 class ChunkWriter:
-    """Turns one request's results into chunks; ``sent`` counts the tokens that were handed over.
+    """Converts one request's results to chunks.
 
-    ``cached_tokens`` counts prompt tokens that this worker's engine found in its cache. Clients are told
-    ``cached_at_prefill`` where it is given: how much of the prompt had to be computed was decided there, and
-    ``prompt_logprobs`` in place of what this engine says, which did not see the prompt's logits.
-    ``stops``: makes the text here; None: the frontend does. Tokens that may begin a stop string are held back; a stop
-    string that is found ends the chunks, and the caller the request. ``tokenizer`` goes with ``stops``: where text is
-    made here, the frontend makes none for logprobs either. ``hands_off``: of a prefill worker.
+    ``sent`` counts the tokens in the chunks so far. ``cached_tokens`` counts the prompt tokens that this worker's
+    engine found in its cache.
     """
 
     def __init__(
@@ -50,27 +46,34 @@ class ChunkWriter:
         tokenizer: Tokenizer | None = None,
         hands_off: bool = False,
     ) -> None:
+        """``cached_at_prefill`` and ``prompt_logprobs``: what a prefill worker reported. Clients get these instead of
+        this engine's values, because the prompt was computed there.
+
+        ``stops`` detokenizes the answer; None: the frontend does. It holds back tokens that may begin a stop string.
+        If it finds one, the chunks end, and the caller must end the request. ``tokenizer`` is used with ``stops`` to
+        detokenize logprobs, which the frontend then doesn't do either. ``hands_off`` is set on a prefill worker.
+        """
         self._request = request
         self._block_size = block_size
         self._cached_at_prefill = cached_at_prefill
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
-        # Whoever has the request next must not hold it to min_tokens. Of a prefill worker that is decode, always, which
-        # sees this link in place of the one that came here.
+        # The worker to which the request migrates next must not apply min_tokens again. A prefill worker's chunk always
+        # goes to a decode worker, which gets this link instead of the one that prefill received.
         self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
-        self._seen = 0  # tokens of the result that were looked at; those past ``sent`` are held back
+        self._seen = 0  # tokens of the result that ``stops`` has received; it holds back those past ``sent``
         self.sent = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
 
     def next(self, result: Any) -> Chunk | None:
-        """The chunk for what ``result`` holds beyond the last look, or None when that is nothing."""
+        """The chunk for what is new in ``result`` since the last call; None if nothing is."""
         output = result.outputs[0]
         reason = output.finish_reason
         if reason == "not_finished":
-            # A context_only request ends with "length"; TensorRT-LLM's executor/result.py (the line of 1.2) lets it say
-            # this too, and its own router goes on after either. Dynamo knows only "length".
+            # A context_only request ends with "length"; in TensorRT-LLM's executor/result.py (1.2) it may also end with
+            # "not_finished", and TensorRT-LLM's own router accepts both. Dynamo accepts "length" only.
             reason = "length"
         end, text, pieces = len(output.token_ids), None, None
         if self._stops is not None:
@@ -84,8 +87,8 @@ class ChunkWriter:
             return None
         chunk: Chunk = {"token_ids": new_tokens, "index": 0}
         if text is not None:
-            # Exact where a stop string begins inside a token; the frontend's, made from the token ids, would show the
-            # beginning of it.
+            # If a stop string begins inside a token, this text ends before it. The frontend, which detokenizes whole
+            # tokens, would show its beginning.
             chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
             self._add_logprobs(chunk, output, pieces)
@@ -103,8 +106,10 @@ class ChunkWriter:
         return chunk
 
     def _add_logprobs(self, chunk: Chunk, output: Any, pieces: tuple[str, ...] | None) -> None:
-        """For exactly the chunk's tokens: Dynamo drops all of them where there are more or fewer. ``pieces``: what each
-        adds to the text, where that is made here."""
+        """Adds one entry for each of the chunk's tokens; Dynamo drops all of them if there are more or fewer.
+
+        ``pieces`` is the text that each token adds, if this worker detokenizes.
+        """
         count = len(chunk["token_ids"])
         log_probs, top_logprobs = extract_from_completion_output(
             output, self.sent, self._tokenizer, include_bytes=self._tokenizer is not None
@@ -117,7 +122,7 @@ class ChunkWriter:
             chunk["tokens"] = [*pieces]
 
     def cancelled(self) -> Chunk:
-        """The terminal chunk of a request that nobody waits for any more."""
+        """The terminal chunk of an aborted request."""
         self.finish_reason = "cancelled"
         return {"token_ids": [], "index": 0, "finish_reason": "cancelled", "completion_usage": self._usage()}
 
@@ -133,7 +138,7 @@ class ChunkWriter:
 
 
 def _cached_tokens(output: Any, block_size: int | None, prompt_tokens: int) -> int:
-    """Prompt tokens whose KV was found instead of computed, as far as the engine says (as Dynamo counts them)."""
+    """Number of prompt tokens found in the prefix cache, counted as Dynamo does; 0 if the engine does not report it."""
     perf = output.request_perf_metrics
     if perf is None or perf.kv_cache_metrics is None or block_size is None:
         return 0

@@ -33,7 +33,7 @@ class RefusalLog:
         logger.warning("request %s refused: %s", _one_line(request), _one_line(sentence))
         if self._lines == MOST_LINES:
             logger.warning(
-                "%d requests were refused within %g s; further ones until then are counted alone, as "
+                "%d requests were refused within %g s; further ones in this period are only counted, as "
                 'trtx_requests_total{outcome="invalid"}',
                 MOST_LINES,
                 PERIOD_SECONDS,

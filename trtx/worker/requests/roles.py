@@ -13,7 +13,7 @@ from trtx.engine import EngineApi
 from trtx.worker.requests import handoff
 from trtx.worker.requests.request import WorkerRequest
 
-_LOST = "it was gone when it was to be read, or read and needed anew: the prompt and its pictures were looked at here"
+_LOST = "the KV was gone, or needed a second time, so this worker computed the prompt and its images again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""What all requests of one worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trtx.worker.leaving import Leaving
+from trtx.worker.loading import LoadedEngine
+from trtx.worker.metrics import WorkerMetrics
+from trtx.worker.multimodal.encoding import ImageEncoder
+from trtx.worker.multimodal.image_encoder import PictureEncoder
+from trtx.worker.multimodal.inputs import Sight
+from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.options import WorkerOptions
+from trtx.worker.polling import EnginePoll
+from trtx.worker.requests.open_requests import OpenRequests
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The engine of a worker and the records that its requests write to."""
+
+    options: WorkerOptions
+    loaded: LoadedEngine
+    new_id: Callable[[], int | None]
+    poll: EnginePoll
+    metrics: WorkerMetrics
+    open_requests: OpenRequests
+    leaving: Leaving
+    sight: Sight | PromptSight | None = None  # None for a worker that takes no images
+    encoder: ImageEncoder | PictureEncoder | None = None  # set for role encode only

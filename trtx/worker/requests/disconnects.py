@@ -1,0 +1,39 @@
+"""Work for a request that ends when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from dynamo._core import Context
+
+from trtx.worker.background import on_loop
+
+_T = TypeVar("_T")
+
+
+class ClientGone(Exception):
+    """The client disconnected before the request reached the engine."""
+
+
+async def unless_gone(work: Coroutine[Any, Any, _T], context: Context) -> _T:
+    """Returns the result of ``work``. Cancels it and raises ClientGone if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+    try:
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        cancel(stopped)
+        cancel(working)
+
+
+def cancel(work: asyncio.Future[Any]) -> None:
+    """Cancels ``work`` without waiting for it: a generator that is being closed may not await.
+
+    ``work`` frees what it holds.
+    """
+    on_loop(work.get_loop(), work.cancel)

@@ -1,0 +1,197 @@
+"""Generates one answer: submits the request to the engine, streams its chunks and counts what it generated."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from dynamo._core import Context
+from dynamo.llm.exceptions import EngineShutdown
+
+from trtx.engine.api import Result, Transfer
+from trtx.engine.handoff_facts import HandoffFacts, outcome_of
+from trtx.worker.loading import LoadedEngine
+from trtx.worker.metrics import RequestClock
+from trtx.worker.multimodal.inputs import Looking
+from trtx.worker.multimodal.prompt_inputs import PromptLooking
+from trtx.worker.parts import WorkerParts
+from trtx.worker.requests import handoff, roles
+from trtx.worker.requests.chunks import Chunk, ChunkWriter
+from trtx.worker.requests.disconnects import unless_gone
+from trtx.worker.requests.faults import EngineError, EngineSteps
+from trtx.worker.requests.invalid_request import InvalidRequest
+from trtx.worker.requests.open_requests import OpenRequest
+from trtx.worker.requests.pacing import rest_seconds
+from trtx.worker.requests.roles import Submission
+
+
+class Generation:
+    """The chunks of one request, which the engine has from construction until :meth:`close`."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        submission: Submission,
+        media: Looking | PromptLooking | None,
+        context: Context,
+        clock: RequestClock,
+    ) -> None:
+        """``media`` are the request's images: the engine may ask for them while it generates.
+
+        Raises InvalidRequest, or EngineError for an error that the engine raises. Either way the engine has received
+        the request if it could, because only that releases prefill's lease.
+        """
+        self._parts, self._submission, self._context, self._clock = parts, submission, context, clock
+        self._images = media if isinstance(media, Looking) else None  # None: nothing can be loaded again
+        self._passed_on = 0.0  # when the last chunk was returned
+        self._submit()
+        try:
+            self._writer = self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _submit(self) -> None:
+        self._opened = submit(self._submission, self._parts.loaded)
+        self._steps = EngineSteps(self._opened.result)
+        self._parts.open_requests.add(self._context.id(), self._opened)
+        if self._context.is_stopped():
+            self._opened.abort()
+
+    def _begin(self) -> ChunkWriter:
+        submission, loaded = self._submission, self._parts.loaded
+        if submission.request.contradiction:
+            raise InvalidRequest(submission.request.contradiction)
+        if submission.resumes and loaded.api.aborts_transfers and not self._context.is_stopped():
+            # Dynamo delays aborts until decode's first token, for engines that can't abort a KV transfer. This engine
+            # can, so aborts may pass from now on.
+            self._context.notify_first_token()
+        return ChunkWriter(
+            submission.request,
+            block_size=loaded.engine.facts.block_size,
+            cached_at_prefill=submission.cached_at_prefill,
+            prompt_logprobs=submission.prompt_logprobs,
+            stops=loaded.text_of(submission.request),
+            tokenizer=loaded.tokenizer,
+            hands_off=submission.hands_off,
+        )
+
+    async def next(self) -> Chunk | None:
+        """The next chunk; None after the last one."""
+        if self._writer.finish_reason is not None:
+            return None  # also for a stop string that the worker found, which the engine does not know about
+        if self._passed_on:
+            rest = rest_seconds(time.monotonic() - self._passed_on, self._parts.metrics.open_requests)
+            if rest and (pause := self._parts.loaded.engine.pause(self._opened.result, rest)) is not None:
+                await pause
+        while True:
+            try:
+                async for step in self._steps:
+                    if (chunk := self._chunk(step)) is not None:
+                        self._clock.tokens(len(chunk["token_ids"]))
+                        self._passed_on = time.monotonic()
+                        return chunk
+            except Exception as error:
+                if self._images is None or not self._lacks_media(error):
+                    raise
+                await self._submit_with_images(self._images)
+            else:
+                return self._writer.cancelled()
+
+    def _chunk(self, step: Any) -> Chunk | None:
+        """The chunk for what ``step`` added; None if it added nothing that can be sent yet."""
+        parts, submission, writer = self._parts, self._submission, self._writer
+        if parts.leaving.engine_died:
+            # the engine may still return tokens, but the answer must continue on another worker
+            raise EngineShutdown("the engine died")
+        if step.outputs[0].token_ids:
+            self._opened.saw_token()
+            parts.poll.saw_token()
+        chunk = writer.next(step)
+        if chunk is None:
+            return None
+        if submission.hands_off:
+            handoff.add_to(chunk, step, submission.request, parts.options.name)
+        if writer.finish_reason is not None and parts.options.role == "decode" and submission.request.wants_engine_data:
+            chunk["engine_data"] = {**chunk.get("engine_data", {}), **self._handoff_facts(step).to_engine_data()}
+        return chunk
+
+    def _lacks_media(self, error: Exception) -> bool:
+        missing = self._parts.loaded.api.missing_media
+        return missing is not None and isinstance(error, EngineError) and bool(missing(error.error))
+
+    async def _submit_with_images(self, images: Looking) -> None:
+        """Loads the images and submits the request again, once.
+
+        The engine needs them when the prefill worker's KV or the cached blocks are gone: it has to compute the prompt
+        itself.
+        """
+        self._images = None
+        await unless_gone(images.pictures(), self._context)
+        seen = self._opened.result.outputs[0]
+        self._submission = roles.again(self._submission, seen, self._parts.loaded.api)
+        self._submit()
+
+    def account(self) -> str:
+        """Adds the request's tokens and KV transfer to the metrics, and returns its outcome.
+
+        The transfer of a request that a stop string cut off is not counted: the engine does not report it.
+        """
+        metrics, submission = self._clock.metrics, self._submission
+        metrics.prompt_tokens += len(submission.request.token_ids)
+        metrics.cached_tokens += self._writer.cached_tokens
+        if metrics.transfers is not None:
+            if submission.resumes:
+                if self._opened.result.finished:
+                    metrics.transfers.ended(self._transfer(self._opened.result), submission.prefill)
+            elif self._parts.options.role == "decode":
+                metrics.transfers.whole += 1
+        return self._writer.finish_reason or "cancelled"
+
+    def _transfer(self, result: Any) -> Transfer | None:
+        """The transfer of the KV that a prefill worker had for the request; None if the engine does not report it."""
+        if self._submission.lost_because:
+            return Transfer(0, 0.0, self._submission.lost_because)
+        return self._parts.loaded.engine.transfer(result.outputs[0])
+
+    def _handoff_facts(self, result: Any) -> HandoffFacts:
+        facts = HandoffFacts(self._parts.options.name, "whole")
+        if not self._submission.resumes:
+            return facts
+        came = self._transfer(result)
+        facts = replace(facts, outcome=outcome_of(came), prefill=self._submission.prefill)
+        if came is None:
+            return facts
+        return replace(facts, bytes=came.bytes, seconds=came.seconds, because=came.recomputed_because)
+
+    def close(self) -> None:
+        """Aborts the request in the engine if it still runs there. Runs on the worker's event loop."""
+        parts = self._parts
+        parts.open_requests.close(self._context.id(), self._opened, engine_died=parts.leaving.engine_died)
+
+
+def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
+    """Gives a request to the engine. Raises InvalidRequest for arguments that it refuses, EngineError otherwise."""
+    request = submission.request
+    arguments: dict[str, Any] = {
+        "streaming": not submission.hands_off,
+        "disaggregated_params": submission.disaggregated_params,
+        "cache_salt": request.cache_salt,
+        "trace_headers": request.trace_headers,
+        "hints": request.hints,
+    }
+    if request.media:
+        arguments |= {"media": request.media, "routing_token_ids": request.routing_token_ids}
+    result: Result
+    try:
+        sampling = loaded.api.SamplingParams(**request.sampling)
+        if request.ready is not None:
+            result = loaded.engine.generate_ready(request.ready, sampling, **arguments)
+        else:
+            result = loaded.engine.generate_async(request.token_ids, sampling, **arguments)
+    except ValueError as error:  # the LLM API raises ValueError for arguments that it refuses
+        raise InvalidRequest(str(error)) from error
+    except Exception as error:
+        raise EngineError(error) from error
+    return OpenRequest(result, is_receiving=submission.resumes and not loaded.api.aborts_transfers)
