@@ -50,7 +50,7 @@ def of_role(name: str, role: str) -> dict[str, Any]:
 
 
 def test_a_variable_that_nobody_decided_about_is_an_error() -> None:
-    with pytest.raises(LookupError, match="DYN_NEW of the plan has no row in FATES"):
+    with pytest.raises(LookupError, match="DYN_NEW of the plan has no pod= in VARIABLES"):
         variables(process(env={"DYN_NEW": "1"}), target(), gpus=0)
 
 
