@@ -54,7 +54,7 @@ bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--
 	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
 
 goldens: $(SETUP) ## write the files anew that follow from the records of the kept run, and fail: look at them
-	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py
+	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
 
 lock: $(SETUP) ## rewrite requirements.lock
 	tools/lock

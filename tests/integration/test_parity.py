@@ -223,7 +223,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
         (["--engine", "paced"], "computes nothing whose answers could be compared"),
         (["--set", "disagg.x=1"], "disagg"),
         (["--routes", "agg,url"], '--routes is "url"; expected'),
-        (["--resume", "no-such-run"], "--model means nothing beside --resume"),
+        (["--resume", "no-such-run"], "--model means nothing with --resume"),
         (["--url", "http://127.0.0.1:9"], "--url means nothing without --against"),
         (
             ["--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8", "--workers", "2"],

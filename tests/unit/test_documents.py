@@ -51,7 +51,7 @@ def command_of(verb: str):  # type: ignore[no-untyped-def]
 @cache
 def options_of(verb: str) -> frozenset[str]:
     names = [name for parameter in command_of(verb).params for name in (*parameter.opts, *parameter.secondary_opts)]
-    return frozenset(names) | {"--help", "--version"}
+    return frozenset(names) | {"--help", "--help-all", "--version"}
 
 
 def parsing_fault(line: str) -> str | None:

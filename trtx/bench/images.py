@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trtx.bench.load_field import LoadField, field_records
+from trtx.bench.load_field import LoadField
+from trtx.config.option_field import field_records
 
 MAX_IMAGES = 1_000  # per request
 MAX_IMAGE_SIDE = 16_384  # pixels; a noise image of this size has 800 MB before compression
@@ -26,7 +27,7 @@ class Images(BaseModel):
     image_batch_size: Annotated[
         int,
         LoadField(
-            help="Images of each request, or session's turn, beside its text.",
+            help="Images per request or session turn.",
             panel="Images",
             ignored=("dataset",),
             since=_SINCE,
@@ -36,7 +37,7 @@ class Images(BaseModel):
     image_width_mean: Annotated[
         int,
         LoadField(
-            help="Their width in pixels.",
+            help="Mean width of images, in pixels.",
             panel="Images",
             ignored=("dataset", "no images"),
             since=_SINCE,
@@ -46,7 +47,7 @@ class Images(BaseModel):
     image_width_stddev: Annotated[
         int,
         LoadField(
-            help="Draw it with this standard deviation.",
+            help="Standard deviation of the width of images, in pixels.",
             panel="Images",
             ignored=("dataset", "no images"),
             flag="--image-width-stddev",
@@ -57,7 +58,7 @@ class Images(BaseModel):
     image_height_mean: Annotated[
         int,
         LoadField(
-            help="Their height in pixels.",
+            help="Mean height of images, in pixels.",
             panel="Images",
             ignored=("dataset", "no images"),
             since=_SINCE,
@@ -67,7 +68,7 @@ class Images(BaseModel):
     image_height_stddev: Annotated[
         int,
         LoadField(
-            help="The same for the height.",
+            help="Standard deviation of the height of images, in pixels.",
             panel="Images",
             ignored=("dataset", "no images"),
             flag="--image-height-stddev",
@@ -78,7 +79,7 @@ class Images(BaseModel):
     image_format: Annotated[
         ImageFormat,
         LoadField(
-            help="File format: png, jpeg, or random for either.",
+            help="File format of images: png, jpeg, or random for a mix.",
             panel="Images",
             metavar="FORMAT",
             ignored=("dataset", "no images"),
@@ -89,8 +90,8 @@ class Images(BaseModel):
     image_source: Annotated[
         ImageSource,
         LoadField(
-            help="noise: no image comes twice. assets: four photos of aiperf's, again and again, each always the same "
-            "file where sizes are not drawn.",
+            help="noise: every image differs. assets: four photos of aiperf, again and again; without a standard "
+            "deviation each is always the same file.",
             panel="Images",
             metavar="noise|assets",
             ignored=("dataset", "no images"),

@@ -82,12 +82,12 @@ class LoadSpec(Prompts):
 
     concurrency: Annotated[
         tuple[Concurrency, ...],
-        LoadField(help="Requests in flight, one cell each.", metavar="1,8,64", ignored=("open loop", "schedule")),
+        LoadField(help="Requests in flight, a cell per value.", metavar="1,8,64", ignored=("open loop", "schedule")),
     ] = (1, 8, 64)  # an axis; empty with request rates
     request_rate: Annotated[
         tuple[Rate, ...],
         LoadField(
-            help="Requests sent a second, one cell each, in place of --concurrency.",
+            help="Requests per second, a cell per value, instead of --concurrency.",
             metavar="2,4.5",
             ignored=("schedule",),
         ),
@@ -95,7 +95,7 @@ class LoadSpec(Prompts):
     arrival: Annotated[
         Arrival | None,
         LoadField(
-            help="How requests of a rate are spaced. Default: poisson.",
+            help="Spacing of the requests of a rate. Default: poisson.",
             metavar="poisson|constant",
             ignored=("closed loop",),
         ),
@@ -103,7 +103,7 @@ class LoadSpec(Prompts):
     fixed_schedule: Annotated[
         bool,
         LoadField(
-            help="Send each request of a mooncake_trace at its own time, in place of a concurrency or a rate.",
+            help="Send each request of a mooncake_trace at its own time, instead of a concurrency or a rate.",
             ignored=("public", "no file"),
             since=3,
             before=False,
@@ -112,7 +112,7 @@ class LoadSpec(Prompts):
     burstiness: Annotated[
         float | None,
         LoadField(
-            help="Space requests of a rate by a gamma distribution: 1 is poisson, below it they come in bursts.",
+            help="Shape of the gamma distribution of a rate's arrivals: 1 is poisson, smaller values make bursts.",
             ignored=("closed loop",),
         ),
     ] = Field(default=None, ge=0.001, le=1000, allow_inf_nan=False)
@@ -121,40 +121,40 @@ class LoadSpec(Prompts):
     isl: Annotated[
         Lengths,
         LoadField(
-            help="Input tokens a request, or a session's turn; several make cells, in pairs with --osl.",
+            help="Input tokens per request or session turn. Several values make cells, paired with --osl.",
             metavar="512,2048",
             ignored=("dataset",),
         ),
     ] = (512,)
     osl: Annotated[
         Lengths,
-        LoadField(help="Output tokens a request, exactly; several as with --isl.", metavar="128,256"),
+        LoadField(help="Output tokens per request, exactly.", metavar="128,256"),
     ] = (128,)
     isl_stddev: Annotated[
         float,
-        LoadField(help="Draw input lengths with this standard deviation.", ignored=("dataset",), flag="--isl-stddev"),
+        LoadField(help="Standard deviation of input lengths.", ignored=("dataset",), flag="--isl-stddev"),
     ] = Field(default=0.0, ge=0, le=MAX_LENGTH, allow_inf_nan=False)
     osl_stddev: Annotated[
         float,
-        LoadField(help="The same for output lengths.", ignored=("dataset",), flag="--osl-stddev"),
+        LoadField(help="Standard deviation of output lengths.", ignored=("dataset",), flag="--osl-stddev"),
     ] = Field(default=0.0, ge=0, le=MAX_LENGTH, allow_inf_nan=False)
     request_count: Annotated[
         int | None,
         LoadField(
-            help="Measured requests a cell. Default: 64 and 3 times the concurrency, 4 times it where that is more.",
+            help="Measured requests per cell. Default: 64 plus 3 times the concurrency, or 4 times it if more.",
             ignored=("schedule",),
         ),
     ] = Field(default=None, ge=1, le=MAX_REQUESTS)
     warmup_request_count: Annotated[
         int | None,
         LoadField(
-            help="Requests before them, not measured. Default: as many as it takes to judge whether they were enough.",
+            help="Unmeasured requests before. Default: enough to judge whether the warm-up was long enough.",
         ),
     ] = Field(default=None, ge=0, le=MAX_REQUESTS)
-    trials: Annotated[int, LoadField(help="Times every cell is measured, with prompts of its own.")] = Field(
+    trials: Annotated[int, LoadField(help="Trials of each cell, each with its own prompts.")] = Field(
         default=1, ge=1, le=MAX_TRIALS
     )
-    seed: Annotated[int, LoadField(help="Seed of the prompts, the same in every mode.")] = Field(
+    seed: Annotated[int, LoadField(help="Seed of the prompts, the same for every topology.")] = Field(
         default=7, ge=0, le=MAX_SEED
     )
     streaming: Annotated[bool, LoadField()] = True

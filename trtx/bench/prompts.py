@@ -14,7 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trtx.bench.datasets.reading import count_records
 from trtx.bench.images import Images
-from trtx.bench.load_field import LoadField, field_records
+from trtx.bench.load_field import LoadField
+from trtx.config.option_field import field_records
 from trtx.config.wording import shown
 
 Corpus = Literal["sonnet", "coding", "random"]
@@ -36,7 +37,7 @@ class Prompts(Images):
     prompt_corpus: Annotated[
         Corpus | None,
         LoadField(
-            help="Text that prompts are cut from: sonnet, coding or random. Default: sonnet.",
+            help="Text from which prompts are made: sonnet, coding or random. Default: sonnet.",
             panel="Prompts",
             metavar="NAME",
             ignored=("dataset",),
@@ -46,7 +47,7 @@ class Prompts(Images):
     input_file: Annotated[
         Path | None,
         LoadField(
-            help="Records or a trace in place of such text, with lengths of their own.",
+            help="Dataset or trace with its own prompts and lengths.",
             panel="Prompts",
             metavar="FILE",
             flag="--input-file",
@@ -55,7 +56,7 @@ class Prompts(Images):
     custom_dataset_type: Annotated[
         str | None,
         LoadField(
-            help="What it holds, such as single_turn, multi_turn, mooncake_trace or sharegpt. Default: trtx looks.",
+            help="Format of the input file, such as single_turn, mooncake_trace or sharegpt. Default: detected.",
             panel="Prompts",
             metavar="TYPE",
             ignored=("public", "no file"),
@@ -65,7 +66,7 @@ class Prompts(Images):
     public_dataset: Annotated[
         str | None,
         LoadField(
-            help="One that aiperf downloads, such as sharegpt or spec_bench.",
+            help="Dataset that aiperf downloads, such as sharegpt or spec_bench.",
             panel="Prompts",
             metavar="NAME",
             ignored=("file",),
@@ -75,7 +76,7 @@ class Prompts(Images):
     session_turns_mean: Annotated[
         int,
         LoadField(
-            help="Requests of a conversation, each with all before it.",
+            help="Turns per session; each request repeats the earlier turns.",
             panel="Prompts",
             ignored=("dataset",),
             flag="--session-turns-mean",
@@ -84,7 +85,7 @@ class Prompts(Images):
     session_turns_stddev: Annotated[
         int,
         LoadField(
-            help="Draw their number with this standard deviation.",
+            help="Standard deviation of the number of turns.",
             panel="Prompts",
             ignored=("dataset", "one turn"),
             flag="--session-turns-stddev",
@@ -93,7 +94,7 @@ class Prompts(Images):
     session_turn_delay_mean: Annotated[
         float,
         LoadField(
-            help="ms from an answer to the next turn.",
+            help="Time between an answer and the next turn, in ms.",
             panel="Prompts",
             ignored=("dataset", "one turn"),
             flag="--session-turn-delay-mean",
@@ -102,7 +103,7 @@ class Prompts(Images):
     session_turn_delay_stddev: Annotated[
         float,
         LoadField(
-            help="Draw it with this standard deviation, in ms.",
+            help="Standard deviation of that time, in ms.",
             panel="Prompts",
             ignored=("dataset", "one turn", "no delay"),
             flag="--session-turn-delay-stddev",
@@ -111,7 +112,7 @@ class Prompts(Images):
     prefix_prompt_length: Annotated[
         int,
         LoadField(
-            help="Tokens of a beginning that prompts share, a part of --isl.",
+            help="Tokens of a prefix that prompts share, included in --isl.",
             panel="Prompts",
             ignored=("dataset",),
             flag="--prefix-prompt-length",
@@ -120,7 +121,7 @@ class Prompts(Images):
     num_prefix_prompts: Annotated[
         int,
         LoadField(
-            help="How many such beginnings; each prompt, or session, has one of them.",
+            help="Number of shared prefixes; each prompt or session has one.",
             panel="Prompts",
             ignored=("dataset", "no prefix"),
         ),
@@ -128,7 +129,7 @@ class Prompts(Images):
     shared_system_prompt_length: Annotated[
         int,
         LoadField(
-            help="Tokens of a system message before every prompt, a part of --isl.",
+            help="Tokens of a system message that all prompts share, included in --isl.",
             panel="Prompts",
             ignored=("dataset", "prefix"),
             flag="--shared-system-prompt-length",

@@ -73,15 +73,15 @@ def baseline(
             min=0,
             max=36500,
             metavar="DAYS",
-            help="With expire: also those saved so long ago, promoted or not.",
+            help="With expire: also baselines that are older than this, promoted or not.",
         ),
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="With expire: remove them. Without it they are only listed.")
+        bool, typer.Option("--remove", help="With expire: remove the baselines. Without --remove they are only listed.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With list and show: JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With list and show: print JSON on stdout.")] = False,
 ) -> None:
-    """List, show, save, promote and expire what runs are compared with.
+    """List, show, save, promote and expire baselines.
 
     A baseline is saved as a candidate. Promoted, which takes a run that passed,
     it is the one that --baseline DIR picks for its machine, model and load; the

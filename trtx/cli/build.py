@@ -47,27 +47,27 @@ def build(
     ] = None,
     kv_dtype: Annotated[
         Literal["auto", "fp8"],
-        typer.Option("--kv-dtype", help="KV cache: fp8, or auto, the model's own.", rich_help_panel=_QUANTIZATION),
+        typer.Option("--kv-dtype", help="KV cache: fp8, or auto (the model's).", rich_help_panel=_QUANTIZATION),
     ] = "auto",
     calib: Annotated[
         Path | None,
         typer.Option(
             "--calib",
             metavar="FILE.jsonl",
-            help="Calibration text: a JSON object a line with text, prompt or messages. Default: a small built-in set.",
+            help="Calibration texts: JSON lines with text, prompt or messages. Default: a small built-in set.",
             rich_help_panel=_QUANTIZATION,
             show_default=False,
         ),
     ] = None,
     calib_size: Annotated[
-        int, typer.Option("--calib-size", min=1, help="Texts to calibrate on.", rich_help_panel=_QUANTIZATION)
+        int, typer.Option("--calib-size", min=1, help="Number of calibration texts.", rich_help_panel=_QUANTIZATION)
     ] = 128,
     max_ppl_increase: Annotated[
         float | None,
         typer.Option(
             "--max-ppl-increase",
             metavar="PCT",
-            help="Exit 1 if perplexity on held-out text rises by more per cent. The build is kept.",
+            help="Exit with 1 if the perplexity of held-out text rises by more than this, in %. The build is kept.",
             rich_help_panel=_QUANTIZATION,
             show_default=False,
         ),
@@ -91,24 +91,30 @@ def build(
     config: options.ConfigOption = None,
     overrides: options.SetOption = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Parent of the build's directory.", rich_help_panel=_OUTPUT)
+        Path,
+        typer.Option(
+            "-o", "--output", help="Directory in which the build's directory is created.", rich_help_panel=_OUTPUT
+        ),
     ] = Path("builds"),
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="NAME", help="The GPU to build or check for. Default: the one here.", show_default=False
+            "--gpu",
+            metavar="NAME",
+            help="GPU to build or check for. Default: that of this machine.",
+            show_default=False,
         ),
     ] = None,
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Check engine configs against their rules; build nothing.", rich_help_panel=_CHECK
+            "--check", help="Check engine configs against schema and rules; build nothing.", rich_help_panel=_CHECK
         ),
     ] = False,
     mode: Annotated[
         Mode | None,
         typer.Option(
-            "--mode", help="The topology to check. Default: both.", rich_help_panel=_CHECK, show_default=False
+            "--mode", help="Mode of the topology to check. Default: both.", rich_help_panel=_CHECK, show_default=False
         ),
     ] = None,
     recipe: options.RecipeOption = None,
@@ -120,12 +126,14 @@ def build(
         typer.Option(
             "--trtllm-version",
             metavar="VERSION",
-            help="Check for this TensorRT-LLM, such as 1.2.1. Default: the one that the configs name.",
+            help="TensorRT-LLM version to check for, such as 1.2.1. Default: the version that the configs name.",
             rich_help_panel=_CHECK,
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.", rich_help_panel=_CHECK)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON.", rich_help_panel=_CHECK)
+    ] = False,
 ) -> None:
     """Build a model: quantize it, resolve its engine configs, prove it against the source.
 
@@ -198,7 +206,7 @@ def _request(
     from trtx.memory.gpus import capability_of
 
     if not model:
-        raise UsageError("no model is named; expected such as trtx build synthetic:tiny-trained --quant fp8")
+        raise UsageError("MODEL is missing; give a model, as in trtx build synthetic:tiny-trained --quant fp8")
     if problem := name_problem(model):
         raise UsageError(
             f"model {quoted(model)} {problem}; expected a directory, a name of the hub or a synthetic shape"
@@ -214,10 +222,12 @@ def _request(
         raise UsageError(options.unused_recipe(recipe))
     files |= {name: path for name, path in options.recipe_roles(recipe).items() if name in asked - files.keys()}
     for name in files.keys() - asked:
-        raise UsageError(f"--config {name}=… is for a role that is not built; add --role {name}, or leave it out")
+        raise UsageError(
+            f"--config {name}=… is for a role that this build leaves out; add --role {name}, or leave it out"
+        )
     by_hand = next((text for text in overrides or () if text.partition("=")[0].endswith("kv_cache_config.dtype")), None)
     if kv_dtype != "auto" and by_hand is not None:
-        raise UsageError(f"--kv-dtype {kv_dtype} means nothing beside --set {quoted(by_hand)}; leave one of them out")
+        raise UsageError(f"--kv-dtype {kv_dtype} means nothing with --set {quoted(by_hand)}; leave one of them out")
     found = probe().gpus
     here = Device(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None
     return BuildRequest(
@@ -256,7 +266,10 @@ def _run(request: BuildRequest) -> None:
     if manifest.unproved:
         console.print(f"not proved: {manifest.unproved}\n", soft_wrap=True)
         if request.max_ppl_increase is not None:
-            raise NoVerdictError(f"--max-ppl-increase has nothing to judge by; the build is kept in {made.directory}")
+            raise NoVerdictError(
+                f"--max-ppl-increase can't be judged, because the perplexity was not measured; the build is kept in "
+                f"{made.directory}"
+            )
     if manifest.gate and not manifest.gate["passed"]:
         assert manifest.proof is not None
         raise GateError(

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
+from trtx.cli.verb_help import HELP_ALL, first_parameters, help_names, option_name, write_options
 from trtx.config.files import path_problem
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
@@ -29,7 +30,22 @@ class Verb(TyperCommand):
             refuse_planted_fault()
         return super().invoke(ctx)
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return help_names(str(ctx.info_name))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        verb = str(ctx.info_name)
+        shown = self.params if ctx.meta.get(HELP_ALL) else first_parameters(verb, self.params)
+        write_options(shown, ctx, formatter)
+        self.format_epilog(ctx, formatter)
+        if len(shown) < len(self.params):
+            formatter.write_paragraph()
+            formatter.write_text(f"{len(self.params) - len(shown)} more options: trtx {verb} {HELP_ALL}")
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[HELP_ALL] = HELP_ALL in args
         if args and not ctx.resilient_parsing:
             try:
                 given, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -68,12 +84,6 @@ class Verb(TyperCommand):
             "serve --hosts on one and trtx serve join on the others, and once they are ready trtx "
             f"{verb} --url http://ADDRESS:PORT{counted} from anywhere that reaches it (docs/hosts.md)"
         )
-
-
-def option_name(parameter: Any) -> str:
-    """Returns the name of a parameter as typed: ``--output``, or ``MODEL`` for an argument."""
-    longest = max((str(option) for option in parameter.opts), key=len)
-    return longest if longest.startswith("-") else str(parameter.name).upper()
 
 
 def spoken_name(parameter: Any) -> str:

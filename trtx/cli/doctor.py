@@ -34,30 +34,32 @@ _STATUS_WIDTH, _NAME_WIDTH = 11, 20
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 nothing failed (warnings are no failure); 2 usage; 4 something failed.",
+    epilog="Exit codes: 0 no check failed, warnings or not; 2 usage; 4 a check failed.",
 )
 def doctor(
     context: typer.Context,
     engine: Annotated[
         Literal["auto", "torch", "tensorrt-llm"],
-        typer.Option("--engine", help="Engine that shall serve here. auto: as trtx serve chooses."),
+        typer.Option("--engine", help="Engine to check for. auto: the engine that trtx serve would choose."),
     ] = "auto",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="HTTP port that shall be free.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="HTTP port that must be free.")] = 8000,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Parent of run directories, as for serve and bench.")
+        Path, typer.Option("-o", "--output", help="Directory of run directories, as for serve and bench.")
     ] = Path("runs"),
     hosts: Annotated[
         Path | None,
         typer.Option(
             "--hosts",
             metavar="FILE",
-            help="Check a topology over the hosts of this file, too: run it on all of them at the same time.",
+            help="Also check a topology over the hosts in this YAML file. Run it on all of them at the same time.",
         ),
     ] = None,
     this_host: Annotated[
         str | None,
         typer.Option(
-            "--this-host", metavar="NAME", help="Which of the hosts this machine is. Default: the one of its address."
+            "--this-host",
+            metavar="NAME",
+            help="Name of this host in the file. Default: the host with an address of this machine.",
         ),
     ] = None,
     wait: Annotated[

@@ -5,16 +5,19 @@ Each of these verbs has its own module, ``export_<target>.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtx.cli.field_options import OptionGroup
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.sentences import tell
-from trtx.cli.topology_options import OptionGroup, TopologyOptions
+from trtx.cli.topology_options import TOPOLOGY_FIELDS
+from trtx.config import TopologySpec
+from trtx.config.option_field import record_of
+from trtx.config.topology import TopologyField
 from trtx.export import ExportedFile, as_one_text, write_files
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ ExportOutput = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Directory for the files, new or empty. Default: all of them to standard output.",
+        help="New or empty directory for the files. Default: print them on stdout.",
         rich_help_panel="Output",
         show_default=False,
     ),
@@ -34,18 +37,23 @@ ExportOutput = Annotated[
 
 DryRun = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Print what would run where, with what, and why; write nothing.", rich_help_panel="Output"
-    ),
+    typer.Option("--dry-run", help="Print the plan and its reasons; write nothing.", rich_help_panel="Output"),
 ]
 
 
 def topology_group(*names: str) -> OptionGroup:
-    """Returns the group of the named options of :class:`TopologyOptions`; the others don't apply to an export."""
-    hints = get_type_hints(TopologyOptions, include_extras=True)
-    defaults = {field.name: field.default for field in fields(TopologyOptions)}
-    members: Mapping[str, tuple[Any, Any]] = {name: (hints[name], defaults[name]) for name in names}
-    return OptionGroup(members)
+    """Returns the group of these topology options of ``trtx serve``."""
+    return OptionGroup(TopologySpec, names)
+
+
+def options_of_cluster(*more: str) -> OptionGroup:
+    """Returns the group of all topology options that don't describe this machine, and of ``more``.
+
+    ``--port`` is not among them, because the ports of a pod are fixed.
+    """
+    records = {name: record_of(TopologySpec.model_fields[name]) for name in TOPOLOGY_FIELDS}
+    own = [name for name, record in records.items() if isinstance(record, TopologyField) and record.of_machine]
+    return topology_group(*(name for name in TOPOLOGY_FIELDS if name in more or name not in (*own, "port")))
 
 
 def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> None:

@@ -51,8 +51,9 @@ def read_bench(text: str, not_there: Mapping[str, str] = MappingProxyType({})) -
     ``not_there``: maps options that have no effect in the job to the reason. Raises UsageError for these options, for
     options that the job sets itself, and for options and values that ``trtx bench --url`` refuses.
     """
-    from trtx.cli.command import option_name, typed
-    from trtx.cli.placement import ignored_in
+    from trtx.cli.command import typed
+    from trtx.cli.placement import uses_that_ignore
+    from trtx.cli.verb_help import option_name
 
     words = split_words("--bench", text)
     if "--help" in words:
@@ -60,7 +61,7 @@ def read_bench(text: str, not_there: Mapping[str, str] = MappingProxyType({})) -
     for parameter in typed(_context(words)):
         named = option_name(parameter)
         reason = _OF_THE_JOB.get(named, not_there.get(named))
-        if reason is None and "attach" in ignored_in("bench", named):
+        if reason is None and "attach" in uses_that_ignore("bench", named):
             reason = "which describes what trtx bench would serve, and the job measures what is served already"
         if reason is not None:
             raise UsageError(f"--bench holds {named}, {reason}; leave it out")

@@ -26,7 +26,9 @@ def _option(panel: str, name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
-@app.command(cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 written; 2 usage, or files that nginx can't use.")
+@app.command(
+    cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 file written; 2 usage, or files that nginx can't use."
+)
 @options.spread()
 def nginx(
     context: typer.Context,
@@ -40,35 +42,39 @@ def nginx(
     ] = None,
     topology: Annotated[Mapping[str, Any], topology_group("host", "port", "tls_cert", "tls_key")],
     max_media_bytes: Annotated[
-        int | None, _option(_FRONTENDS, "--max-media-bytes", "As for trtx serve: bodies may be as large.")
+        int | None,
+        _option(_FRONTENDS, "--max-media-bytes", "As for trtx serve; it sets the largest body of a request."),
     ] = None,
     listen: Annotated[
         str,
         typer.Option(
             "--listen",
-            help="Where nginx listens; 0.0.0.0:8443 opens it to the network.",
+            help="Address and port of nginx; 0.0.0.0:8443 opens it to the network.",
             metavar="ADDRESS:PORT",
             rich_help_panel=_NGINX,
         ),
     ] = "127.0.0.1:8080",
     listen_cert: Annotated[
-        Path | None, _option(_NGINX, "--listen-cert", "Certificate of nginx in PEM. Default: the frontends', if any.")
+        Path | None,
+        _option(_NGINX, "--listen-cert", "Certificate of nginx (PEM). Default: that of the frontends, if any."),
     ] = None,
     listen_key: Annotated[
-        Path | None, _option(_NGINX, "--listen-key", "Private key of --listen-cert in PEM, without a passphrase.")
+        Path | None, _option(_NGINX, "--listen-key", "Private key of --listen-cert (PEM), without a passphrase.")
     ] = None,
     api_keys: Annotated[
         Path | None,
         _option(
-            _NGINX, "--api-keys", 'File where nginx finds them, a line each: "Bearer KEY" HOLDER; (it is not read).'
+            _NGINX,
+            "--api-keys",
+            'File with API keys on the machine of nginx, one line each: "Bearer KEY" HOLDER; (trtx does not read it).',
         ),
     ] = None,
     output: ExportOutput = None,
 ) -> None:
     """Write nginx's configuration for the frontends of a topology.
 
-    nginx spreads requests over them, sends what none has begun to answer to
-    another when one dies, streams unbuffered, and can ask for an API key.
+    nginx spreads requests over the frontends, retries requests without an answer
+    on another frontend, streams without buffering, and can require an API key.
 
     \b
     Examples:

@@ -5,41 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
-from trtx.cli.export import DryRun, ExportOutput, hand_over_export, topology_group
+from trtx.cli.export import DryRun, ExportOutput, hand_over_export, options_of_cluster
 from trtx.cli.export_bench import read_bench
+from trtx.cli.field_options import validated
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
-from trtx.config.wording import quoted
-from trtx.errors import UsageError
-
-if TYPE_CHECKING:
-    from trtx.export.slurm import JobSpec
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _JOB, _NODES, _CONTAINER, _BENCH = "Job", "Nodes", "Container", "Measuring"
-_Topology = Annotated[
-    Mapping[str, Any],
-    topology_group(
-        "workers",
-        "prefill",
-        "decode",
-        "encode",
-        "encode_shared",
-        "tp",
-        "deterministic",
-        "router_mode",
-        "router_args",
-        "port",
-    ),
-]
+_Topology = Annotated[Mapping[str, Any], options_of_cluster("port")]
 
 
 def _option(panel: str, name: str, help: str, **more: Any) -> Any:
@@ -49,7 +30,7 @@ def _option(panel: str, name: str, help: str, **more: Any) -> Any:
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 written; 2 usage, config, or a topology that such nodes can't serve.",
+    epilog="Exit codes: 0 file written; 2 usage, config, or a topology that such nodes can't serve.",
 )
 @options.spread(engine="tensorrt-llm")
 def slurm(
@@ -62,62 +43,71 @@ def slurm(
     ] = "agg",
     topology: _Topology,
     media: options.MediaOptions,
-    name: Annotated[str | None, _option(_JOB, "--name", "Of job, file and run directory. Default: serve.")] = None,
-    time: Annotated[str | None, _option(_JOB, "--time", "The job's limit, as Slurm has it. Default: 04:00:00.")] = None,
-    partition: Annotated[str | None, _option(_JOB, "--partition", "Of Slurm.")] = None,
-    account: Annotated[str | None, _option(_JOB, "--account", "Of Slurm.")] = None,
+    name: Annotated[str | None, _option(_JOB, "--name", "Name of job, file and run directory. Default: serve.")] = None,
+    time: Annotated[
+        str | None, _option(_JOB, "--time", "Time limit of the job, in Slurm's format. Default: 04:00:00.")
+    ] = None,
+    partition: Annotated[str | None, _option(_JOB, "--partition", "Slurm partition.")] = None,
+    account: Annotated[str | None, _option(_JOB, "--account", "Slurm account.")] = None,
     sbatch: Annotated[
         list[str] | None,
-        _option(_JOB, "--sbatch", "Further flag of sbatch, such as --qos=high. Repeatable.", metavar="FLAG"),
+        _option(_JOB, "--sbatch", "Additional flag of sbatch, such as --qos=high. Repeatable.", metavar="FLAG"),
     ] = None,
-    nodes: Annotated[
-        int | None, _option(_NODES, "--nodes", "Nodes to spread over. Default: as few as hold all workers.")
-    ] = None,
+    nodes: Annotated[int | None, _option(_NODES, "--nodes", "Number of nodes. Default: as few as possible.")] = None,
     gpus_per_node: Annotated[
         int | None,
-        _option(_NODES, "--gpus-per-node", "Larger workers span nodes of as many GPUs; 0: no GPUs. Default: 8."),
+        _option(_NODES, "--gpus-per-node", "GPUs of each node; larger workers span nodes. 0: no GPUs. Default: 8."),
     ] = None,
     frontends: Annotated[
         int | None, _option(_NODES, "--frontends", "Frontends, one on each of the first nodes. Default: 1.")
     ] = None,
     interface: Annotated[
         str | None,
-        _option(_NODES, "--interface", "Network interface of all addresses. Default: the one that Slurm goes by."),
+        _option(_NODES, "--interface", "Network interface of all addresses. Default: the interface that Slurm uses."),
     ] = None,
     ucx_devices: Annotated[
         str | None,
-        _option(_NODES, "--ucx-devices", "Devices that KV goes by, such as mlx5_0:1. Default: the interface."),
+        _option(_NODES, "--ucx-devices", "Network devices for KV transfers, such as mlx5_0:1. Default: the interface."),
     ] = None,
     first_port: Annotated[
-        int | None, _option(_NODES, "--first-port", "Where all ports but HTTP's begin. Default: 17000.")
+        int | None, _option(_NODES, "--first-port", "First port, except for HTTP. Default: 17000.")
     ] = None,
     model_dir: Annotated[
-        Path | None, _option(_NODES, "--model-dir", "Where nodes have the model. Default: where it is here.")
+        Path | None,
+        _option(_NODES, "--model-dir", "Directory of the model on the nodes. Default: the path on this machine."),
     ] = None,
     local_dir: Annotated[
-        Path | None, _option(_NODES, "--local-dir", "A directory on each node's own disk. Default: /tmp.")
+        Path | None, _option(_NODES, "--local-dir", "Directory on each node's own disk. Default: /tmp.")
     ] = None,
     python: Annotated[
         str | None,
-        _option(_NODES, "--python", "The interpreter with trtx there. Default: this one; in a container python3."),
+        _option(
+            _NODES, "--python", "Python interpreter with trtx on the nodes. Default: this one; in a container python3."
+        ),
     ] = None,
     etcd: Annotated[
-        str | None, _option(_NODES, "--etcd", "The program etcd, on the first node. Default: etcd.", metavar="PROGRAM")
+        str | None, _option(_NODES, "--etcd", "Program etcd on the first node. Default: etcd.", metavar="PROGRAM")
     ] = None,
     nats: Annotated[
         str | None,
-        _option(_NODES, "--nats", "The program nats-server, likewise. Default: nats-server.", metavar="PROGRAM"),
+        _option(_NODES, "--nats", "Program nats-server on the first node. Default: nats-server.", metavar="PROGRAM"),
     ] = None,
     mpi: Annotated[
-        str | None, _option(_NODES, "--mpi", "srun's, for engines over several nodes. Default: pmix.")
+        str | None, _option(_NODES, "--mpi", "srun's --mpi type, for engines over several nodes. Default: pmix.")
     ] = None,
     container_image: Annotated[
-        str | None, _option(_CONTAINER, "--container-image", "Run all but etcd and NATS in it, by pyxis.")
+        str | None,
+        _option(
+            _CONTAINER, "--container-image", "Container image for all processes except etcd and NATS; needs pyxis."
+        ),
     ] = None,
     container_mounts: Annotated[
         str | None,
         _option(
-            _CONTAINER, "--container-mounts", "Beside the model's and the run's directories.", metavar="FROM:TO[,...]"
+            _CONTAINER,
+            "--container-mounts",
+            "Mounts besides the directories of the model and the run.",
+            metavar="FROM:TO[,...]",
         ),
     ] = None,
     bench: Annotated[
@@ -125,28 +115,37 @@ def slurm(
         _option(
             _BENCH,
             "--bench",
-            "Run trtx bench with these flags once all workers serve, and end with it. Default: serve until told.",
+            "Run trtx bench with these flags when all workers serve, then end the job. Default: no benchmark.",
             metavar="FLAGS",
         ),
     ] = None,
     ready_timeout_s: Annotated[
         int | None,
-        _option(_JOB, "--ready-timeout-s", "All workers must serve within. Default: 1800, at most what --time leaves."),
+        _option(
+            _JOB,
+            "--ready-timeout-s",
+            "Time until all workers must serve, in seconds. Default: 1800, or what --time leaves.",
+        ),
     ] = None,
     drain_s: Annotated[
-        int | None, _option(_JOB, "--drain-s", "What workers have to end begun requests at the end. Default: 15.")
+        int | None,
+        _option(_JOB, "--drain-s", "Time for running requests to complete when the job ends, in seconds. Default: 15."),
     ] = None,
     lease_ttl_s: Annotated[
         int | None,
-        _option(_JOB, "--lease-ttl-s", "A process's lease: absences of etcd may add up to half of it. Default: 600."),
+        _option(
+            _JOB,
+            "--lease-ttl-s",
+            "Lease of each process in etcd, in seconds; etcd may be away for half of it. Default: 600.",
+        ),
     ] = None,
     output: ExportOutput = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write a topology as one batch file of Slurm.
+    """Write a topology as one Slurm batch file.
 
-    Nothing is submitted, and no cluster is asked. The job starts etcd, NATS and
-    all processes, waits until they serve, measures if asked to, and ends in order.
+    Submits nothing and contacts no cluster. The job starts etcd, NATS and all
+    processes, waits until they serve, runs --bench if given, and ends in order.
 
     \b
     Examples:
@@ -160,57 +159,19 @@ def slurm(
     uses = [mode, *options.engine_uses(model.engine), *([] if container_image else ["no container"])]
     uses += ["dry run"] if dry_run else []
     refuse_ignored(context, uses)
-    from trtx.export.slurm import export
+    from trtx.export.slurm import JobSpec, export
 
     spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encoders)
     benchmark = None if bench is None else read_bench(bench, _ANEW)
-    typed = {
-        "name": name,
-        "time": time,
-        "partition": partition,
-        "account": account,
-        "sbatch": sbatch,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "frontends": frontends,
-        "interface": interface,
-        "ucx_devices": ucx_devices,
-        "first_port": first_port,
-        "model_dir": model_dir,
-        "local_dir": local_dir,
-        "python": python,
-        "etcd": etcd,
-        "nats": nats,
-        "mpi": mpi,
-        "container_image": container_image,
-        "container_mounts": container_mounts,
-        "bench": None if benchmark is None else benchmark.words,
-        "bench_files": None if benchmark is None else benchmark.files,
-        "ready_timeout_s": ready_timeout_s,
-        "drain_s": drain_s,
-        "lease_ttl_s": lease_ttl_s,
-    }
-    made = export(spec, _job({field: value for field, value in typed.items() if value is not None}))
+    given = {name: context.params.get(name) for name in JobSpec.model_fields}
+    if benchmark is not None:
+        given |= {"bench": benchmark.words, "bench_files": benchmark.files}
+    job = validated(JobSpec, {name: value for name, value in given.items() if value is not None})
+    made = export(spec, job)
     if benchmark is not None:
         benchmark.check_fits(made.served)
     hand_over_export(made, output, dry_run=dry_run)
 
 
-_ANEW = {"--resume": "and the job measures anew"}
-
-
-def _job(given: Mapping[str, Any]) -> JobSpec:
-    from trtx.export.slurm import JobSpec
-
-    try:
-        return JobSpec.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        field = str(first["loc"][0]) if first["loc"] else message.partition(" ")[0]
-        option = f"--{field.replace('_', '-')}"
-        if first["type"] == "value_error":  # the message begins with the field's name
-            raise UsageError(message.replace(field, option, 1)) from error
-        expected = first["msg"].removeprefix("Input should be ")
-        raise UsageError(f"{option} {quoted(first.get('input'))}: expected {expected}; see --help") from error
+_ANEW = {"--resume": "but the job starts a new run"}

@@ -17,13 +17,13 @@ def _option(name: str, help: str, **more: Any) -> Any:
 
 MaxRegressionOption = Annotated[
     str | None,
-    _option("--max-regression", "How much worse than the baseline a metric may be, beyond chance.", metavar="5%"),
+    _option("--max-regression", "Largest permitted regression from the baseline, beyond chance.", metavar="5%"),
 ]
 MetricsOption = Annotated[
     str | None,
     _option(
         "--metrics",
-        "What is compared. Default: output_token_throughput, time_to_first_token:p50, inter_token_latency:p50.",
+        "Metrics to compare. Default: output_token_throughput, time_to_first_token:p50, inter_token_latency:p50.",
         metavar="A,B:p50",
     ),
 ]
@@ -31,23 +31,23 @@ WindowOption = Annotated[
     Literal["whole", "steady"] | None,
     _option(
         "--window",
-        "What of each trial is judged, on both sides: whole, or its steady part alone. Default: whole.",
+        "Part of each trial that is judged, on both sides: whole, or steady (its steady part only). Default: whole.",
     ),
 ]
 AllowDifferentOption = Annotated[
     list[str] | None,
     _option(
         "--allow-different",
-        "A condition in which the baseline may be another, such as machine.cpu or load.seed. Repeatable.",
+        "Condition in which the baseline may differ, such as machine.cpu or load.seed. Repeatable.",
         metavar="KEY",
     ),
 ]
 BaselineDirOption = Annotated[
-    Path | None, _option("--baseline-dir", "Where baselines are kept by name. Default: baselines.", metavar="DIR")
+    Path | None, _option("--baseline-dir", "Directory of the named baselines. Default: baselines.", metavar="DIR")
 ]
 MaxErrorRateOption = Annotated[
     str | None,
-    _option("--max-error-rate", "Failed requests of all in a cell, at most. Default: 0%.", metavar="P%"),
+    _option("--max-error-rate", "Largest permitted share of failed requests in a cell. Default: 0%.", metavar="P%"),
 ]
 
 
@@ -59,20 +59,20 @@ class GateOptions:
         list[str] | None,
         _option(
             "--slo",
-            "A bound of each cell, such as time_to_first_token:p99:le:500 (ms). Repeatable.",
+            "Objective for each cell, such as time_to_first_token:p99:le:500 (ms). Repeatable.",
             metavar="METRIC:STAT:OP:X",
         ),
     ] = None
     min_goodput: Annotated[
         float | None,
-        _option("--min-goodput", "Requests/s of each cell that keep the bounds of --slo, at least.", metavar="X"),
+        _option("--min-goodput", "Smallest permitted rate of requests that meet --slo, in requests/s.", metavar="X"),
     ] = None
     max_error_rate: MaxErrorRateOption = None
     baseline: Annotated[
         str | None,
         _option(
             "--baseline",
-            "Compare with it: a run directory, a file, a name, or a directory to pick from by machine, model and load.",
+            "Baseline to compare with: a run directory, a file, a name, or a directory of baselines.",
             metavar="BASELINE",
         ),
     ] = None
@@ -83,7 +83,9 @@ class GateOptions:
     baseline_dir: BaselineDirOption = None
     save_baseline: Annotated[
         str | None,
-        _option("--save-baseline", "Keep the figures of this run under a name, to be promoted.", metavar="NAME"),
+        _option(
+            "--save-baseline", "Save the metrics of this run as a candidate baseline with this name.", metavar="NAME"
+        ),
     ] = None
 
 

@@ -23,22 +23,29 @@ _LEASE_TTL_S = 120  # the lease of an etcd client that registers nothing
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: as trtx serve; 2 too where model files or versions are others than where it was planned.",
+    epilog="Exit codes: as trtx serve; also 2 if model files or versions differ from those of the planning host.",
 )
 def join(
     context: typer.Context,
     *,
     etcd: Annotated[
-        list[str], typer.Option("--etcd", metavar="URL", help="An etcd in which the topology is planned. Repeatable.")
+        list[str],
+        typer.Option("--etcd", metavar="URL", help="Endpoint of the etcd that has the topology's plan. Repeatable."),
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The topology, as its hosts file calls it.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the topology in its hosts file.")],
     this_host: Annotated[
         str | None,
-        typer.Option("--this-host", metavar="NAME", help="Which host this is. Default: the one whose address it has."),
+        typer.Option(
+            "--this-host",
+            metavar="NAME",
+            help="Name of this host in the hosts file. Default: the host with an address of this machine.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Where the same model lies here. Default: where it lies on the other host."),
+        typer.Option(
+            "--model", help="Directory of the same model on this host. Default: the path on the planning host."
+        ),
     ] = None,
     etcd_auth: Annotated[
         str | None,

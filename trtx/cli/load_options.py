@@ -1,72 +1,29 @@
 """The options of ``trtx bench`` for its load and the axes of its sweep, and their conversion to a sweep file's fields.
 
-The options of a load are generated from its fields (``trtx/bench/load_field.py``).
+The options of a load are generated from its fields (``trtx/cli/field_options.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from trtx.bench import LoadSpec
-from trtx.bench.load_field import LoadField, field_records, plain
+from trtx.cli.field_options import OptionGroup, option_of, options_with_help
 from trtx.cli.request_options import request_fields
-from trtx.cli.topology_options import WHOLE_NUMBER, OptionGroup
+from trtx.cli.topology_options import WHOLE_NUMBER
 from trtx.config.strict_yaml import parse_yaml
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-
-def _typed_as(annotation: Any) -> type:
-    """Returns the type that Typer converts an option's value to.
-
-    Lists and choices stay text: lists are parsed below, and a choice's field refuses a wrong value with its own
-    message.
-    """
-    kinds = [one for one in get_args(annotation) or (annotation,) if one is not NoneType]
-    return kinds[0] if kinds[0] in (bool, int, float, Path) and get_origin(annotation) is not tuple else str
-
-
-def _told(record: LoadField, default: Any) -> str:
-    if default is None or default is False or default == ():
-        return record.help
-    values = default if isinstance(default, tuple) else (default,)
-    return f"{record.help} Default: {','.join(map(plain, values))}."
-
-
-def _option(name: str, record: LoadField) -> tuple[Any, Any]:
-    """Returns annotation and default of the option for one field of a load."""
-    field = LoadSpec.model_fields[name]
-    kind = _typed_as(field.annotation)
-    option = typer.Option(
-        load_option(name),
-        help=_told(record, field.default),
-        metavar=record.metavar,
-        rich_help_panel=record.panel,
-        show_default=False,
-    )
-    return (Annotated[bool, option], False) if kind is bool else (Annotated[kind | None, option], None)
-
-
-def load_option(field: str) -> str:
-    """Returns the name of the option for a field of a load."""
-    return f"--{field.replace('_', '-')}"
-
-
-_RECORDS = {name: record for name, record in field_records(LoadSpec).items() if record.help}
-# Option -> the uses of trtx bench that would ignore it, like PLACES in trtx/cli/placement.py.
-LOAD_PLACES: Mapping[str, tuple[str, ...]] = {
-    load_option(name): ("resume", *record.ignored) for name, record in _RECORDS.items()
-}
+_FIELDS = options_with_help(LoadSpec)
 
 
 def _panel(panel: str) -> OptionGroup:
-    return OptionGroup({name: _option(name, record) for name, record in _RECORDS.items() if record.panel == panel})
+    return OptionGroup(LoadSpec, options_with_help(LoadSpec, panel))
 
 
 # The help page lists them in the order of the fields.
@@ -84,8 +41,8 @@ class AxisOptions:
         typer.Option(
             "--axis",
             metavar="FIELD=V1,V2",
-            help="A field of the topology that takes several values, such as prefill=1,2 or recipe=a,b, or of the "
-            "engine config, such as overrides.max_batch_size=8,64. Repeatable: every combination is measured.",
+            help="Field of the topology, such as prefill=1,2 or recipe=a,b, or of the engine config, such as "
+            "overrides.max_batch_size=8,64, with several values. Repeatable: every combination is measured.",
             rich_help_panel="Topology",
             show_default=False,
         ),
@@ -93,7 +50,10 @@ class AxisOptions:
     max_cells: Annotated[
         int | None,
         typer.Option(
-            "--max-cells", help="Refuse a sweep of more cells. Default: 64.", rich_help_panel="Load", show_default=False
+            "--max-cells",
+            help="Largest permitted number of cells. Default: 64.",
+            rich_help_panel="Load",
+            show_default=False,
         ),
     ] = None
 
@@ -130,11 +90,11 @@ def _elements(field: str) -> Any:
 
 def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the load options to the ``load`` section of a sweep file. Raises UsageError, which names the option."""
-    load = {name: given[name] for name in _RECORDS if name in given}
+    load = {name: given[name] for name in _FIELDS if name in given}
     read = {int: _integers, float: _numbers}
     for name, value in load.items():
         if (element := _elements(name)) is not None:
-            load[name] = read[element](load_option(name), value)
+            load[name] = read[element](option_of(name), value)
     return load | request_fields(given)
 
 
@@ -152,7 +112,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     """Parses ``prefill=1,2`` into the field and its values, which are parsed as YAML."""
     name, _, values = text.partition("=")
     if not name or not values:
-        raise UsageError(f"--axis {quoted(text)} is not FIELD=V1,V2; expected such as prefill=1,2")
+        raise UsageError(f"--axis {quoted(text)} is not FIELD=V1,V2; write it like prefill=1,2")
     return name, [parse_yaml(value, f"--axis {name}", is_file=False) for value in values.split(",")]
 
 
@@ -160,11 +120,11 @@ def _numbers(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"{option} {quoted(text)} is not a list of numbers; expected such as 2 or 2,4.5") from error
+        raise UsageError(f"{option} {quoted(text)} is not a list of numbers; write it like 2 or 2,4.5") from error
 
 
 def _integers(option: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(WHOLE_NUMBER.fullmatch(part) for part in parts):
-        raise UsageError(f"{option} {quoted(text)} is not a list of whole numbers; expected such as 8 or 1,8,64")
+        raise UsageError(f"{option} {quoted(text)} is not a list of whole numbers; write it like 8 or 1,8,64")
     return [int(part) for part in parts]

@@ -202,8 +202,8 @@ def _attached_uses(url: str | None, against: str | None) -> list[str]:
     if url is None:
         return ["serve"]
     if against is None:
-        return ["attach", "no against"]
-    return ["attach", "against a server" if _is_address(against) else "against a model"]
+        return ["no routes", "no against"]
+    return ["no routes", "attach" if _is_address(against) else "against a model"]
 
 
 def _is_address(against: str) -> bool:

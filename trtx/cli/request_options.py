@@ -23,14 +23,16 @@ def _option(name: str, help: str, **more: Any) -> Any:
 class RequestOptions:
     """Additional fields of every request body, and additional arguments of aiperf."""
 
-    temperature: Annotated[float | None, _option("--temperature", "Of every request. Default: the server's.")] = None
-    top_p: Annotated[float | None, _option("--top-p", "The same.")] = None
-    top_k: Annotated[int | None, _option("--top-k", "The same.")] = None
+    temperature: Annotated[
+        float | None, _option("--temperature", "Sampling temperature of every request. Default: the server's.")
+    ] = None
+    top_p: Annotated[float | None, _option("--top-p", "top_p of every request. Default: the server's.")] = None
+    top_k: Annotated[int | None, _option("--top-k", "top_k of every request. Default: the server's.")] = None
     extra_inputs: Annotated[
         list[str] | None,
         _option(
             "--extra-inputs",
-            "A further field of every request's body, or several as JSON. Repeatable.",
+            "Additional field of every request's body, or several as a JSON object. Repeatable.",
             metavar="KEY:VALUE",
         ),
     ] = None
@@ -38,7 +40,7 @@ class RequestOptions:
         str | None,
         _option(
             "--aiperf-args",
-            "Further flags of aiperf, for what has none here; refused where trtx sets them itself.",
+            "Additional flags of aiperf, in quotes. Flags that trtx sets itself are refused.",
             metavar='"FLAGS"',
         ),
     ] = None

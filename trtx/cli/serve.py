@@ -31,7 +31,7 @@ def serve(
         Mode,
         typer.Option(
             "--mode",
-            help="agg: every worker does all of a request. disagg: prefill workers run prompts, decode workers go on.",
+            help="agg: each worker serves whole requests. disagg: prefill workers run prompts, decode workers go on.",
             rich_help_panel="Topology",
         ),
     ] = "agg",
@@ -42,7 +42,7 @@ def serve(
             "--frontends",
             min=1,
             max=MAX_FRONTENDS,
-            help="Frontends on --port and the ports after it; one that dies loses its own streams alone.",
+            help="Frontends, on --port and the ports after it. A frontend that dies loses only its own streams.",
             rich_help_panel="Topology",
         ),
     ] = 1,
@@ -51,7 +51,7 @@ def serve(
         typer.Option(
             "--hosts",
             metavar="FILE",
-            help="Several machines, in YAML: this one runs its share, the others run trtx serve join.",
+            help="Serve over the hosts in this YAML file: this host runs its share, the others run trtx serve join.",
             rich_help_panel="Topology",
         ),
     ] = None,
@@ -60,7 +60,7 @@ def serve(
         typer.Option(
             "--this-host",
             metavar="NAME",
-            help="Which of the hosts this machine is. Default: the one whose address it has.",
+            help="Name of this host in the file. Default: the host with an address of this machine.",
             rich_help_panel="Topology",
         ),
     ] = None,
@@ -68,9 +68,7 @@ def serve(
     output: options.OutputOption = Path("runs"),
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print what would be started, and why; start nothing.", rich_help_panel="Output"
-        ),
+        typer.Option("--dry-run", help="Print the plan and its reasons; start nothing.", rich_help_panel="Output"),
     ] = False,
 ) -> None:
     """Serve a model: an OpenAI-compatible frontend and its workers.
@@ -96,7 +94,7 @@ def serve(
     from trtx.cli.topology_text import describe_plan
     from trtx.launch import new_run_directory, prepare
 
-    spec = options.build_spec(mode=mode, **asdict(model), **asdict(topology), **media)
+    spec = options.build_spec(mode=mode, **asdict(model), **topology, **media)
     options.check_roles((mode,), model.config, model.overrides, model.recipe, encode=spec.encoders)
     run_dir = new_run_directory(output, f"serve-{mode}")
     if there is not None:

@@ -1,18 +1,14 @@
-"""The limits on images and videos that clients send. The command-line options are generated from these fields.
-
-An option's name is the field's name with dashes. Its type, default and bounds come from the field; its help text and
-its metavar come from the field's :class:`MediaField`. They are defined nowhere else.
-"""
+"""The limits on images and videos that clients send. The command-line options are generated from these fields."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtx.config.option_field import OptionField
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -25,11 +21,10 @@ VIDEO_FIELDS = ("max_videos", "max_video_frames", "max_video_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaField:
-    """The help text and the metavar of an option; the ``Annotated`` of each :class:`MediaLimits` field has one."""
+class MediaField(OptionField):
+    """The record of a field of :class:`MediaLimits`."""
 
-    help: str  # effect and unit; the default is appended if the field has one
-    metavar: str | None = None  # None: a switch
+    panel: str = "Media"
 
 
 class MediaLimits(BaseModel):
@@ -39,81 +34,93 @@ class MediaLimits(BaseModel):
 
     allowed_media_path: Annotated[
         Path | None,
-        MediaField(help="Directory whose files clients may name with file: URLs. Default: none.", metavar="DIR"),
+        MediaField(help="Directory whose files clients may use in file: URLs. Default: none.", metavar="DIR"),
     ] = None
-    allow_http_media: Annotated[
-        bool, MediaField(help="Fetch media over plain http: too; https: is always allowed.")
-    ] = False
+    allow_http_media: Annotated[bool, MediaField(help="Also fetch media over http:; https: is always allowed.")] = False
     allow_private_media: Annotated[
         bool,
         MediaField(
-            help="Fetch media from loopback and private networks too; link-local and special ranges stay refused."
+            help="Also fetch media from loopback and private networks; link-local and special ranges stay refused."
         ),
     ] = False
     max_media_bytes: Annotated[
-        int, Field(ge=1, le=4 * _GIB), MediaField(help="Largest file of one medium, in bytes.", metavar="BYTES")
+        int, Field(ge=1, le=4 * _GIB), MediaField(help="Largest file of an image or video, in bytes.", metavar="BYTES")
     ] = 32 * _MIB
     max_image_pixels: Annotated[
         int,
         Field(ge=1, le=1 << 30),
         MediaField(
-            help="Largest picture, or frame of a video, in pixels; read from its header before anything is decoded.",
+            help="Largest image or video frame, in pixels, checked in the header before decoding.",
             metavar="N",
         ),
     ] = 50_000_000
     max_images: Annotated[
-        int, Field(ge=0, le=4096), MediaField(help="Pictures in one request; 0 refuses all.", metavar="N")
+        int, Field(ge=0, le=4096), MediaField(help="Images per request; 0 refuses all.", metavar="N")
     ] = 16
     max_videos: Annotated[
-        int, Field(ge=0, le=256), MediaField(help="Videos in one request; 0 refuses all.", metavar="N")
+        int,
+        Field(ge=0, le=256),
+        MediaField(help="Videos per request; 0 refuses all.", metavar="N", since=7, before=0),
     ] = 2
     max_video_frames: Annotated[
         int,
         Field(ge=2, le=4096),
         MediaField(
-            help="Frames that are taken of one video, spread over all of it; shorter ones have fewer.", metavar="N"
+            help="Frames to sample from a video, spread evenly; shorter videos have fewer.",
+            metavar="N",
+            since=7,
+            before=32,
         ),
     ] = 32
     max_video_s: Annotated[
         float,
         Field(gt=0, le=86400),
-        MediaField(help="Longest video, in seconds of playing; longer ones are refused.", metavar="SECONDS"),
+        MediaField(
+            help="Longest video, in seconds.",
+            metavar="SECONDS",
+            since=7,
+            before=600.0,
+        ),
     ] = 600.0
     media_timeout_s: Annotated[
         float,
         Field(gt=0, le=3600),
-        MediaField(help="Longest time to fetch one medium, redirects included, in seconds.", metavar="SECONDS"),
+        MediaField(help="Time limit to fetch an image or video, with redirects, in seconds.", metavar="SECONDS"),
     ] = 20.0
     media_idle_s: Annotated[
         float,
         Field(gt=0, le=3600),
-        MediaField(help="Longest silence of a server that media are fetched from, in seconds.", metavar="SECONDS"),
+        MediaField(
+            help="Time limit between two reads from the server of an image or video, in seconds.", metavar="SECONDS"
+        ),
     ] = 5.0
     media_memory_bytes: Annotated[
         int,
         Field(ge=1, le=1 << 40),
         MediaField(
-            help="Files of all requests that a worker holds at a time, in bytes; more are refused with 429.",
+            help="Total size of the files that a worker holds, in bytes; more are refused with 429.",
             metavar="BYTES",
         ),
     ] = _GIB
     decode_processes: Annotated[
-        int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode pictures and videos.", metavar="N")
+        int, Field(ge=1, le=256), MediaField(help="Processes of a worker that decode images and videos.", metavar="N")
     ] = 2
     decode_queue: Annotated[
         int,
         Field(ge=0, le=65536),
-        MediaField(help="Media that may wait for such a process; more are refused with 429.", metavar="N"),
+        MediaField(
+            help="Images and videos that may wait for a decode process; more are refused with 429.", metavar="N"
+        ),
     ] = 128
     decode_timeout_s: Annotated[
         float,
         Field(gt=0, le=3600),
-        MediaField(help="Most computing to decode and prepare one medium, in seconds of a core.", metavar="SECONDS"),
+        MediaField(help="CPU time limit to decode and prepare an image or video, in seconds.", metavar="SECONDS"),
     ] = 20.0
     decode_memory_bytes: Annotated[
         int,
         Field(ge=64 * _MIB, le=1 << 40),
-        MediaField(help="Memory that decoding may take in each such process, in bytes.", metavar="BYTES"),
+        MediaField(help="Memory limit of each decode process, in bytes.", metavar="BYTES"),
     ] = 1536 * _MIB  # enough for 50 million pixels: docs/multimodal.md
 
     @model_validator(mode="after")
@@ -124,12 +131,3 @@ class MediaLimits(BaseModel):
                 "file may have (max_media_bytes): raise the one or lower the other"
             )
         return self
-
-
-@functools.cache
-def media_fields() -> Mapping[str, MediaField]:
-    """Returns the :class:`MediaField` of each field by field name, in the order of the help page."""
-    return {
-        name: next(one for one in field.metadata if isinstance(one, MediaField))
-        for name, field in MediaLimits.model_fields.items()
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trtx.config.files import name_problem
 from trtx.config.media import VIDEO_FIELDS, MediaLimits
+from trtx.config.option_field import OptionField
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -48,6 +50,14 @@ below 32768. Dynamo's frontend holds connections to all workers within the 1,024
 MAX_TP = 1024  # more GPUs than one machine has
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyField(OptionField):
+    """The record of a field of :class:`TopologySpec`. The use ``attach`` of a verb refuses the option of each."""
+
+    panel: str = "Topology"
+    of_machine: bool = False  # it describes the machine that trtx runs on, so no export has its option
+
+
 class TopologySpec(BaseModel):
     """A topology as requested, not yet resolved. ``topology.plan`` turns it and a ``Machine`` into a ``Plan``."""
 
@@ -56,23 +66,95 @@ class TopologySpec(BaseModel):
     model: Name | None = None  # None: synthetic:tiny-trained without a GPU, synthetic:qwen3-0.6b with one
     served_model_name: Name | None = None  # None: the model's own short name
     mode: Mode = "agg"
-    workers: int = Field(default=1, ge=1, le=MAX_WORKERS)  # agg workers
-    prefill: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    decode: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    encode: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of their own
-    encode_shared: int = Field(default=0, ge=0, le=MAX_WORKERS)  # encode workers on GPUs of agg or prefill workers
-    media: MediaLimits = MediaLimits()  # limits on media from clients, for models that take images
-    tp: int = Field(default=1, ge=1, le=MAX_TP)
-    deterministic: bool = False  # answers are bitwise the same in any batch; docs/determinism.md
+    workers: Annotated[int, TopologyField(help="Workers in mode agg.", ignored=("disagg", "roles"))] = Field(
+        default=1, ge=1, le=MAX_WORKERS
+    )
+    prefill: Annotated[int, TopologyField(help="Prefill workers in mode disagg.", ignored=("agg", "roles"))] = Field(
+        default=1, ge=1, le=MAX_WORKERS
+    )
+    decode: Annotated[int, TopologyField(help="Decode workers in mode disagg.", ignored=("agg", "roles"))] = Field(
+        default=1, ge=1, le=MAX_WORKERS
+    )
+    encode: Annotated[
+        int,
+        TopologyField(
+            help="Encode workers, each on a GPU of its own. With none, each worker encodes the images of its own "
+            "requests.",
+            since=5,
+            before=0,
+        ),
+    ] = Field(default=0, ge=0, le=MAX_WORKERS)
+    encode_shared: Annotated[
+        int,
+        TopologyField(
+            help="Encode workers that share GPUs with agg or prefill workers, whose KV pools shrink to make room.",
+            since=8,
+            before=0,
+        ),
+    ] = Field(default=0, ge=0, le=MAX_WORKERS)
+    # Limits on media from clients, for models that take images.
+    media: Annotated[MediaLimits, TopologyField(since=5)] = MediaLimits()
+    tp: Annotated[
+        int, TopologyField(help="GPUs of each worker (tensor parallel), for engine tensorrt-llm.", ignored=("no GPU",))
+    ] = Field(default=1, ge=1, le=MAX_TP)
+    deterministic: Annotated[
+        bool,
+        TopologyField(
+            help="Give a request the same tokens and logprobs, bit for bit, in any batch. Slower; torch engine only.",
+            since=8,
+            before=False,
+        ),
+    ] = False  # docs/determinism.md
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
-    gpus: tuple[int, ...] | None = None  # indices into the GPUs visible to the caller; None: all of them
-    host: Annotated[str, AfterValidator(_bindable)] = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
+    gpus: Annotated[
+        tuple[int, ...] | None,
+        TopologyField(
+            help="GPUs to use, as indices into the visible ones. Default: all, NVLink pairs first.",
+            metavar="0,1",
+            ignored=("no GPU", "hosts"),
+            of_machine=True,
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        AfterValidator(_bindable),
+        TopologyField(
+            help="Address of the HTTP port. 0.0.0.0 opens this port, and no other, to the network.",
+            ignored=("hosts",),
+            of_machine=True,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, TopologyField(help="HTTP port. 0: any free port.")] = Field(default=8000, ge=0, le=65535)
     # PEM files for the HTTP port; None: plain HTTP
-    tls_cert: Annotated[Path, BeforeValidator(_locatable)] | None = None  # server certificate, then intermediates
-    tls_key: Annotated[Path, BeforeValidator(_locatable)] | None = None
-    router_mode: RouterMode = "round-robin"
-    router_args: tuple[str, ...] = ()  # further flags of dynamo.frontend; if a flag is repeated, the last wins
+    tls_cert: Annotated[
+        Annotated[Path, BeforeValidator(_locatable)] | None,
+        TopologyField(
+            help="Serve HTTPS with this certificate (PEM), followed by its intermediates.",
+            since=7,
+            before=None,
+            of_machine=True,
+        ),
+    ] = None
+    tls_key: Annotated[
+        Annotated[Path, BeforeValidator(_locatable)] | None,
+        TopologyField(
+            help="Private key of --tls-cert (PEM), without a passphrase.", since=7, before=None, of_machine=True
+        ),
+    ] = None
+    router_mode: Annotated[
+        RouterMode,
+        TopologyField(
+            help="How the frontend picks a worker; kv: the worker that caches the longest prefix of the prompt.",
+            metavar="MODE",
+        ),
+    ] = "round-robin"
+    # Further flags of dynamo.frontend; if a flag is repeated, the last wins.
+    router_args: Annotated[
+        tuple[str, ...],
+        TopologyField(
+            help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.", metavar="FLAGS"
+        ),
+    ] = ()
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
     )  # role -> YAML file; a missing role uses the shipped config

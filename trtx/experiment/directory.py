@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
-from trtx.bench import LoadSpec
+from pydantic import BaseModel
+
 from trtx.bench.documents import RESTORE, plain
 from trtx.bench.intact import refuse_changed_documents
-from trtx.bench.load_field import field_records
-from trtx.config.media import MediaLimits
+from trtx.config.option_field import OptionField, record_of, value_before
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.experiment.bench.spec import ExperimentSpec
@@ -29,24 +29,6 @@ from trtx.tls import CA_VARIABLE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PROVENANCE = "provenance"  # the only top-level field of the manifest that isn't part of a sweep
-# Fields of topology.media added in version 7; earlier workers accepted no videos.
-MEDIA_CAME_WITH, BEFORE_VIDEOS = 7, {"max_videos": 0, "max_video_frames": 32, "max_video_s": 600.0}
-# Fields of a sweep that were added later -> version of the manifest, and the value for older runs. "" is the top level.
-CAME_WITH: Mapping[tuple[str, str], tuple[int, Any]] = {
-    ("gate", "window"): (3, "whole"),
-    ("", "eval"): (4, None),
-    ("topology", "encode"): (5, 0),
-    ("topology", "encode_shared"): (8, 0),
-    ("attach", "etcd"): (7, []),
-    ("attach", "etcd_auth"): (7, None),
-    ("topology", "media"): (5, MediaLimits().model_dump(mode="json") | BEFORE_VIDEOS),
-    ("topology", "tls_cert"): (7, None),
-    ("topology", "tls_key"): (7, None),
-    ("topology", "deterministic"): (8, False),
-    **{("load", name): (record.since, record.before) for name, record in field_records(LoadSpec).items()},
-}
-
-
 _ANSWERS = ("eval/", "fidelity/")  # samples and passes that a resumed run keeps
 Asking = ParamSpec("Asking")
 Ended = TypeVar("Ended")
@@ -91,7 +73,19 @@ def write_lock(run_dir: Path, spec: Asked, provenance: Provenance) -> None:
     """Writes ``run.lock.yaml``: the spec after defaults, the resulting loads, and the provenance."""
     asked = spec.to_json()
     directory = str(Path.cwd()) if any(_relative_paths(asked)) else None
-    LOCK.write(run_dir, {**asked, PROVENANCE: plain(replace(provenance, directory=directory))})
+    written = replace(provenance, directory=directory, fields_sha256=_names_digest(asked))
+    LOCK.write(run_dir, {**asked, PROVENANCE: plain(written)})
+
+
+def _names_digest(asked: Mapping[str, Any]) -> str:
+    """A digest of the names of all fields in the specification, by which a reader notices that one was lost."""
+
+    def names(value: Any, parent: str) -> Iterator[str]:
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            yield f"{parent}{name}"
+            yield from names(inner, f"{parent}{name}.")
+
+    return hashlib.sha256("\n".join(sorted(names(asked, ""))).encode()).hexdigest()
 
 
 def _relative_paths(asked: Any) -> Iterator[str]:
@@ -159,8 +153,8 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     """The spec of a run. Raises UsageError, naming the field, if ``run_dir`` is no run directory or its manifest is
     invalid.
 
-    All fields are required, including those with a default in a sweep file: a default in place of a lost field would
-    change the measurement.
+    Fields that the run's trtx did not have get the value that describes the run. All others are required, including
+    those with a default in a sweep file: a default in place of a lost field would change the measurement.
     """
     if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # the manifest is written after the plan
         raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
@@ -188,38 +182,51 @@ def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
 
 
 def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Completes the manifest of an older version with the values that its run used implicitly."""
-    complete = dict(fields)
-    for (part, name), (version, value) in CAME_WITH.items():
-        if fields["schema_version"] >= version:
+    """Completes the manifest of an older trtx with the values that its run used implicitly.
+
+    Up to version 9, the version tells which fields it had. Later, a field may be missing only if the manifest still has
+    exactly the fields with which it was written.
+    """
+    version = fields["schema_version"]
+    follows = ("schema_version", PROVENANCE)
+    told = fields.get(PROVENANCE)
+    digest = told.get("fields_sha256") if isinstance(told, dict) else None
+    is_whole = digest == _names_digest({name: value for name, value in fields.items() if name not in follows})
+    return _completed(
+        fields, ExperimentSpec, lambda record: is_whole or (record is not None and record.since > version)
+    )
+
+
+def _completed(
+    found: dict[str, Any], model: type[BaseModel], is_later: Callable[[OptionField | None], bool]
+) -> dict[str, Any]:
+    """``found`` with the fields of ``model`` that it lacks, if ``is_later`` says that its trtx did not have them."""
+    complete = dict(found)
+    for name, field in model.model_fields.items():
+        is_new = name not in found
+        if is_new and is_later(record_of(field)):
+            complete[name] = value_before(field)
+        inner = _model_in(field.annotation)
+        if inner is None or not isinstance(value := complete.get(name), dict):
             continue
-        if not part:
-            complete = {name: value, **complete}
-        elif isinstance(complete.get(part), dict):
-            complete[part] = {name: value, **complete[part]}
-        # Each variant specifies its whole topology.
-        if part == "topology" and isinstance(arms := complete.get("arms"), dict):
-            complete["arms"] = {
-                label: {name: value, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()
+        has_labels = get_origin(field.annotation) is dict  # such as arms, each with its whole topology
+        if is_new:
+            complete[name] = _completed({}, inner, lambda record: True) if not has_labels else value
+        elif has_labels:
+            complete[name] = {
+                label: _completed(one, inner, is_later) if isinstance(one, dict) else one
+                for label, one in value.items()
             }
-    if fields["schema_version"] < MEDIA_CAME_WITH:
-        complete = _with_videos(complete)
+        else:
+            complete[name] = _completed(value, inner, is_later)
     return complete
 
 
-def _with_videos(fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds the video fields to each ``media`` of the topology and of the variants."""
-
-    def filled(topology: Any) -> Any:
-        media = topology.get("media") if isinstance(topology, dict) else None
-        return {**topology, "media": {**BEFORE_VIDEOS, **media}} if isinstance(media, dict) else topology
-
-    complete = dict(fields)
-    if "topology" in complete:
-        complete["topology"] = filled(complete["topology"])
-    if isinstance(arms := complete.get("arms"), dict):
-        complete["arms"] = {label: filled(arm) for label, arm in arms.items()}
-    return complete
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as ``TopologySpec``, ``Attach | None`` or ``dict[str, TopologySpec]``."""
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((model for one in get_args(annotation) if (model := _model_in(one)) is not None), None)
 
 
 def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = "") -> str | None:

@@ -12,6 +12,7 @@ from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, parse_limit, parse_met
 from trtx.bench.judge.goodput import request_bounds
 from trtx.bench.judge.sample import Metric, Window, parse_percent
 from trtx.bench.judge.slo import Objective, parse_objective
+from trtx.config.option_field import OptionField
 from trtx.config.topology import Name
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
@@ -49,7 +50,7 @@ class GateSpec(BaseModel):
     max_regression: str | None = None  # in % of the baseline
     metrics: Texts = ()  # metrics to compare; empty: DEFAULT_METRICS
     # The judged part of each trial, on both sides; failed requests always count over all of it.
-    window: Window = "whole"
+    window: Annotated[Window, OptionField(since=3, before="whole")] = "whole"
     allow_different: Texts = ()  # conditions in which the baseline may differ
     baseline_dir: Name = "baselines"
     save_baseline: str | None = None  # name of the candidate saved from the run

@@ -6,7 +6,7 @@ Entry points: ``fetch``, ``PicturePool`` and ``content_key``; every fault of a m
 HTTP status. Always holds: the caller's process never parses a file's content, and no log or error contains any of it.
 """
 
-from trtx.config.media import MediaField, MediaLimits, media_fields
+from trtx.config.media import MediaLimits
 from trtx.ipc.encoder_messages import Clip, Grid
 from trtx.media.blob import Blob, Kind
 from trtx.media.errors import THIS_PICTURE, MediaError, Stopping
@@ -25,7 +25,6 @@ __all__ = [
     "HeldMedia",
     "Kind",
     "MediaError",
-    "MediaField",
     "MediaLimits",
     "PicturePool",
     "Prepared",
@@ -35,7 +34,6 @@ __all__ = [
     "decode_seconds",
     "embedding_options",
     "fetch",
-    "media_fields",
     "processor_options",
     "video_options",
 ]

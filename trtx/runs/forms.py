@@ -16,9 +16,10 @@ from trtx.bench.load import Load
 from trtx.bench.judge.sample import Window
 
 # 2: the request and its provenance are in one file; before, the provenance was in env.json and less complete. 3:
-# load.fixed_schedule and gate.window. 4: eval. trtx.experiment.directory defines the values for older runs. 9:
-# left_out; before, engine_configs included fields that were not in force.
-LOCK = Document("run.lock.yaml", version=9, oldest=2, since="it says less of what was measured, in a file beside it")
+# load.fixed_schedule and gate.window. 4: eval. The fields' records have the values for older runs
+# (trtx/config/option_field.py). 9: left_out; before, engine_configs included fields that were not in force. 10:
+# fields_sha256, so that a new field of a sweep needs no version.
+LOCK = Document("run.lock.yaml", version=10, oldest=2, since="it says less of what was measured, in a file beside it")
 # 2: hosts, their discovery and several frontends. An older plan has one machine and one frontend.
 PLAN = Document("plan.json", version=2, oldest=1, since="")
 # 2: each latency lists the percentiles with enough samples; version 1 listed those of the request count.
@@ -141,6 +142,7 @@ class Provenance:
     measured: dict[str, Measured]  # by mode
     dataset_sha256: str | None = None  # of the input_file's content; None: no input_file, or an older run
     directory: str | None = None  # base of relative paths in the request; None: there are none, or an older run
+    fields_sha256: str | None = None  # of the names of the request's fields; None: an older run
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,7 @@ def frontend_command(
 
 
 def worker_command(
+    spec: TopologySpec,
     role: Role,
     name: str,
     *,
@@ -265,22 +266,19 @@ def worker_command(
     model: str,
     config: Path,
     status_file: Path,
-    has_encoders: bool,
-    deterministic: bool,
-    media: MediaLimits,
     prompts_by_frontend: bool,
 ) -> tuple[str, ...]:
-    """Command line of a trtx worker, as in docs/contracts.md. ``has_encoders``: the topology has encode workers."""
+    """Command line of a trtx worker, as in docs/contracts.md. ``engine``: resolved, never ``auto``."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
     command += ["--model", str(model_path), "--served-model-name", model]
     command += ["--engine-config", str(config), "--name", name, "--status-file", str(status_file)]
-    if has_encoders and role != "encode":
+    if spec.encoders and role != "encode":
         command += ["--encoders", "remote"]
-    if deterministic and role != "encode":
+    if spec.deterministic and role != "encode":
         command.append("--deterministic")
     if prompts_by_frontend:
         command += ["--prompts-by", "frontend"]
-    if limits := media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
+    if limits := spec.media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
         command += ["--media", limits]
     return tuple(command)
 

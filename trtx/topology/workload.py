@@ -221,6 +221,7 @@ class Workload:
 
     def _worker_command(self, worker: Worker, status_file: Path, site: Site) -> tuple[str, ...]:
         return commands.worker_command(
+            self.spec,
             worker.role,
             worker.name,
             engine=self.engine,
@@ -228,9 +229,6 @@ class Workload:
             model=self.model,
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
-            has_encoders=self.spec.encoders > 0,
-            deterministic=self.spec.deterministic,
-            media=self.spec.media,
             prompts_by_frontend=not site.host,  # over hosts, a frontend's host may not have the model's files
         )
 

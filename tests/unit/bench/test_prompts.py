@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf.command import command
 from trtx.bench.aiperf.flags import check_load, owned
-from trtx.bench.load_field import field_records
+from trtx.bench.load_field import load_flags
 from trtx.errors import UsageError
 
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
@@ -176,7 +176,7 @@ def test_what_is_refused_says_a_field_that_there_is() -> None:
 
 
 def test_a_flag_that_a_field_has_is_refused_under_each_of_its_names() -> None:
-    flags = {record.flag: name for name, record in field_records(LoadSpec).items() if record.flag}
+    flags = {flag: name for name, flag in load_flags(LoadSpec).items()}
     assert set(flags.values()) <= set(owned().values()), "aiperf has no such flag"
     with pytest.raises(UsageError, match="sets prompt_input_tokens_stddev of aiperf.*load.isl_stddev"):
         check_load(LoadSpec(aiperf_args=("--synthetic-input-tokens-stddev", "3")))

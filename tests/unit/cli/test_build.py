@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str], output: Path, *arguments: str) -
     ("arguments", "words"),
     [
         ((TINY,), ("--quant is missing", "int4_awq")),
-        (("--quant", "fp8"), ("no model is named",)),
+        (("--quant", "fp8"), ("MODEL is missing",)),
         (("/no/such/model", "--quant", "fp8"), ("/no/such/model",)),
         (("synthetic:tiny-traned", "--quant", "fp8"), ("did you mean synthetic:tiny-trained",)),
         ((TINY, "--quant", "nvfp4", "--gpu", "H100"), ("H100", "can't run nvfp4", "Blackwell", "fp8 or int4_awq")),

@@ -11,12 +11,22 @@ import typer
 from source_trees import FILES, ROOT, nodes_of
 
 from trtx.cli import app
-from trtx.cli.command import option_name
+from trtx.cli.verb_help import option_name
 
 # Programs with options of their own, which trtx starts itself.
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py")
 # Options of other tools, in the commands that a fix spells out.
-_OTHERS = {"--help", "--version", "--ulimit", "--shm-size", "--ipc", "--pid", "--ntasks", "--router-temperature"}
+_OTHERS = {
+    "--help",
+    "--help-all",
+    "--version",
+    "--ulimit",
+    "--shm-size",
+    "--ipc",
+    "--pid",
+    "--ntasks",
+    "--router-temperature",
+}
 _OTHERS |= {"--repo-type", "--cacert", "--connect-to"}
 _OTHERS |= {"--header", "--isl-block-size"}  # aiperf's
 _OTHERS |= {"--batch", "--qos", "--signal"}  # Slurm's
@@ -60,4 +70,4 @@ def test_no_message_prints_the_address_of_a_package_index() -> None:
 
 def test_a_set_beside_a_url_is_called_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["bench", "--url", "http://127.0.0.1:9", "--set", "max_batch_size=1"]) == 2
-    assert capsys.readouterr().err.startswith("trtx: --set means nothing beside --url")
+    assert capsys.readouterr().err.startswith("trtx: --set means nothing with --url")

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import typer
 from certificates import make
+from other_values import another
 
 from trtx.bench import LoadSpec
 from trtx.build import BuildRequest
 from trtx.cli import app
 from trtx.cli.check import CheckRequest
-from trtx.cli.command import Verb, option_name, spoken_name
-from trtx.cli.load_options import LOAD_PLACES
-from trtx.cli.placement import PLACES, USES, ignored_in, places_of
+from trtx.cli.command import Verb, spoken_name
+from trtx.cli.placement import USES, uses_that_ignore
+from trtx.cli.verb_help import option_name
 from trtx.config import TopologySpec
+from trtx.config.media import MediaLimits
+from trtx.config.option_field import record_of
 from trtx.experiment import ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 
@@ -90,9 +93,9 @@ CALLS = {
         "": ["eval", "parity"],
         "resume": ["eval", "parity", "--resume", "no-such-run"],
         "serve": ["eval", "parity"],
-        "attach": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
+        "no routes": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
         "no against": ["eval", "parity"],
-        "against a server": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
+        "attach": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "http://127.0.0.1:8"],
         "against a model": ["eval", "parity", "--url", "http://127.0.0.1:9", "--against", "synthetic:tiny"],
         "no GPU": ["eval", "parity", "--engine", "paced"],
         "no disagg": ["eval", "parity", "--routes", "agg,kv"],
@@ -174,7 +177,7 @@ VALUES_IN |= {("--mode", "no container"): "disagg"}
 VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
-VALUES |= {"--listen": "127.0.0.1:8081"}
+VALUES |= {"--listen": "127.0.0.1:8081", "--session-turns-mean": "2"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}
 VALUES |= {"--decode-processes": "3", "--max-videos": "3", "--max-media-bytes": "9999999"}
@@ -240,6 +243,10 @@ ROOMS = (
 )  # fmt: skip
 
 
+FIELDS = {name: field for one in (LoadSpec, TopologySpec, MediaLimits) for name, field in one.model_fields.items()}
+TOLD_BY_TYPES = {name: str(value) for name, field in FIELDS.items() if (value := another(name, field)) is not None}
+
+
 def parameters(verb: str) -> list[Any]:
     command = app.Verbs().get_command(typer.Context, verb)  # type: ignore[arg-type]
     assert isinstance(command, Verb)  # which refuses empty and repeated values
@@ -253,7 +260,7 @@ NAMED = [f"{verb} {option}" for verb, option, _ in OPTIONS]
 def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
     """``call`` with a value of this option, or another one where it has one; None for a flag that it has."""
     name = option_name(parameter)
-    value = VALUES_IN.get((name, use), VALUES.get(name, "2"))
+    value = VALUES_IN.get((name, use)) or VALUES.get(name) or TOLD_BY_TYPES.get(parameter.name, "2")
     if getattr(parameter, "is_flag", False):
         return None if name in call else [*call, name]
     if not name.startswith("--"):
@@ -266,25 +273,34 @@ def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
     return [*call, name, value]
 
 
-def test_every_option_of_every_verb_has_a_place() -> None:
-    assert PLACES.keys() == USES.keys() == app.VERBS.keys() == CALLS.keys()
-    for verb in app.VERBS:
+def test_every_use_refuses_options_of_its_verb() -> None:
+    assert USES.keys() == app.VERBS.keys() == CALLS.keys()
+    for verb, uses in USES.items():
         options = {option for one, option, _ in OPTIONS if one == verb}
-        for option in options:
-            ignored_in(verb, option)
-        strangers = sorted(PLACES[verb].keys() - options)
-        assert not strangers, f"trtx {verb} has no {strangers}: take them out of PLACES of trtx/cli/placement.py"
-        twice = sorted(PLACES[verb].keys() & LOAD_PLACES.keys()) if verb == "bench" else []
-        assert not twice, f"{twice} have their places in their fields: take them out of PLACES of trtx/cli/placement.py"
-        placed = {use for uses in places_of(verb).values() for use in uses}
-        assert placed == USES[verb].keys(), (
-            f"PLACES, with ignored= of a load's fields, and USES of trtx/cli/placement.py differ in the uses of trtx "
-            f"{verb}: {sorted(placed ^ USES[verb].keys())}"
+        for use in uses.values():
+            strangers = sorted({*use.options.split(), *(use.all_but or "").split()} - options)
+            assert not strangers, f"trtx {verb} has no {strangers}: take them out of USES of trtx/cli/placement.py"
+        used = {use for option in options for use in uses_that_ignore(verb, option)}
+        assert used == uses.keys(), (
+            f"{sorted(uses.keys() - used)} of trtx {verb} refuse no option: name some in USES of trtx/cli/placement.py "
+            "or in ignored= of a field's record, or take the use out"
         )
-        assert placed == CALLS[verb].keys() - {""}, (
+        assert used == CALLS[verb].keys() - {""}, (
             f"give each use of trtx {verb} a command line in CALLS of {Path(__file__).name}: "
-            f"{sorted(placed ^ CALLS[verb].keys())}"
+            f"{sorted(used ^ CALLS[verb].keys())}"
         )
+
+
+def test_every_use_that_a_record_names_is_one_of_a_verb() -> None:
+    known = {name for uses in USES.values() for name in uses}
+    strangers = [
+        f"{model.__name__}.{name}: {use}"
+        for model in (LoadSpec, TopologySpec, MediaLimits)
+        for name, field in model.model_fields.items()
+        for use in getattr(record_of(field), "ignored", ())
+        if use not in known
+    ]
+    assert not strangers, f"USES of trtx/cli/placement.py has no such use: correct ignored= of {strangers}"
 
 
 MODELS = (LoadSpec, TopologySpec, GateSpec, ExperimentSpec)
@@ -312,14 +328,9 @@ def test_the_default_that_help_tells_is_the_fields() -> None:
     assert not others, "\n".join(others)
 
 
-def test_an_option_without_a_place_is_refused_with_where_to_add_it() -> None:
-    with pytest.raises(LookupError, match="trtx serve --new has no place: name it in the row of PLACES of trtx/cli/pl"):
-        ignored_in("serve", "--new")
-
-
 def ignored() -> Iterator[tuple[str, Any, str]]:
     for verb, option, parameter in OPTIONS:
-        for use in places_of(verb).get(option, ()):
+        for use in uses_that_ignore(verb, option):
             yield verb, parameter, use
 
 
@@ -406,7 +417,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
         return
     has_meant_something = False
     for use, call in CALLS[verb].items():
-        if use in ignored_in(verb, option):
+        if use in uses_that_ignore(verb, option):
             continue
         without = UNCHANGED.get((verb, use)) or UNCHANGED.setdefault((verb, use), asked_for(call, capsys))
         assert without is not None
@@ -418,12 +429,12 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
         where = USES[verb][use].where if use else ""
         assert with_it != without, (
             f"trtx {verb} takes {option} and does nothing with it {where}: hand it on in trtx/cli/{verb}.py (fields of "
-            "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there, with a row in "
-            "PLACES of trtx/cli/placement.py, or ignored= in the record of a load's field"
+            "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there: "
+            "name the option in the use, in USES of trtx/cli/placement.py, or the use in ignored= of the field's record"
         )
     assert has_meant_something, (
-        f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take a use out of its row in "
-        "PLACES of trtx/cli/placement.py, or give the use in which it means something a command line there"
+        f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take it out of a use in "
+        "USES of trtx/cli/placement.py, or give the use in which it means something a command line there"
     )
 
 
@@ -452,7 +463,7 @@ def test_an_option_is_refused_only_where_it_would_change_nothing(
     option = option_name(parameter)
     if (verb, use) in IGNORED_BY_THE_ROOM:
         return
-    monkeypatch.setitem(PLACES[verb], option, ())  # type: ignore[arg-type]  # a dict
+    monkeypatch.setattr("trtx.cli.placement.uses_that_ignore", lambda verb, option: ())
     call = CALLS[verb][use]
     changed = with_option(call, parameter, use)
     assert changed is not None
@@ -467,8 +478,8 @@ def test_an_option_is_refused_only_where_it_would_change_nothing(
 
     without, with_it = outcome(call), outcome(changed)
     assert with_it in (without, "exit 2"), (
-        f"PLACES of trtx/cli/placement.py refuses {option} {USES[verb][use].where}, and without that trtx {verb} does "
-        "something with it there: take the use out of its row, or, where the room makes nothing of it, name it in "
+        f"trtx/cli/placement.py refuses {option} {USES[verb][use].where}, and without that trtx {verb} does something "
+        "with it there: take the option out of the use, or, where the room makes nothing of it, name it in "
         f"IGNORED_BY_THE_ROOM of {Path(__file__).name}"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
@@ -17,6 +16,7 @@ import yaml
 from certificates import make
 from cyclopts import CycloptsError
 from judged_runs import GOLDEN, provenance
+from other_values import another
 from processes import free_port
 from pydantic import BaseModel
 
@@ -24,13 +24,14 @@ from trtx.bench import LoadSpec, Target
 from trtx.bench.aiperf.command import command
 from trtx.bench.aiperf.flags import owned
 from trtx.bench.images import Images
-from trtx.bench.load_field import field_records
 from trtx.config import TopologySpec
+from trtx.config.media import MediaLimits
+from trtx.config.option_field import DEFAULT, field_records, record_of, value_before
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
 from trtx.experiment.bench.spec import _COUNTED
 from trtx.experiment.deployment import ask_deployment
-from trtx.experiment.directory import BEFORE_VIDEOS, CAME_WITH, create, read_lock, write_lock
+from trtx.experiment.directory import PROVENANCE, create, read_lock, spec_of, write_lock
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.experiment.targets import attached_target, target_of
@@ -40,65 +41,29 @@ from trtx.topology import Gpu, Machine
 
 RECORDS = Path(__file__).parent / "records"
 
-# For each field, a value other than the default. One that only some sweeps take stands with those in BESIDE.
+# For each field, a value other than the default, unless its type tells one (other_values.py).
 OTHER: dict[type, dict[str, Any]] = {
     LoadSpec: {
         "concurrency": [2],
         "request_rate": [2.5],
-        "arrival": "constant",
-        "burstiness": 0.5,
-        "fixed_schedule": True,
         "isl": 100,
         "osl": 100,
-        "isl_stddev": 9.0,
-        "osl_stddev": 3.0,
-        "request_count": 9,
-        "warmup_request_count": 9,
-        "trials": 2,
-        "seed": 8,
-        "streaming": False,
-        "ignore_eos": False,
-        "request_timeout_s": 5.0,
         "extra_inputs": {"temperature": 0},
         "aiperf_args": ["--slice-duration", "2"],
         "prompt_corpus": "coding",
         "input_file": f"{RECORDS}/texts.jsonl",
         "custom_dataset_type": "random_pool",
         "public_dataset": "sharegpt",
-        "session_turns_mean": 3,
-        "session_turns_stddev": 2,
-        "session_turn_delay_mean": 50.0,
-        "session_turn_delay_stddev": 5.0,
-        "prefix_prompt_length": 20,
-        "num_prefix_prompts": 3,
-        "shared_system_prompt_length": 20,
-        "image_batch_size": 2,
-        "image_width_mean": 64,
-        "image_width_stddev": 8,
-        "image_height_mean": 48,
-        "image_height_stddev": 6,
         "image_format": "jpeg",
-        "image_source": "assets",
     },
     TopologySpec: {
         "model": "synthetic:tiny",
-        "served_model_name": "other",
-        "mode": "disagg",
-        "workers": 2,
-        "prefill": 2,
-        "decode": 2,
-        "encode": 2,
-        "encode_shared": 2,
         "media": {"max_images": 3},
-        "tp": 2,
-        "deterministic": True,
-        "engine": "simulated",
         "gpus": [0],
         "host": "0.0.0.0",
         "port": None,  # one that nobody has, drawn below
         "tls_cert": "own.pem",  # made below
         "tls_key": "own.key",
-        "router_mode": "kv",
         "router_args": ["--router-temperature", "0.5"],
         "engine_configs": {"agg": "agg.yaml"},
         "overrides": ["max_batch_size=3"],
@@ -152,17 +117,10 @@ OTHER: dict[type, dict[str, Any]] = {
         "save_baseline": "next",
     },
 }
-# Version of the lock -> a hash of the names of the fields that it has.
-LOCKED = {
-    2: "4dafa06a774d",
-    3: "7aa6358c8193",
-    4: "219c4e44d760",
-    5: "c586849e4d14",
-    6: "2dc8f8e820a9",
-    7: "8b2c07a7d9ec",
-    8: "cf5d1d2109aa",
-    9: "cf5d1d2109aa",  # its fields came with what was measured
-}
+for _model, _values in OTHER.items():
+    _told = {name: another(name, field) for name, field in _model.model_fields.items() if name not in _values}
+    _values |= {name: value for name, value in _told.items() if value is not None}
+
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
 }  # fmt: skip
@@ -213,64 +171,105 @@ def test_the_same_sweep_asks_for_the_same(mode: str, tmp_path: Path) -> None:
 def test_every_field_is_tried(model: Any) -> None:
     assert set(model.model_fields) == set(OTHER[model]), (
         f"{model.__name__} has other fields than OTHER in {Path(__file__).name}: add a value other than the default "
-        "for the new one, or take the old one out"
+        "for the new one, or to TEXTS of other_values.py for a text, or take the old one out"
     )
 
 
 PARTS = {LoadSpec: "load", TopologySpec: "topology", GateSpec: "gate", Attach: "attach", ScoringSpec: "eval"}
 
 
-def _since(part: str, name: str) -> int:
-    return CAME_WITH.get((part, name), (0, None))[0]
+SECTIONS = {*PARTS.values(), "media"}
+# Each field with a default -> its record, by the section of a sweep that has it; "" is the top level.
+RECORDED = {
+    (PARTS.get(model, ""), name): record_of(field)
+    for model in OTHER
+    for name, field in model.model_fields.items()
+    if not field.is_required()
+}
+LATER = {key: record.since for key, record in RECORDED.items() if record is not None and record.since > LOCK.oldest}
 
 
-def _digest(version: int) -> str:
-    """Of the names of the fields that a lock of this version has."""
-    names = sorted(
-        f"{model.__name__}.{name}"
-        for model in OTHER
-        for name in model.model_fields
-        if _since("", PARTS.get(model, "")) <= version and _since(PARTS.get(model, ""), name) <= version
-    )
-    return hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
+def test_a_lock_from_before_fields_were_listed_is_read() -> None:
+    fields = yaml.safe_load((RECORDS / "version-9.lock.yaml").read_text())
+    try:
+        spec_of(fields, "version-9.lock.yaml")
+    except UsageError as refused:
+        pytest.fail(
+            f"a lock that trtx wrote before the field came is refused ({refused}): say since=10 in the record of the "
+            "field (an OptionField, LoadField, TopologyField or MediaField in its Annotated), and before= what older "
+            "runs had where that is not the default; the version of LOCK does not rise"
+        )
 
 
-def test_another_field_of_a_sweep_raises_the_version_of_the_lock() -> None:
-    found = {version: _digest(version) for version in range(LOCK.oldest, LOCK.version + 1)}
-    latest = max(version for version, _ in CAME_WITH.values())
-    assert found == LOCKED and latest <= LOCK.version, (
-        f"a sweep has other fields than those of version {', '.join(map(str, LOCKED))} of the lock: raise the version "
-        "of LOCK in trtx/runs/forms.py; say since= which, and before= what older runs did, in the record of a load's "
-        "field, or in CAME_WITH of trtx/experiment/directory.py for another, or raise oldest where they can't go on; "
-        "put the row of docs/run-directory.md right; run make goldens; then add the new version to LOCKED of "
-        f"{Path(__file__).name}, whose older ones stay as they are: {found}"
-    )
+class Older:
+    """A specification as a trtx without one field would write it."""
+
+    def __init__(self, spec: ExperimentSpec, part: str, field: str) -> None:
+        self.name, self.document = spec.name, spec.to_json()
+        del (self.document[part] if part else self.document)[field]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.document
+
+
+@pytest.mark.parametrize(
+    ("part", "field"), [key for key in RECORDED if key[0] != "eval" and key[1] not in SECTIONS], ids=".".join
+)
+def test_a_lock_without_a_later_field_is_read_and_one_that_lost_it_is_refused(
+    part: str, field: str, tmp_path: Path
+) -> None:
+    attached = {"attach": {"url": "http://127.0.0.1:9"}}
+    spec = load_sweep(None, attached if part == "attach" else {"topology": {"port": 8000}})
+    write_lock(tmp_path, Older(spec, part, field), provenance(GOLDEN))
+    record = RECORDED[part, field]
+    if record is None or record.before is DEFAULT:
+        assert read_lock(tmp_path) == spec
+    else:
+        found = getattr(read_lock(tmp_path), part) if part else read_lock(tmp_path)
+        assert _plain(getattr(found, field)) == record.before
+    lock = tmp_path / LOCK.file
+    written = yaml.safe_load(lock.read_text())
+    written[PROVENANCE]["fields_sha256"] = provenance(GOLDEN).fields_sha256
+    lock.write_text(yaml.safe_dump(written))
+    with pytest.raises(UsageError, match=rf"{field} is missing"):
+        read_lock(tmp_path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return list(value) if isinstance(value, tuple) else value
 
 
 def test_a_field_of_a_load_without_a_record_is_told_what_it_needs() -> None:
     class Other(LoadSpec):
         new: int = 1
 
-    with pytest.raises(LookupError, match=r"Other\.new has no record: put LoadField\(…\) of trtx/bench/load_field"):
+    with pytest.raises(LookupError, match=r"Other\.new has no record: put an OptionField of trtx/config/option_field"):
         field_records(Other)
 
 
-@pytest.mark.parametrize("key", [key for key, (version, _) in CAME_WITH.items() if version > LOCK.oldest], ids=".".join)
+@pytest.mark.parametrize("key", LATER, ids=".".join)
 def test_a_lock_from_before_a_field_is_read_as_what_its_run_did(key: tuple[str, str], tmp_path: Path) -> None:
-    version, before = CAME_WITH[key]
-    asked = {"attach": {"url": "http://127.0.0.1:9"}} if key[0] == "attach" else {}
+    part, name = key
+    asked = {"attach": {"url": "http://127.0.0.1:9"}} if part == "attach" else {}
     write_lock(tmp_path, load_sweep(None, asked), provenance(GOLDEN))
     lock = tmp_path / LOCK.file
-    written = yaml.safe_load(lock.read_text()) | {"schema_version": version - 1}
-    for (part, name), (came, _) in CAME_WITH.items():
-        if came >= version and (found := written[part] if part else written) is not None:
-            del found[name]
+    written = yaml.safe_load(lock.read_text()) | {"schema_version": min(LATER[key], 10) - 1}
+    for (section, field), since in LATER.items():
+        if since >= LATER[key] and (found := written[section] if section else written) is not None:
+            del found[field]
     lock.write_text(yaml.safe_dump(written))
-    part, name = key
     read = read_lock(tmp_path)
-    found = getattr(getattr(read, part) if part else read, name)
-    plain = list(found) if isinstance(found, tuple) else found
-    assert (found.model_dump(mode="json") if isinstance(found, BaseModel) else plain) == before
+    model = {section: model for model, section in PARTS.items()}.get(part, ExperimentSpec)
+    found = _plain(getattr(getattr(read, part) if part else read, name))
+    before = value_before(model.model_fields[name])
+    assert found == (before | VIDEOS_BEFORE if name == "media" else before)
+
+
+VIDEOS_BEFORE = {
+    name: record.before for name, record in field_records(MediaLimits).items() if record.before is not DEFAULT
+}
 
 
 def test_the_arms_of_a_lock_from_before_encode_workers_had_none(tmp_path: Path) -> None:
@@ -289,7 +288,7 @@ def test_workers_of_a_lock_from_before_videos_took_none(tmp_path: Path, version:
     lock = tmp_path / LOCK.file
     written = yaml.safe_load(lock.read_text()) | {"schema_version": version}
     for topology in (written["topology"], *written["arms"].values()):
-        for name in BEFORE_VIDEOS:
+        for name in VIDEOS_BEFORE:
             del topology["media"][name]
     lock.write_text(yaml.safe_dump(written))
     if version == 7:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+import pytest
 from exported_manifests import ASKED, fields, manifests, pods, variables
 
-from trtx.export.kubernetes.variables import FATES, FLAGS_DROPPED
+from trtx.export.kubernetes.variables import FLAGS_DROPPED
+from trtx.export.plan_variables import VARIABLES, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 
@@ -42,8 +45,23 @@ def test_every_variable_has_its_reason() -> None:
         for entry in container["env"]
     }
     written = {variable for name in ASKED for variable in variables(name)} | of_jobs
-    assert named("Every variable") == written
-    dropped = {variable for variable, fate in FATES.items() if fate == "dropped"} | FLAGS_DROPPED.keys()
-    told = section("Every variable").partition("\n| ")[0]
-    assert dropped <= set(re.findall(r"`([^`]+)`", told)), "say of each why pods do not have it"
-    assert written >= {name for name, fate in FATES.items() if fate != "dropped"}, "a row of FATES that nothing has"
+    in_pods = {name for name, row in VARIABLES.items() if row.pod not in (None, "dropped")}
+    assert written >= in_pods, f"no export has {sorted(in_pods - written)}: correct pod= of their rows in VARIABLES"
+    of_exports = named("Variables that an export adds")
+    lacking = sorted(written - in_pods - of_exports)
+    assert not lacking, f"give each a row under 'Variables that an export adds' of {DOCUMENT.name}: {lacking}"
+    assert of_exports <= written, f"no export has these rows of {DOCUMENT.name}: {sorted(of_exports - written)}"
+    told = section("Flags that pods do not have")
+    assert FLAGS_DROPPED.keys() <= set(re.findall(r"`([^`]+)`", told)), "say of each why pods do not have it"
+
+
+def test_the_table_of_variables_is_current() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    kept = re.search(r"^\| Variable \| In a pod.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    assert kept is not None, f"{DOCUMENT.name} has lost the table of variables"
+    if os.environ.get("TRTX_WRITE_GOLDEN") and kept[0] != table():
+        DOCUMENT.write_text(text.replace(kept[0], table()), encoding="utf-8")
+        pytest.fail(f"{DOCUMENT} was written; look at it (git diff), then run the tests without TRTX_WRITE_GOLDEN")
+    assert kept[0] == table(), (
+        f"the table of {DOCUMENT.name} is not that of trtx/export/plan_variables.py; make goldens"
+    )

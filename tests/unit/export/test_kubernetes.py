@@ -50,7 +50,7 @@ def of_role(name: str, role: str) -> dict[str, Any]:
 
 
 def test_a_variable_that_nobody_decided_about_is_an_error() -> None:
-    with pytest.raises(LookupError, match="DYN_NEW of the plan has no row in FATES"):
+    with pytest.raises(LookupError, match="DYN_NEW of the plan has no pod= in VARIABLES"):
         variables(process(env={"DYN_NEW": "1"}), target(), gpus=0)
 
 
@@ -192,7 +192,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*TINY[:-1], "reg/x@sha256:12"), "--image 'reg/x@sha256:12' is not taken"),
         ((*TINY, "--model-claim", "m", "--hub-secret", "s"), "--hub-secret means nothing beside --model-claim"),
         ((*TINY, "--hub-secret", "s"), "--hub-secret means nothing with --model synthetic"),
-        ((*TINY, "--allowed-media-path", "/"), "which no pod sees"),
+        ((*TINY, "--allowed-media-path", "/"), "which pods can't read"),
         ((*TINY, "--max-images", "2"), "a text model"),
         ((*TINY, "--set", "no_such_field=1"), "no_such_field"),
         ((*TINY, "--router-args", "--no-such-flag"), "--no-such-flag"),

@@ -68,7 +68,7 @@ REFUSED = {
         ["--tls-cert", "leaf.pem", "--tls-key", "leaf.key"],
         "nginx could not verify frontends by it .*issuer.*put the certificates of its authority behind it",
     ),
-    "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends means nothing beside --hosts"),
+    "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends means nothing with --hosts"),
 }
 
 

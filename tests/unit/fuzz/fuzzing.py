@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 
 from trtx.cli import app
-from trtx.cli.command import option_name
+from trtx.cli.verb_help import option_name
 from trtx.launch.ports import HOLDER
 
 SEED = int(os.environ.get("TRTX_FUZZ_SEED", "7"))

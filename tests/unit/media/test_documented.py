@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from trtx.media import MediaLimits, media_fields
+from trtx.config.option_field import field_records
+from trtx.media import MediaLimits
 from trtx.media.errors import Status
 
 ROOT = Path(__file__).parents[3]
@@ -28,8 +29,7 @@ def test_every_limit_stands_there_with_its_default() -> None:
 
 
 def test_every_limit_has_a_help_text_of_its_own() -> None:
-    helps = [record.help for record in media_fields().values()]
-    assert list(media_fields()) == list(MediaLimits.model_fields)
+    helps = [record.help for record in field_records(MediaLimits).values()]
     assert all(text.endswith(".") for text in helps) and len(set(helps)) == len(helps)
 
 

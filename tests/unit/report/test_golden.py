@@ -152,8 +152,7 @@ def test_the_lock_file_of_a_real_run_is_as_it_would_be_written_now(tmp_path: Pat
     if os.environ.get("TRTX_WRITE_GOLDEN"):
         _check(GOLDEN / "run" / LOCK.file, found)
     assert found == (GOLDEN / "run" / LOCK.file).read_text(encoding="utf-8"), (
-        f"{LOCK.file} of the kept run lacks a field of a sweep, or has one more: where it is new, the version of "
-        "LOCK in trtx/runs/forms.py rises, and make goldens writes it"
+        f"{LOCK.file} of the kept run lacks a field of a sweep, or has one more: make goldens writes it"
     )
 
 

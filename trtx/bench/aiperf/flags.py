@@ -10,8 +10,9 @@ from typing import Any
 
 from trtx.bench.aiperf.command import command
 from trtx.bench.load import LoadSpec, Target
-from trtx.bench.load_field import field_records
+from trtx.bench.load_field import load_flags
 from trtx.bench.sent_dataset import dataset_of, is_readable
+from trtx.config.option_field import field_records
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
@@ -58,7 +59,7 @@ def owned() -> Mapping[str, str | None]:
 
     Imports aiperf.
     """
-    own = {record.flag: name for name, record in field_records(LoadSpec).items() if record.flag}
+    own = {flag: name for name, flag in load_flags(LoadSpec).items()}
     return {**_OWNED, **{name: own[flag] for flag, name in _fields_by_flag().items() if flag in own}}
 
 

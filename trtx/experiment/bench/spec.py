@@ -15,6 +15,7 @@ from trtx.bench import LoadSpec
 from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.hosts import Certificates, Password, parse_auth
+from trtx.config.option_field import OptionField
 from trtx.config.strict_json import validate_strictly
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import Name, in_topology, refuse_idle
@@ -45,8 +46,9 @@ class Attach(BaseModel):
     tokenizer: Name | None = None  # directory or Hugging Face name; None: the model's name
     gpu_count: int | None = Field(default=None, ge=0, le=MAX_GPUS)  # None: as published by the deployment
     # Endpoints at which its workers are registered; empty: not queried.
-    etcd: tuple[str, ...] = Field(default=(), max_length=16)
-    etcd_auth: str | None = None  # files in the format of trtx serve join
+    etcd: Annotated[tuple[str, ...], OptionField(since=7, before=[])] = Field(default=(), max_length=16)
+    # Files in the format of trtx serve join.
+    etcd_auth: Annotated[str | None, OptionField(since=7, before=None)] = None
 
     @model_validator(mode="after")
     def _etcd_and_its_files(self) -> Self:
@@ -116,7 +118,8 @@ class ExperimentSpec(BaseModel):
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
     gate: GateSpec = Field(default_factory=GateSpec)
-    eval: ScoringSpec | None = None  # scores every topology after its cells
+    # Scores every topology after its cells.
+    eval: Annotated[ScoringSpec | None, OptionField(since=4, before=None)] = None
 
     @field_validator("modes")
     @classmethod

@@ -1,15 +1,15 @@
-"""Rules for each environment variable and flag of a plan in a pod.
+"""The environment and the command line of a plan's process in a pod.
 
-A plan is made for one machine, while each pod is its own host.
-A variable without a rule is an error, so that a new variable in ``topology`` is neither lost nor passed on by accident.
+``trtx/export/plan_variables.py`` has a row for each variable of a plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from trtx.export.kubernetes.target import Form, KubernetesTarget
+from trtx.export.plan_variables import fate_in_pod
 from trtx.topology import ProcessSpec
 
 SYSTEM_PORT = 9090
@@ -17,42 +17,6 @@ SYSTEM_PORT = 9090
 HTTP_PORT = 8000
 """The HTTP port of each frontend, which the operator's Service and probes expect."""
 
-Fate = Literal[
-    "kept", "dropped", "pod address", "visible GPUs", "UCX devices", "event plane", "plain only", "operator's"
-]
-
-FATES: Mapping[str, Fate] = {
-    "TRTX_TOPOLOGY": "kept",
-    "DYN_NAMESPACE": "plain only",
-    "DYN_DISCOVERY_BACKEND": "operator's",
-    "DYN_FILE_KV": "dropped",
-    "DYN_REQUEST_PLANE": "kept",
-    "DYN_EVENT_PLANE": "event plane",
-    "DYN_TCP_RPC_HOST": "pod address",
-    "DYN_TCP_RESPONSE_STREAM_HOST": "dropped",
-    "DYN_ZMQ_BROKER_URL": "dropped",
-    "DYN_LOG": "kept",
-    "DYN_SDK_DISABLE_ANSI_LOGGING": "kept",
-    "HF_HUB_OFFLINE": "kept",
-    "PYTHONUNBUFFERED": "kept",
-    "TMPDIR": "dropped",
-    "DYN_TCP_MAX_MESSAGE_SIZE": "kept",
-    "DYN_TCP_REQUEST_TIMEOUT": "dropped",
-    "CUDA_VISIBLE_DEVICES": "visible GPUs",
-    "DYN_DISABLE_FRONTEND_ADMIN_API": "kept",
-    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "kept",
-    "DYN_HTTP_BODY_LIMIT_MB": "kept",
-    "DYN_SYSTEM_HOST": "pod address",
-    "DYN_SYSTEM_PORT": "operator's",
-    "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "dropped",
-    "DYN_HEALTH_CHECK_ENABLED": "operator's",
-    "DYN_CANARY_WAIT_TIME": "dropped",
-    "DYN_HEALTH_CHECK_REQUEST_TIMEOUT": "dropped",
-    "UCX_NET_DEVICES": "UCX devices",
-    "OMP_NUM_THREADS": "kept",
-    "MKL_NUM_THREADS": "kept",
-}
-"""The rule for each variable that :mod:`trtx.topology.commands` sets. docs/kubernetes.md has the reasons."""
 _OPERATORS = {  # the operator sets these itself; the plain form must set them
     "DYN_DISCOVERY_BACKEND": "kubernetes",
     "DYN_SYSTEM_PORT": str(SYSTEM_PORT),
@@ -77,7 +41,7 @@ POD_NAME = "$(POD_NAME)"
 def variables(process: ProcessSpec, target: KubernetesTarget, gpus: int) -> list[dict[str, Any]]:
     """Returns the ``env`` of the container that runs ``process``. ``gpus``: the GPUs of its pod.
 
-    Raises LookupError for a variable of the plan without a rule in :data:`FATES`.
+    Raises LookupError for a variable of the plan without a row in :data:`trtx.export.plan_variables.VARIABLES`.
     """
     is_plain = target.form == "plain"
     entries: list[dict[str, Any]] = []
@@ -91,13 +55,7 @@ def variables(process: ProcessSpec, target: KubernetesTarget, gpus: int) -> list
 def _variable(
     name: str, value: str, target: KubernetesTarget, gpus: int, *, is_worker: bool
 ) -> Iterator[dict[str, Any]]:
-    try:
-        fate = FATES[name]
-    except KeyError:
-        raise LookupError(
-            f"{name} of the plan has no row in FATES of trtx/export/kubernetes/variables.py: say there what becomes "
-            "of it in a pod"
-        ) from None
+    fate = fate_in_pod(name)
     is_plain = target.form == "plain"
     if fate == "kept" or (fate == "plain only" and is_plain):
         yield _of_value(name, value)

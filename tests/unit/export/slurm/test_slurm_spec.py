@@ -52,7 +52,7 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
         (("--bench", "--concurrency 0"), "--bench: "),
         (("--bench", "--concurrency x"), "--bench: --concurrency 'x' is not a list of whole numbers"),
         (("--bench", "--concurrency 1 --slo nonsense"), "--bench: --slo nonsense: it has 1 of 4 parts"),
-        (("--bench", "--concurrency 1 --request-rate 3"), "--bench: --concurrency means nothing beside --request-rate"),
+        (("--bench", "--concurrency 1 --request-rate 3"), "--bench: --concurrency means nothing with --request-rate"),
         (("--bench", "--input-file no-such.jsonl"), "is not there to be read"),
         (("--bench", "no-such-sweep.yaml"), "--bench: "),
         (("--bench", "--help"), "--bench holds --help"),
