@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
 from trtx.cli.gate_options import MaxErrorRateOption, MaxRegressionOption, MetricsOption, WindowOption
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.run_options import DryRunOption, JsonOption
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,12 +34,8 @@ def ab(
     window: WindowOption = None,
     max_error_rate: MaxErrorRateOption = None,
     output: options.OutputOption = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be started and sent; start nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with the summary as one line of JSON on stdout.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure two topologies in turn on the same GPUs, and tell what B is to A.
 
@@ -53,8 +49,7 @@ def ab(
     """
     uses = ["dry run"] if dry_run else []
     refuse_ignored(context, [*uses, *(["no gate"] if max_regression is None else [])])
-    from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import run
+    from trtx.cli.bench import measure
     from trtx.experiment.bench.ab import ab_spec
 
     gate: dict[str, Any] = {
@@ -64,7 +59,4 @@ def ab(
         "max_error_rate": max_error_rate,
     }
     spec = ab_spec(a, b, rounds, {name: value for name, value in gate.items() if value is not None})
-    if dry_run:
-        show_plans(spec, output)
-        return
-    run_and_show(partial(run, spec, parent=output, argv=own_command_line()), as_json)
+    measure(spec, output, dry_run=dry_run, as_json=as_json)

@@ -91,5 +91,10 @@ def typed(context: typer.Context) -> Iterator[Any]:
             yield parameter
 
 
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Returns the values that were given on the command line, by parameter name."""
+    return {str(one.name): context.params[str(one.name)] for one in typed(context)}
+
+
 def _each(values: Any) -> Any:
     return values if isinstance(values, (list, tuple)) else (values,)

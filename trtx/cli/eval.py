@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,18 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed
+from trtx.cli.command import Verb, given_options
 from trtx.cli.placement import refuse_ignored
-from trtx.cli.sentences import tell
+from trtx.cli.run_options import (
+    ModeOption,
+    RunOptions,
+    TokenizerOption,
+    UrlOption,
+    refuse_unused,
+    show_run,
+    topology_and_attach,
+)
 from trtx.config.wording import quoted
-from trtx.errors import TrtxError, UsageError
+from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment import EvaluationSpec, FinishedEvaluation
+    from rich.console import RenderableType
+
+    from trtx.experiment import EvaluationSpec
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_TASKS, _VERDICT, _OUTPUT, _ATTACH = "Tasks", "Verdict", "Output", "Attach"
+_TASKS, _VERDICT = "Tasks", "Verdict"
 
 
 def _option(panel: str, name: str, help: str, **more: Any) -> Any:
@@ -113,48 +120,13 @@ def evaluate(
         float | None,
         _option(_VERDICT, "--max-drop", "How much worse than the baseline a score may be. Default: 0.02."),
     ] = None,
-    url: Annotated[
-        str | None,
-        _option(
-            _ATTACH,
-            "--url",
-            "Score what already answers there; serve nothing. Where it asks for an API key: OPENAI_API_KEY.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        _option(
-            _ATTACH,
-            "--tokenizer",
-            "With --url: directory or name of the served model's tokenizer, which log-likelihood tasks need.",
-        ),
-    ] = None,
+    url: UrlOption = None,
+    tokenizer: TokenizerOption = None,
     model: options.ModelOptions,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            metavar="agg,disagg",
-            help="Modes to serve and score, one after the other. Default: agg.",
-            rich_help_panel="Topology",
-        ),
-    ] = None,
+    mode: ModeOption = None,
     topology: options.TopologyOptions,
     media: options.MediaOptions,
-    output: options.OutputOption = Path("runs"),
-    resume: Annotated[
-        Path | None,
-        _option(
-            _OUTPUT,
-            "--resume",
-            "Go on with a run that ended early: ask only for the samples that have no answer.",
-            metavar="RUN_DIR",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
-    ] = False,
+    run: RunOptions,
 ) -> None:
     """Score the answers of a served topology with lm-eval, with an interval on every score.
 
@@ -170,27 +142,32 @@ def evaluate(
       trtx eval --tasks perplexity --text manual.txt --baseline runs/20261121T050132Z-eval-9a1c6852
       trtx eval --tasks gsm8k --url http://127.0.0.1:8000 --baseline runs/20261121T050132Z-eval-9a1c6852
     """
-    from trtx.cli.bench import own_command_line
-
-    if resume is not None:
+    if run.resume is not None:
         refuse_ignored(context, ("resume",))
         from trtx.experiment import resume_evaluation
 
-        _run_and_show(partial(resume_evaluation, resume, argv=own_command_line()), as_json)
+        show_run("trtx eval", partial(resume_evaluation, run.resume), _result, as_json=run.as_json)
         return
     if tasks is None:
-        raise UsageError("--tasks is needed: names of tasks, such as trtx for all that trtx ships, or gsm8k,mmlu")
+        raise UsageError(
+            "--tasks is missing; name the tasks, such as gsm8k,mmlu, or trtx for all tasks that trtx ships"
+        )
     uses = [*options.engine_uses(model.engine), "serve" if url is None else "attach"]
     uses += [] if baseline else ["no baseline"]
     uses += [f"no {task}" for task in ("needle", "perplexity") if task not in _listed(tasks)]
     refuse_ignored(context, uses)
     from trtx.experiment import evaluate as score
 
-    spec = _spec({str(one.name): context.params[str(one.name)] for one in typed(context)})
-    if spec.attach is None:
-        refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=spec.topology.encoders)
-    _run_and_show(partial(score, spec, parent=output, argv=own_command_line()), as_json)
+    spec = _spec(given_options(context))
+    refuse_unused(context, model, modes=spec.modes, attach=spec.attach, encode=spec.topology.encoders)
+    show_run("trtx eval", partial(score, spec, parent=run.output), _result, as_json=run.as_json)
+
+
+def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
+    from trtx.report.evaluation import evaluation_fields, evaluation_table, read_evaluation_view
+
+    view = read_evaluation_view(run_dir)
+    return evaluation_table(view), evaluation_fields(view)
 
 
 _OWN = (
@@ -201,18 +178,12 @@ _OWN = (
 
 def _spec(given: dict[str, Any]) -> EvaluationSpec:
     """Builds the evaluation spec from the options that were given."""
-    from trtx.experiment import Attach, evaluation_of
+    from trtx.experiment import evaluation_of
 
     fields: dict[str, Any] = {name: given[name] for name in _OWN if name in given}
     fields["tasks"] = _listed(given["tasks"])
     fields |= {name: _numbers(name, given[name]) for name in ("needle_lengths", "needle_depths") if name in given}
-    if "mode" in given:
-        fields["modes"] = options.parse_modes(given["mode"])
-    if "url" in given:
-        fields["attach"] = {name: given[name] for name in Attach.model_fields if name in given}
-    elif topology := options.topology_fields(given, fields.get("modes", [])):
-        fields["topology"] = {"port": 0, **topology}
-    return evaluation_of(fields)
+    return evaluation_of(fields | topology_and_attach(given))
 
 
 def _listed(text: str) -> list[str]:
@@ -226,34 +197,3 @@ def _numbers(name: str, text: str) -> list[int]:
         raise UsageError(
             f"--{name.replace('_', '-')} {quoted(text)}: expected whole numbers with commas between, as 0,50,100"
         ) from error
-
-
-def _run_and_show(start: Callable[..., FinishedEvaluation], as_json: bool) -> None:
-    """Performs a run: shows its progress, then its score table and the path of its report."""
-    from trtx.cli.eval_view import EvalView
-    from trtx.cli.step_summary import add_step_summary
-    from trtx.report.evaluation import evaluation_fields, evaluation_table, read_evaluation_view
-    from trtx.runs.forms import LOCK
-
-    view = EvalView()
-    try:
-        with view:
-            outcome = start(listener=view.listener)
-    except TrtxError:
-        if view.run_dir is not None and (view.run_dir / LOCK.file).exists():
-            if (view.run_dir / "summary.md").exists():
-                add_step_summary(view.run_dir)
-            tell(f"go on with it: trtx eval --resume {shlex.quote(str(view.run_dir))}")
-        raise
-    add_step_summary(outcome.run_dir)
-    shown = read_evaluation_view(outcome.run_dir)
-    view.print_table(evaluation_table(shown), to_stderr=as_json)
-    if outcome.error is not None:
-        tell(f"trtx: {outcome.error}")
-    if as_json:
-        tell(f"report: {outcome.report}")
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **evaluation_fields(shown)}))
-    else:
-        typer.echo(str(outcome.report))
-    if outcome.error is not None:
-        raise typer.Exit(outcome.error.exit_code)

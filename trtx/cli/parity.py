@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import TaskID
 
 from trtx.cli import topology_options as options
-from trtx.cli.bars import BarsView
-from trtx.cli.command import Verb, typed
+from trtx.cli.command import Verb, given_options
 from trtx.cli.placement import refuse_ignored
-from trtx.cli.sentences import tell
+from trtx.cli.run_options import ATTACH, RunOptions, TokenizerOption, UrlOption, show_run
 from trtx.config import Mode
-from trtx.errors import TrtxError
 
 if TYPE_CHECKING:
-    from trtx.experiment.parity.run import FinishedParity, ParityListener
+    from rich.console import RenderableType
+
     from trtx.experiment.parity.spec import ParitySpec
-    from trtx.launch import Event
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_REQUESTS, _OUTPUT, _TOPOLOGY, _ATTACH = "Requests", "Output", "Topology", "Attach"
-# The topology events to show; the log has the others.
-_SHOWN = {
-    "ready",
-    "exited",
-    "vanished",
-    "lost",
-    "found",
-    "recomputed",
-    "unproved",
-    "restarting",
-    "recovered",
-    "gave-up",
-}
+_REQUESTS, _TOPOLOGY = "Requests", "Topology"
 
 
 def _option(panel: str, name: str, help: str, **more: Any) -> Any:
@@ -118,47 +100,24 @@ def parity(
             "Tokens of a step on the route chunked. Default: twice the concurrency, and 32 at least.",
         ),
     ] = None,
-    url: Annotated[
-        str | None,
-        _option(
-            _ATTACH,
-            "--url",
-            "Compare what already answers there, in place of routes. Where it asks for an API key: OPENAI_API_KEY.",
-        ),
-    ] = None,
+    url: UrlOption = None,
     against: Annotated[
         str | None,
         _option(
-            _ATTACH,
+            ATTACH,
             "--against",
             "With --url: what it is held against, another server's address or a model that trtx serves.",
             metavar="URL|MODEL",
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        _option(_ATTACH, "--tokenizer", "With --url: directory or name of the served model's tokenizer."),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        _option(_ATTACH, "--dtype", "With --url: what is computed in there, which says how far rounding may go."),
+        _option(ATTACH, "--dtype", "With --url: what is computed in there, which says how far rounding may go."),
     ] = None,
     model: options.ModelOptions,
     topology: RouteOptions,
-    output: options.OutputOption = Path("runs"),
-    resume: Annotated[
-        Path | None,
-        _option(
-            _OUTPUT,
-            "--resume",
-            "Go on with a run that ended early: make the passes that had not ended.",
-            metavar="RUN_DIR",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
-    ] = False,
+    run: RunOptions,
 ) -> None:
     """Send the same prompts through several routes of one model, and compare.
 
@@ -173,24 +132,28 @@ def parity(
       trtx eval parity --url http://127.0.0.1:8000 --against http://127.0.0.1:9000
       trtx eval parity --url http://127.0.0.1:8000 --against Qwen/Qwen3-0.6B
     """
-    from trtx.cli.bench import own_command_line
-
-    if resume is not None:
+    if run.resume is not None:
         refuse_ignored(context, ("resume",))
         from trtx.experiment.parity.run import resume_parity
 
-        _run_and_show(partial(resume_parity, resume, argv=own_command_line()), as_json)
+        show_run("trtx eval parity", partial(resume_parity, run.resume), _result, as_json=run.as_json)
         return
     refuse_ignored(context, _attached_uses(url, against))
     from trtx.experiment.parity.run import check_parity
 
-    given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
-    spec = _spec(given)
+    spec = _spec(given_options(context))
     if spec.attach is None:
         refuse_ignored(context, _uses(spec, model.engine))
     modes: list[Mode] = ["agg", "disagg"] if "disagg" in spec.routes else ["agg"]
     options.check_roles(modes, model.config, model.overrides, model.recipe)
-    _run_and_show(partial(check_parity, spec, parent=output, argv=own_command_line()), as_json)
+    show_run("trtx eval parity", partial(check_parity, spec, parent=run.output), _result, as_json=run.as_json)
+
+
+def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
+    from trtx.report.parity import parity_fields, parity_table, read_parity_view
+
+    view = read_parity_view(run_dir)
+    return parity_table(view), parity_fields(view)
 
 
 _OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens", "dtype")
@@ -249,75 +212,3 @@ def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
     checked = options.build_spec(mode="agg", **chosen).model_dump(mode="json")
     return {name: checked[name] for name in (_FIELDS.get(one, one) for one in chosen)}
-
-
-def _run_and_show(start: Any, as_json: bool) -> None:
-    """Performs a run: shows its progress, then its result table and the path of its report."""
-    from trtx.cli.step_summary import add_step_summary
-    from trtx.report.parity import parity_fields, parity_table, read_parity_view
-    from trtx.runs.forms import LOCK
-
-    view = _ParityView()
-    try:
-        with view:
-            outcome: FinishedParity = start(listener=view.listener)
-    except TrtxError:
-        if view.run_dir is not None and (view.run_dir / LOCK.file).exists():
-            if (view.run_dir / "summary.md").exists():
-                add_step_summary(view.run_dir)
-            if (report := view.run_dir / "report.html").exists():
-                tell(f"what was compared until then: {report}")
-            tell(f"go on with it: trtx eval parity --resume {shlex.quote(str(view.run_dir))}")
-        raise
-    add_step_summary(outcome.run_dir)
-    shown = read_parity_view(outcome.run_dir)
-    view.print_table(parity_table(shown), to_stderr=as_json)
-    if outcome.error is not None:
-        tell(f"trtx: {outcome.error}")
-    if as_json:
-        tell(f"report: {outcome.report}")
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **parity_fields(shown)}))
-    else:
-        typer.echo(str(outcome.report))
-    if outcome.error is not None:
-        raise typer.Exit(outcome.error.exit_code)
-
-
-class _ParityView(BarsView):
-    """Shows the progress of one run. A context manager."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run_dir: Path | None = None  # None until the run directory exists
-        self._passes: dict[str, TaskID] = {}
-        self._said: set[str] = set()
-
-    @property
-    def listener(self) -> ParityListener:
-        from trtx.experiment.parity.run import ParityListener
-
-        return ParityListener(
-            self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill, self.say
-        )
-
-    def _on_start(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.say(f"run: {run_dir}")
-
-    def _on_route(self, route: str, is_served: bool) -> None:
-        self.say(f"{route}: starting the topology" if is_served else f"{route}: asking")
-
-    def _on_event(self, route: str, event: Event) -> None:
-        if event.kind in _SHOWN:
-            self.say(f"{route}: {event.message}")
-
-    def _on_progress(self, label: str, ended: int, total: int) -> None:
-        if label not in self._passes:
-            self._passes[label] = self._bars.add_task(label, total=total)
-        self._bars.update(self._passes[label], completed=ended)
-        if ended == total and label not in self._said:
-            self._said.add(label)
-            self.say(f"{label}: {total} requests")
-
-    def _on_kill(self, route: str, name: str, open_streams: int) -> None:
-        self.say(f"{route}: killed {name} while {open_streams} streams were open there")

@@ -30,7 +30,7 @@ from trtx.experiment.baselines.store import Baselines, is_picked, open_baseline,
 from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.bench.verdict import judge_cells, run_verdict
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
-from trtx.runs.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.runs.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 
@@ -152,12 +152,6 @@ def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
         return None
     others = (label for label in spec.labels if label != arm)
     return {cell_name(label, load): cell_name(arm, load) for label in others for load in spec.load.loads}
-
-
-def forget(run_dir: Path) -> None:
-    """Deletes the verdict and the A/B comparison of a run that continues; both are written again at its end."""
-    for document in (VERDICT, COMPARISON):
-        (run_dir / document.file).unlink(missing_ok=True)
 
 
 def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> ComparedWith:

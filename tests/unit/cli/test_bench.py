@@ -13,6 +13,7 @@ import typer
 
 from trtx.cli import bench
 from trtx.cli.app import run
+from trtx.cli.run_options import show_run
 from trtx.errors import GateError, UsageError
 from trtx.experiment import FinishedRun
 from trtx.experiment.bench import axes
@@ -211,8 +212,11 @@ def test_a_baseline_that_can_not_be_saved_hides_nothing_of_the_run(
     kept = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     unsaved = UsageError("main.json can't be written")
     with pytest.raises(typer.Exit) as ended:
-        bench.run_and_show(
-            lambda listener: FinishedRun(kept, kept / "report.html", error, unsaved=unsaved), as_json=False
+        show_run(
+            "trtx bench",
+            lambda argv, listener: FinishedRun(kept, kept / "report.html", error, unsaved=unsaved),
+            bench.result,
+            as_json=False,
         )
     shown = capsys.readouterr()
     assert ended.value.exit_code == code and "agg-c1" in shown.out + shown.err

@@ -13,9 +13,9 @@ from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
-from trtx.experiment import gate
 from trtx.experiment.bench.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
@@ -158,7 +158,7 @@ def test_a_run_that_ended_early_has_its_rounds_and_no_ratio(tmp_path: Path) -> N
     assert [(a is None, b is None) for a, b in one.rounds] == [(False, False), (True, False), (True, True)]
     assert other.candidate is None and "it was not measured" in str(other.reason)
     assert [(a is None, b is None) for a, b in other.rounds] == [(False, True), (True, True), (True, True)]
-    gate.forget(run)
+    forget_verdict(run)
     assert COMPARISON.find(run, ComparedArms) is None, "a run that goes on has none until it has ended"
 
 

@@ -247,6 +247,6 @@ def test_a_damaged_file_of_samples_is_named_and_not_taken_for_other_questions(
 def test_a_run_of_bench_and_one_of_eval_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = scored(tmp_path, {"sums": HALF})
     assert trtx(["bench", "--resume", str(run)]) == 2
-    assert "go on with it by trtx eval --resume" in capsys.readouterr().err
+    assert "is a run of trtx eval, not of trtx bench; resume it with trtx eval --resume" in capsys.readouterr().err
     assert trtx(["eval", "--resume", str(GOLDEN)]) == 2
-    assert "is no run of trtx eval" in capsys.readouterr().err
+    assert "is a run of trtx bench, not of trtx eval" in capsys.readouterr().err

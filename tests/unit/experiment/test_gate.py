@@ -16,6 +16,7 @@ from trtx.errors import UsageError
 from trtx.experiment import gate, load_sweep
 from trtx.experiment.baselines.conditions import Conditions
 from trtx.experiment.baselines.store import Baselines
+from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import BASELINE, VERDICT, RunVerdict
 
 ITL = "inter_token_latency:p50"
@@ -331,9 +332,9 @@ def test_the_baseline_of_the_start_is_what_a_run_is_judged_by(tmp_path: Path) ->
 def test_a_run_that_goes_on_has_no_verdict(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     judged(run)
-    gate.forget(run)
+    forget_verdict(run)
     assert VERDICT.find(run, RunVerdict) is None
-    gate.forget(run)
+    forget_verdict(run)
 
 
 def test_a_run_is_saved_under_the_name_that_it_asked_for(tmp_path: Path) -> None:

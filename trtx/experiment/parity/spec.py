@@ -17,9 +17,8 @@ from trtx.evals.parity import Shape
 from trtx.evals.parity.gate import EPSILON
 from trtx.experiment.bench.axes import NamedTopology
 from trtx.experiment.bench.spec import Attach
-from trtx.experiment.directory import PROVENANCE
+from trtx.experiment.directory import read_manifest
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
-from trtx.runs.forms import LOCK
 from trtx.topology import Plan
 
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]
@@ -161,13 +160,7 @@ def read_parity_spec(run_dir: Path) -> ParitySpec:
     """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval parity``, or is
     unreadable.
     """
-    if not (run_dir / LOCK.file).exists():
-        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval parity")
-    fields = LOCK.load(run_dir)
-    if "routes" not in fields:
-        raise UsageError(f"{run_dir} is no run of trtx eval parity; go on with it by the verb that began it")
-    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
-    return LOCK.restored(asked, ParitySpec, str(run_dir / LOCK.file))
+    return read_manifest(run_dir, "trtx eval parity", ParitySpec)
 
 
 def planted_fault() -> str | None:
