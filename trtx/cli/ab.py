@@ -19,15 +19,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: as trtx bench; 1 too where B regressed, 3 where the rounds can't tell.",
+    epilog="Exit codes: as trtx bench; also 1 if B regressed, and 3 if the rounds don't show whether it did.",
 )
 def ab(
     context: typer.Context,
-    a: Annotated[Path, typer.Argument(metavar="A", help="Sweep file of one topology: the baseline.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Sweep file of another, with the same load.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Sweep file with one topology, the baseline.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Sweep file with the other topology and the same load.")],
     *,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="How often each is started and measured, in the order ABBA.")
+        int, typer.Option("--rounds", min=1, help="How often each topology is started and measured, in the order ABBA.")
     ] = 5,
     max_regression: MaxRegressionOption = None,
     metrics: MetricsOption = None,
@@ -37,10 +37,11 @@ def ab(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure two topologies in turn on the same GPUs, and tell what B is to A.
+    """Measure two topologies in turn on the same GPUs, and compare B with A.
 
-    Each round starts both anew, forth and back, so that what drifts meets both
-    alike. A run that ended early goes on with `trtx bench --resume`.
+    Each round restarts both in the opposite order of the round before, so that a
+    drift of the machine affects both alike. A run that ended early can be resumed
+    with `trtx bench --resume`.
 
     \b
     Examples:

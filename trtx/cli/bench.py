@@ -62,7 +62,7 @@ def bench(
     *,
     sweep: Annotated[
         Path | None,
-        typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
+        typer.Option("--sweep", help="Sweep file (YAML); options given here override it.", rich_help_panel=_LOAD),
     ] = None,
     load: LoadOptions,
     prompts: PromptOptions,
@@ -73,7 +73,9 @@ def bench(
     gpu_count: Annotated[
         int | None,
         typer.Option(
-            "--gpu-count", help="With --url: GPUs behind it. Default: what it publishes.", rich_help_panel=ATTACH
+            "--gpu-count",
+            help="With --url: number of GPUs of the server. Default: the number that it publishes.",
+            rich_help_panel=ATTACH,
         ),
     ] = None,
     etcd: Annotated[
@@ -81,7 +83,7 @@ def bench(
         typer.Option(
             "--etcd",
             metavar="URL",
-            help="With --url: the etcd in which its workers are registered, to count their GPUs there. Repeatable.",
+            help="With --url: address of the etcd that lists the workers, to count their GPUs. Repeatable.",
             rich_help_panel=ATTACH,
         ),
     ] = None,
@@ -105,9 +107,9 @@ def bench(
 ) -> None:
     """Sweep a served topology with aiperf and render a report.
 
-    Serves each mode in turn, warms it up with the load that it measures, lets
-    aiperf make that load, compares the modes in one page, and judges them. A run
-    is made again from its lock by `trtx bench reproduce LOCK`.
+    Serves each mode in turn, warms it up with the measured load, lets aiperf
+    generate that load, and compares and judges all modes on one page. To repeat a
+    run, use `trtx bench reproduce LOCK`.
 
     \b
     Examples:
@@ -158,7 +160,7 @@ def asked_of(context: typer.Context) -> ExperimentSpec:
     """
     given = given_options(context)
     if "sweep" in given and "sweep_file" in given:
-        raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
+        raise UsageError("--sweep and SWEEP both name a sweep file; leave one of them out")
     sweep, url = given.get("sweep", given.get("sweep_file")), given.get("url")
     uses = [*options.engine_uses(context.params["engine"]), *(["dry run"] if context.params["dry_run"] else [])]
     if url is not None or sweep is None:
@@ -193,18 +195,18 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:
-            typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
+            typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with its own seed")
         typer.echo("")
     ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in run.topologies])
     typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
     typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
-    typer.echo("Judged in each cell:")
+    typer.echo("Criteria for each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")
     if spec.eval is not None:
         tasks = ", ".join(f"{task} ({count} samples)" for task, count in run.samples.items())
-        typer.echo(f"Scored on each topology after its cells, which is not in the time above: {tasks}")
-        typer.echo("Judged of its scores:")
+        typer.echo(f"Tasks scored on each topology after its cells, not included in the time above: {tasks}")
+        typer.echo("Criteria for its scores:")
         for criterion in spec.eval.criteria(has_baseline=spec.gate.baseline is not None):
             typer.echo(f"  {criterion}")
     if run.baseline is not None:

@@ -91,6 +91,11 @@ def typed(context: typer.Context) -> Iterator[Any]:
             yield parameter
 
 
+def optional(panel: str, name: str, help: str, **more: Any) -> Any:
+    """Returns an option that is None unless given; the help text states the default."""
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
 def given_options(context: typer.Context) -> dict[str, Any]:
     """Returns the values that were given on the command line, by parameter name."""
     return {str(one.name): context.params[str(one.name)] for one in typed(context)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, given_options
+from trtx.cli.command import Verb, given_options, optional
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.run_options import (
     ModeOption,
@@ -33,15 +33,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _TASKS, _VERDICT = "Tasks", "Verdict"
 
 
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 @app.command(
     name="eval",
     cls=Verb,
     no_args_is_help=True,
-    epilog="Exit codes: 0 every judgement passed; 1 samples without an answer, a score missed or worse than the "
+    epilog="Exit codes: 0 every judgement passed; 1 a sample has no answer, or a score is too low or worse than the "
     "baseline; 2 usage, task or dataset; 3 no verdict, or the server is gone; 4 launch failed; 129, 130 and 143 "
     "interrupted.",
 )
@@ -51,74 +47,84 @@ def evaluate(
     *,
     tasks: Annotated[
         str | None,
-        _option(_TASKS, "--tasks", "Names of lm-eval's tasks or groups, of trtx's, or of --task-dir.", metavar="A,B"),
+        optional(_TASKS, "--tasks", "Tasks or groups of lm-eval, of trtx or in --task-dir.", metavar="A,B"),
     ] = None,
-    limit: Annotated[int | None, _option(_TASKS, "--limit", "The first N samples of each task. Default: all.")] = None,
+    limit: Annotated[
+        int | None, optional(_TASKS, "--limit", "Ask only the first N samples of each task. Default: all.")
+    ] = None,
     num_fewshot: Annotated[
-        int | None, _option(_TASKS, "--num-fewshot", "Examples before each question. Default: as the task says.")
+        int | None,
+        optional(_TASKS, "--num-fewshot", "Solved examples before each question. Default: the task's own number."),
     ] = None,
     task_dir: Annotated[
-        str | None, _option(_TASKS, "--task-dir", "A folder of lm-eval's task files (YAML).", metavar="DIR")
+        str | None, optional(_TASKS, "--task-dir", "Folder with task files (YAML) in lm-eval's format.", metavar="DIR")
     ] = None,
     endpoint_type: Annotated[
         Literal["completions", "chat"] | None,
-        _option(
+        optional(
             _TASKS,
             "--endpoint-type",
-            "completions: prompts as they are; chat: as messages, in the model's template. Default: completions.",
+            "completions sends the prompts unchanged, chat as messages for the chat template. Default: completions.",
         ),
     ] = None,
-    concurrency: Annotated[int | None, _option(_TASKS, "--concurrency", "Requests in flight. Default: 8.")] = None,
+    concurrency: Annotated[
+        int | None, optional(_TASKS, "--concurrency", "Number of concurrent requests. Default: 8.")
+    ] = None,
     request_timeout: Annotated[
         float | None,
-        _option(_TASKS, "--request-timeout", "Seconds to wait for an answer, in each of three attempts. Default: 600."),
+        optional(
+            _TASKS, "--request-timeout", "Seconds to wait for an answer; a request is tried three times. Default: 600."
+        ),
     ] = None,
     needle_lengths: Annotated[
         str | None,
-        _option(
+        optional(
             _TASKS,
             "--needle-lengths",
-            "With --tasks needle: tokens of prompt and answer. Default: powers of two up to the context.",
+            "With --tasks needle: prompt and answer lengths in tokens. Default: powers of two up to the context.",
             metavar="N,N",
         ),
     ] = None,
     needle_depths: Annotated[
         str | None,
-        _option(
+        optional(
             _TASKS,
             "--needle-depths",
-            "With --tasks needle: per cent of the haystack before it. Default: 0,25,50,75,100.",
+            "With --tasks needle: positions of the needle in the text, in percent. Default: 0,25,50,75,100.",
             metavar="P,P",
         ),
     ] = None,
     needle_samples: Annotated[
-        int | None, _option(_TASKS, "--needle-samples", "Of each length and depth. Default: 10.")
+        int | None,
+        optional(_TASKS, "--needle-samples", "With --tasks needle: samples for each length and depth. Default: 10."),
     ] = None,
     text: Annotated[
         str | None,
-        _option(
+        optional(
             _TASKS,
             "--text",
-            "With --tasks perplexity: the text to score, paragraph by paragraph, or .jsonl with text in each line.",
+            "With --tasks perplexity: a text file, scored by paragraph, or a .jsonl file with a text in each line.",
             metavar="FILE",
         ),
     ] = None,
     min_score: Annotated[
         list[str] | None,
-        _option(
+        optional(
             _VERDICT,
             "--min-score",
-            "A score that the interval has to keep, such as gsm8k:exact_match:0.8. Repeatable.",
+            "Lowest score; the whole interval must reach it, as in gsm8k:exact_match:0.8. Repeatable.",
             metavar="TASK:METRIC:VALUE",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        _option(_VERDICT, "--baseline", "A run of trtx eval to compare with, sample by sample.", metavar="RUN"),
+        optional(
+            _VERDICT, "--baseline", "Earlier run of trtx eval, with which each sample is compared.", metavar="RUN"
+        ),
     ] = None,
     max_drop: Annotated[
         float | None,
-        _option(_VERDICT, "--max-drop", "How much worse than the baseline a score may be. Default: 0.02."),
+        optional(_VERDICT, "--max-drop", "Largest allowed drop of a score below the baseline. Default: 0.02."),
     ] = None,
     url: UrlOption = None,
     tokenizer: TokenizerOption = None,
@@ -130,8 +136,9 @@ def evaluate(
 ) -> None:
     """Score the answers of a served topology with lm-eval, with an interval on every score.
 
-    Serves each mode in turn and asks it by the same route as a load. Every prompt,
-    answer and judgement is kept; a run that ended early goes on with --resume.
+    Serves each mode in turn and sends the samples over HTTP, as any client does.
+    Every prompt, answer and judgement is stored. A run that ended early can be
+    resumed with --resume.
 
     \b
     Examples:
@@ -195,5 +202,5 @@ def _numbers(name: str, text: str) -> list[int]:
         return [int(part) for part in _listed(text)]
     except ValueError as error:
         raise UsageError(
-            f"--{name.replace('_', '-')} {quoted(text)}: expected whole numbers with commas between, as 0,50,100"
+            f"--{name.replace('_', '-')} {quoted(text)}: expected whole numbers separated by commas, such as 0,50,100"
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, given_options
+from trtx.cli.command import Verb, given_options, optional
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.run_options import (
     ModeOption,
@@ -32,14 +32,10 @@ _REFERENCE, _VERDICT = "Reference", "Verdict"
 _OWN = ("reference", "osl", "concurrency", "max_kl", "min_agreement")
 
 
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 every judgement passed; 1 sequences without an answer, or a bound missed; 2 usage; 3 no "
+    epilog="Exit codes: 0 every judgement passed; 1 a sequence has no answer, or a bound is missed; 2 usage; 3 no "
     "verdict, or the server is gone; 4 launch failed; 129, 130 and 143 interrupted.",
 )
 @options.spread(port=0)
@@ -48,38 +44,38 @@ def fidelity(
     *,
     reference: Annotated[
         str | None,
-        _option(
+        optional(
             _REFERENCE,
             "--reference",
-            "Checkpoint to compare with. Default: what the build was made from, else the model itself.",
+            "Checkpoint to compare with. Default: the source of a build, or the model itself.",
             metavar="MODEL",
         ),
     ] = None,
     prompts: Annotated[
         str | None,
-        _option(
+        optional(
             _REFERENCE,
             "--prompts",
-            'How many to make, or JSON lines with "text", "prompt" or "messages". Default: 192.',
+            'Number of prompts to generate, or a JSONL file with "text", "prompt" or "messages". Default: 192.',
             metavar="N|FILE",
         ),
     ] = None,
     osl: Annotated[
-        int | None, _option(_REFERENCE, "--osl", "Tokens of the reference's text after each, at most. Default: 64.")
+        int | None, optional(_REFERENCE, "--osl", "Most tokens that the reference writes after a prompt. Default: 64.")
     ] = None,
     concurrency: Annotated[
-        int | None, _option(_REFERENCE, "--concurrency", "Requests in flight to the served engine. Default: 8.")
+        int | None, optional(_REFERENCE, "--concurrency", "Number of concurrent requests. Default: 8.")
     ] = None,
     max_kl: Annotated[
         float | None,
-        _option(_VERDICT, "--max-kl", "KL divergence from the reference, nats a token, that may be.", metavar="NATS"),
+        optional(_VERDICT, "--max-kl", "Largest KL divergence from the reference, in nats per token.", metavar="NATS"),
     ] = None,
     min_agreement: Annotated[
         float | None,
-        _option(
+        optional(
             _VERDICT,
             "--min-agreement",
-            "Share of tokens, 0 to 1, at which the likeliest token has to be the same.",
+            "Smallest share of positions (0 to 1) at which both have the same most likely token.",
             metavar="SHARE",
         ),
     ] = None,
@@ -92,9 +88,9 @@ def fidelity(
 ) -> None:
     """Compare a served engine with the embedded one in the checkpoint's own precision.
 
-    The reference answers prompts greedily and scores its text; then each
-    topology is served and asked for its log-probabilities of the same tokens:
-    KL divergence, how often the likeliest token is the same, perplexity.
+    The reference answers the prompts greedily and scores its own text. Then each
+    topology is served and returns its log-probabilities of the same tokens. The
+    report shows KL divergence, agreement on the most likely token, and perplexity.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, given_options
+from trtx.cli.command import Verb, given_options, optional
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.run_options import ATTACH, RunOptions, TokenizerOption, UrlOption, show_run
 from trtx.config import Mode
@@ -25,37 +25,38 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _REQUESTS, _TOPOLOGY = "Requests", "Topology"
 
 
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions:
     """The topology options that a route does not determine; :class:`TopologySpec` has fields of the same names."""
 
     workers: Annotated[
-        int | None, _option(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, 2 or more. Default: 2.")
+        int | None, optional(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, at least 2. Default: 2.")
     ] = None
-    prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers of disagg. Default: 1.")] = None
-    decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers of disagg. Default: 1.")] = None
+    prefill: Annotated[
+        int | None, optional(_TOPOLOGY, "--prefill", "Prefill workers of the route disagg. Default: 1.")
+    ] = None
+    decode: Annotated[
+        int | None, optional(_TOPOLOGY, "--decode", "Decode workers of the route disagg. Default: 1.")
+    ] = None
     tp: Annotated[
-        int | None, _option(_TOPOLOGY, "--tp", "GPUs a worker (tensor parallel); tensorrt-llm only. Default: 1.")
+        int | None,
+        optional(_TOPOLOGY, "--tp", "GPUs per worker (tensor parallel); only with tensorrt-llm. Default: 1."),
     ] = None
     deterministic: Annotated[
         bool,
         typer.Option(
             "--deterministic",
-            help="Every route has to give the reference's tokens and log-probabilities to the bit; torch engine only.",
+            help="Require tokens and log-probabilities that are bitwise equal to the reference; only with torch.",
             rich_help_panel=_TOPOLOGY,
         ),
     ] = False
     gpus: Annotated[
         str | None,
-        _option(_TOPOLOGY, "--gpus", "GPUs to use, as indices into those visible. Default: all.", metavar="0,1"),
+        optional(_TOPOLOGY, "--gpus", "GPUs to use, as indices into the visible ones. Default: all.", metavar="0,1"),
     ] = None
     router_args: Annotated[
         str | None,
-        _option(_TOPOLOGY, "--router-args", "Further flags of dynamo.frontend, in quotes.", metavar="FLAGS"),
+        optional(_TOPOLOGY, "--router-args", "More flags for dynamo.frontend, in quotes.", metavar="FLAGS"),
     ] = None
 
 
@@ -68,9 +69,9 @@ class ParityVerb(Verb):
 @app.command(
     cls=ParityVerb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 every route answers as the reference does; 1 one does not, or leaves requests unanswered; "
-    "2 usage; 3 no verdict: a route was not seen to be one, or too little was compared; 4 launch failed; 129, 130 and "
-    "143 interrupted.",
+    epilog="Exit codes: 0 every route agrees with the reference; 1 a route differs, or left requests unanswered; 2 "
+    "usage; 3 no verdict: nothing shows that a route was taken, or too few requests were compared; 4 launch failed; "
+    "129, 130 and 143 interrupted.",
 )
 @options.spread()
 def parity(
@@ -78,42 +79,53 @@ def parity(
     *,
     routes: Annotated[
         str | None,
-        _option(
+        optional(
             _REQUESTS,
             "--routes",
-            "What agg, the reference, is compared with. Default: agg,disagg,kv,migrated,chunked.",
+            "Routes to compare with agg, the reference. Default: agg,disagg,kv,migrated,chunked.",
             metavar="A,B",
         ),
     ] = None,
     prompts: Annotated[
-        int | None, _option(_REQUESTS, "--prompts", "Requests that are compared; a quarter more are cancelled.")
+        int | None,
+        optional(
+            _REQUESTS, "--prompts", "Number of requests to compare; a quarter more are cancelled early. Default: 64."
+        ),
     ] = None,
-    isl: Annotated[int | None, _option(_REQUESTS, "--isl", "Tokens of the longest prompt. Default: 256.")] = None,
-    osl: Annotated[int | None, _option(_REQUESTS, "--osl", "Tokens of every answer. Default: 32.")] = None,
-    concurrency: Annotated[int | None, _option(_REQUESTS, "--concurrency", "Requests in flight. Default: 8.")] = None,
-    seed: Annotated[int | None, _option(_REQUESTS, "--seed", "Of the prompts. Default: 0.")] = None,
+    isl: Annotated[
+        int | None, optional(_REQUESTS, "--isl", "Length of the longest prompt in tokens. Default: 256.")
+    ] = None,
+    osl: Annotated[int | None, optional(_REQUESTS, "--osl", "Length of every answer in tokens. Default: 32.")] = None,
+    concurrency: Annotated[
+        int | None, optional(_REQUESTS, "--concurrency", "Number of concurrent requests. Default: 8.")
+    ] = None,
+    seed: Annotated[int | None, optional(_REQUESTS, "--seed", "Seed of the generated prompts. Default: 0.")] = None,
     max_num_tokens: Annotated[
         int | None,
-        _option(
+        optional(
             _REQUESTS,
             "--max-num-tokens",
-            "Tokens of a step on the route chunked. Default: twice the concurrency, and 32 at least.",
+            "Token budget of a step on the route chunked. Default: twice the concurrency, at least 32.",
         ),
     ] = None,
     url: UrlOption = None,
     against: Annotated[
         str | None,
-        _option(
+        optional(
             ATTACH,
             "--against",
-            "With --url: what it is held against, another server's address or a model that trtx serves.",
+            "With --url: the reference, either the address of another server or a model for trtx to serve.",
             metavar="URL|MODEL",
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        _option(ATTACH, "--dtype", "With --url: what is computed in there, which says how far rounding may go."),
+        optional(
+            ATTACH,
+            "--dtype",
+            "With --url: data type in which the server computes; it determines the tolerance for rounding.",
+        ),
     ] = None,
     model: options.ModelOptions,
     topology: RouteOptions,
@@ -121,9 +133,9 @@ def parity(
 ) -> None:
     """Send the same prompts through several routes of one model, and compare.
 
-    The reference, agg, is asked twice: what two identical runs differ by is the
-    yardstick. Prompts of mixed lengths, some with a common beginning, some
-    cancelled; tokens and log-probabilities of answers and prompts are compared.
+    The reference, agg, gets every prompt twice; the difference between its two
+    passes is the tolerance. Prompts have mixed lengths, some share a prefix and
+    some are cancelled. Tokens and log-probabilities are compared.
 
     \b
     Examples:

@@ -34,25 +34,28 @@ _NARROWEST, _WIDEST = 60, 80
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: as trtx bench; 2 too where it can't be made here or, with --exact, where something differs.",
+    epilog="Exit codes: as trtx bench; also 2 if the run is impossible here or, with --exact, if something differs.",
 )
 def reproduce(
     context: typer.Context,
     *,
     lock: Annotated[
-        Path, typer.Argument(metavar="LOCK", help="run.lock.yaml of a run, a copy of it, or its directory.")
+        Path, typer.Argument(metavar="LOCK", help="A run directory, or its run.lock.yaml, which may be a copy.")
     ],
     exact: Annotated[
-        bool, typer.Option("--exact", help="Measure only where nothing differs; else the table, and exit 2.")
+        bool,
+        typer.Option(
+            "--exact", help="Measure only if nothing differs; otherwise print the differences and exit with 2."
+        ),
     ] = False,
     output: options.OutputOption = Path("runs"),
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a run again from its lock: print what differs here, then measure the same.
+    """Repeat a run from its lock: print what differs on this machine, then measure.
 
-    The lock is enough: it may be a copy, on another machine. Modes, loads, seed,
-    prompts and engine configs are those of the lock.
+    Only the lock is needed, so it may be a copy from another machine. It contains
+    the modes, loads, seed, prompts and engine configs.
 
     \b
     Examples:
@@ -79,7 +82,7 @@ def _reproduce(locked: Locked, lock: Path, output: Path, *, exact: bool, dry_run
     if exact and found:
         raise UsageError(
             f"{len(found)} of the conditions of {shown(str(lock))} differ here (listed above), and --exact is given; "
-            "put them right, or leave --exact out"
+            "correct them, or leave out --exact"
         )
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:

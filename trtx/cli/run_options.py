@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
+from trtx.cli.command import optional
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.sentences import tell
 from trtx.errors import TrtxError
@@ -34,30 +35,22 @@ DryRunOption = Annotated[
 ]
 ModeOption = Annotated[
     str | None,
-    typer.Option(
-        "--mode",
-        metavar="agg,disagg",
-        help="Modes to serve, one after the other. Default: agg.",
-        rich_help_panel="Topology",
-        show_default=False,
-    ),
+    optional("Topology", "--mode", "Modes to serve, one after the other. Default: agg.", metavar="agg,disagg"),
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option(
+    optional(
+        ATTACH,
         "--url",
-        help="Use the server at this address and start none. If it needs an API key, set OPENAI_API_KEY.",
-        rich_help_panel=ATTACH,
-        show_default=False,
+        "Use the server at this address and start none. If it needs an API key, set OPENAI_API_KEY.",
     ),
 ]
 TokenizerOption = Annotated[
     str | None,
-    typer.Option(
+    optional(
+        ATTACH,
         "--tokenizer",
-        help="With --url: directory or name of the served model's tokenizer. Default: the model's name.",
-        rich_help_panel=ATTACH,
-        show_default=False,
+        "With --url: directory or name of the served model's tokenizer. Default: the model's name.",
     ),
 ]
 
@@ -69,12 +62,11 @@ class RunOptions:
     output: options.OutputOption = Path("runs")
     resume: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            OUTPUT,
             "--resume",
+            "Continue a run that ended early: keep its results and measure what is missing.",
             metavar="RUN_DIR",
-            help="Continue a run that ended early: keep its results and measure what is missing.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
         ),
     ] = None
     as_json: JsonOption = False

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from trtx.bench import Target
 from trtx.errors import UsageError
-from trtx.evals import Session
-from trtx.experiment.bench.spec import ATTACHED, Attach
-from trtx.experiment.deployment import api_key, ask_context_length, ask_deployment
+from trtx.evals import Session, eval_directory
+from trtx.experiment.bench.spec import Attach
+from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.evaluation_spec import EvaluationSpec, read_evaluation
 from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_baseline
 from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.lifecycle import FinishedRun, OpenRun, new_run, resumed_run
 from trtx.experiment.listener import RunListener
 from trtx.experiment.provenance import provenance_with
-from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
-from trtx.experiment.targets import attached_target, common_context_length, target_of
+from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, is_scored, open_session, wait_loaded
+from trtx.experiment.targets import attached_target, common_context_length
 from trtx.launch import catch_signals
 from trtx.report.evaluation import render_evaluation
 from trtx.runs.forms import Deployment, Provenance
@@ -112,16 +112,6 @@ def _score(run: _Evaluation, session: Session, labels: Sequence[str]) -> Finishe
     with _measuring(run):
         run.listener.on_loaded(loaded.samples, tuple(labels))
         for label in labels:
-            run.listener.on_topology(label, is_served=label != ATTACHED)
-            if label == ATTACHED:
-                assert run.deployment is not None
-                url, model, key = run.deployment.url, run.deployment.model, api_key(run.deployment)
-                endpoint = endpoint_of(run.run_dir, label, url, model, key)
-                session.ask(endpoint, run.check, run.listener.on_scored)
-                continue
-            with run.serve(label) as served:
-                target = target_of(label, served.plan)
-                own = target.certificate
-                endpoint = endpoint_of(run.run_dir, label, target.url, target.model, certificate=own)
-                session.ask(endpoint, run.checking(served.check), run.listener.on_scored)
+            with run.reach(label, eval_directory(run.run_dir, label)) as (endpoint, check):
+                session.ask(endpoint, check, run.listener.on_scored)
     return run.finished()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from trtx.bench import Target
 from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.config.wording import shown
 from trtx.errors import UsageError
-from trtx.evals import Endpoint
 from trtx.evals.fidelity import fidelity_directory, judge_fidelity, read_fidelity
 from trtx.evals.fidelity.asking import ask_served
 from trtx.evals.fidelity.forms import Sequence as Scored
@@ -23,20 +22,19 @@ from trtx.evals.fidelity.reference import (
     make_reference,
     read_reference,
 )
-from trtx.experiment.bench.spec import ATTACHED, Attach
+from trtx.experiment.bench.spec import Attach
 from trtx.experiment.bench.verdict import run_verdict
-from trtx.experiment.deployment import api_key, ask_deployment
+from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.fidelity_spec import FidelitySpec, read_fidelity_spec
 from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.lifecycle import FinishedRun, OpenRun, new_run, resumed_run
 from trtx.experiment.listener import RunListener
 from trtx.experiment.provenance import provenance_with
-from trtx.experiment.targets import attached_target, target_of
+from trtx.experiment.targets import attached_target
 from trtx.launch import catch_signals
 from trtx.report.fidelity import render_fidelity
 from trtx.runs.forms import VERDICT, Deployment
 
-_SERVED_PATIENCE_S, _ATTACHED_PATIENCE_S = 30.0, 5.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _Fidelity = OpenRun[FidelitySpec]
 
@@ -153,23 +151,10 @@ def _make(run: _Fidelity, reference: Reference, prompts: Prompts) -> tuple[Score
 def _compare(run: _Fidelity, sequences: tuple[Scored, ...], labels: Sequence[str]) -> FinishedRun:
     with run.measuring(partial(_judge, run.run_dir, run.spec), render_fidelity):
         for label in labels:
-            run.listener.on_topology(label, is_served=label != ATTACHED)
-            home = str(fidelity_directory(run.run_dir, label))
-            if label == ATTACHED:
-                assert run.deployment is not None
-                url, model, key = run.deployment.url, run.deployment.model, api_key(run.deployment)
-                _ask(run, Endpoint(label, url, model, home, _ATTACHED_PATIENCE_S, key), sequences, run.check)
-                continue
-            with run.serve(label) as served:
-                target = target_of(label, served.plan)
-                url, model, own = target.url, target.model, target.certificate
-                endpoint = Endpoint(label, url, model, home, _SERVED_PATIENCE_S, certificate=own)
-                _ask(run, endpoint, sequences, run.checking(served.check))
+            with run.reach(label, fidelity_directory(run.run_dir, label)) as (endpoint, check):
+                asked = run.spec.concurrency
+                ask_served(endpoint, sequences, asked, check=check, on_progress=run.listener.on_scored)
     return run.finished()
-
-
-def _ask(run: _Fidelity, endpoint: Endpoint, sequences: tuple[Scored, ...], check: Callable[[], None]) -> None:
-    ask_served(endpoint, sequences, run.spec.concurrency, check=check, on_progress=run.listener.on_scored)
 
 
 def _judge(run_dir: Path, spec: FidelitySpec) -> None:

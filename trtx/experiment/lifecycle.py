@@ -8,7 +8,7 @@ frame::
         run.write_plans()
         with run.held(provenance), run.measuring(judge, render):  # writes the manifest; renders in any event
             for label in spec.labels:
-                with run.serve(label) as served:
+                with run.serve(label) as served:  # or run.reach(), which also takes an attached server
                     ...
         return run.finished()
 """
@@ -28,15 +28,17 @@ from trtx.bench import Journal
 from trtx.bench.intact import refuse_changed_documents, run_ended, run_failed
 from trtx.bench.journal import ProcessRestart, RunResumed, TopologyReady, TopologyStopping
 from trtx.errors import TrtxError, UsageError
+from trtx.evals import Endpoint
 from trtx.experiment import directory
 from trtx.experiment.bench import resumption
 from trtx.experiment.bench.axes import NamedTopology
 from trtx.experiment.bench.resumption import Recorded, Spec
-from trtx.experiment.bench.spec import Attach
+from trtx.experiment.bench.spec import ATTACHED, Attach
 from trtx.experiment.bench.verdict import error_of
-from trtx.experiment.deployment import ask_deployment
+from trtx.experiment.deployment import api_key, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.listener import RunListener
+from trtx.experiment.scoring import endpoint_of
 from trtx.launch import Interruption, ServedTopology, catch_signals, prepare, serve
 from trtx.report import REPORT_FILE
 from trtx.runs.forms import COMPARISON, PLAN, VERDICT, Deployment, Environment, Provenance, RunVerdict
@@ -177,6 +179,24 @@ class OpenRun(Generic[Spec]):
             finally:
                 restarts = tuple(ProcessRestart(name=one.name, at=one.at, exit=one.exit) for one in served.restarts)
                 self.journal.note(TopologyStopping(topology=label, restarts=restarts))
+
+    @contextmanager
+    def reach(self, label: str, home: Path) -> Iterator[tuple[Endpoint, Callable[[], None]]]:
+        """Serves a topology while inside, or takes the attached deployment.
+
+        Yields the endpoint, whose answers go to ``home``, and a function to call while waiting, which raises if the run
+        can't continue.
+        """
+        self.listener.on_topology(label, is_served=label != ATTACHED)
+        if label == ATTACHED:
+            assert self.deployment is not None
+            one = self.deployment
+            yield endpoint_of(label, one.url, one.model, home, api_key(one)), self.check
+            return
+        with self.serve(label) as served:
+            plan = served.plan
+            endpoint = endpoint_of(label, plan.url, plan.model, home, certificate=plan.certificate)
+            yield endpoint, self.checking(served.check)
 
     def finished(self) -> FinishedRun:
         """The run with its verdict."""

@@ -161,7 +161,7 @@ def test_a_dry_run_says_what_each_cell_will_be_judged_by(capsys: pytest.CaptureF
     assert run(["bench", "--engine", "paced", "--model", "synthetic:tiny", *gate, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[-4:] == [
-        "Judged in each cell:",
+        "Criteria for each cell:",
         "  failed requests: at most 0%",
         "  time_to_first_token:p99: at most 500 ms",
         "  goodput: at least 2 requests/s",

@@ -54,7 +54,7 @@ class Pass:
         return len(self.answers) + self.cancelled + self.too_late
 
 
-def ask_all(
+async def ask_all(
     server: Server,
     prompts: Sequence[Prompt],
     *,
@@ -69,18 +69,6 @@ def ask_all(
     Passes with different ``salt`` share no cached KV, if the server supports salts. ``watch`` and ``check`` are called
     50 times a second and may raise; then all requests are aborted and the exception is re-raised.
     """
-    return asyncio.run(_ask_all(server, prompts, salt, osl, concurrency, check, watch))
-
-
-async def _ask_all(
-    server: Server,
-    prompts: Sequence[Prompt],
-    salt: str,
-    osl: int,
-    concurrency: int,
-    check: Callable[[], None],
-    watch: Callable[[Pass], None],
-) -> Pass:
     state, waiting = Pass(), iter(prompts)
     async with _client(server, concurrency) as http:
 

@@ -20,7 +20,7 @@ from trtx.bench import (
 )
 from trtx.bench.journal import LoadStarted
 from trtx.errors import LoadGeneratorError, UsageError
-from trtx.evals import Session
+from trtx.evals import Session, eval_directory
 from trtx.evals.gate import cell_of
 from trtx.experiment import directory, gate
 from trtx.experiment.bench import ab, resumption
@@ -249,8 +249,9 @@ def _measure_target(
             )
     if step.is_scored:
         assert state.session is not None
-        where = target.topology, target.url, target.model, target.api_key
-        endpoint = endpoint_of(run.run_dir, *where, certificate=target.certificate)
+        home = eval_directory(run.run_dir, step.label)
+        where = target.url, target.model, home, target.api_key, target.certificate
+        endpoint = endpoint_of(target.topology, *where)
         state.session.ask(endpoint, check, run.listener.on_scored)
 
 
