@@ -114,7 +114,7 @@ def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     (tmp_path / "runs").mkdir()
     assert trtx(["bench", str(file), *more, "-o", str(tmp_path / "runs")]) == 2
     said = capfd.readouterr().err
-    assert "accuracy is no metric of trtx_copying; expected one of exact_match" in said
+    assert "accuracy is not a metric of trtx_copying; expected one of exact_match" in said
     assert "starting the topology" not in said
     assert list((tmp_path / "runs").iterdir()) == []
 

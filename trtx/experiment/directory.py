@@ -86,8 +86,8 @@ def create(parent: Path, spec: RunSpec, started_at: datetime) -> Path:
                 return path.absolute()
     except OSError as error:
         raise UsageError(
-            f"no run directory can be made in {str(parent)!r} ({error.strerror}); "
-            "expected a directory that you can write to; name another with -o"
+            f"no run directory can be created in {str(parent)!r} ({error.strerror}); "
+            "choose a directory that you can write to with -o"
         ) from error
 
 
@@ -132,8 +132,8 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
         return
     if not Path(began).is_dir():
         raise UsageError(
-            f"{lock} began in {quoted(began)}, where its relative paths are looked up, and that is no directory now; "
-            "put it back, or start a new run with absolute paths"
+            f"{lock} began in {quoted(began)}, from where its relative paths are resolved, but that directory is gone; "
+            "restore it, or start a new run with absolute paths"
         )
     authorities = os.environ.get(CA_VARIABLE)  # belongs to this invocation, not to the run
     if authorities:
@@ -150,7 +150,7 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     change the measurement.
     """
     if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # the manifest is written after the plan
-        raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
+        raise UsageError(f"{run_dir} ended before anything was measured, so it can't be resumed; start a new run")
     return spec_of(_manifest_of(run_dir, "trtx bench"), str(run_dir / LOCK.file))
 
 
@@ -272,7 +272,7 @@ def _no_room(error: Exception, run_dir: Path) -> str | None:
 
 def _removed(run_dir: Path) -> UsageError:
     return UsageError(
-        f"run directory {run_dir} was removed while it was measured, and what was in it is lost; run it again"
+        f"run directory {run_dir} was removed during the measurement, so its results are lost; run it again"
     )
 
 
@@ -289,7 +289,7 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(f"another trtx measures in {run_dir} now; wait until it has ended") from error
+            raise UsageError(f"another trtx measures in {run_dir} at the moment; wait until it has ended") from error
 
         def check() -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -114,8 +114,8 @@ def _attached(attach: Attach, deployment: Deployment) -> Target:
         return attached_target(attach, deployment)
     except UsageError as error:
         raise UsageError(
-            f"the tokenizer of {deployment.model} is not here ({error}), and token ids are compared; expected its "
-            "directory with --tokenizer"
+            f"the tokenizer of {deployment.model} is needed to compare token ids and is not on this machine ({error}); "
+            "give its directory with --tokenizer"
         ) from error
 
 

@@ -40,7 +40,7 @@ class FidelitySpec(TopologiesSpec):
     def _has_probabilities(self) -> FidelitySpec:
         if self.attach is not None and self.reference is None:
             raise ValueError(
-                "reference is needed with --url: what checkpoint is served there is not known here; name it"
+                "reference is needed with --url, because the checkpoint of a running server is not known; name it"
             )
         if self.topology.engine in _NO_PROBABILITIES:
             raise ValueError(

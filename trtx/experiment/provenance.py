@@ -67,8 +67,8 @@ def read_dataset(load: LoadSpec) -> str | None:
         return load.dataset_sha256
     except OSError as error:
         raise UsageError(
-            f"input_file {shown(load.input_file)} can't be read ({error.strerror or error}); expected a dataset: check "
-            "its path and its permissions"
+            f"input_file {shown(load.input_file)} can't be read ({error.strerror or error}); check its path "
+            "and permissions"
         ) from error
 
 

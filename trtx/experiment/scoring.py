@@ -82,7 +82,8 @@ def common_tokenizer(plans: Mapping[str, Plan]) -> Path:
         if other != path and _contents(other) != _contents(path):
             raise UsageError(
                 f"{first} and {label} serve models with different tokenizers ({shown(str(path))} and "
-                f"{shown(str(other))}), and eval asks all topologies the same; make a run of each, or leave eval out"
+                f"{shown(str(other))}), but eval sends the same prompts to all topologies; make one run of each, or "
+                "leave out eval"
             )
     return path
 

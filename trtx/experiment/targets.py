@@ -130,7 +130,7 @@ def _check_has_template(model: str, checkpoint: Path) -> None:
         return
     if template is None and (checkpoint / "tokenizer.json").is_file():
         raise UsageError(
-            f"{model} has no chat template, and trtx bench sends chat messages; add a chat_template.jinja to "
+            f"{model} has no chat template, but trtx bench sends chat messages; add a chat_template.jinja to "
             f"{checkpoint} that writes a message's content alone, or score the model with trtx eval"
         )
 
@@ -163,8 +163,8 @@ def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
     vision = read_vision_config(model_path)
     if vision is None:
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} gives images to {served.model}, a text model; leave it "
-            "out, or serve one that takes images"
+            f"load.image_batch_size {load.image_batch_size} sends images to {served.model}, a text model; leave it "
+            "out, or serve a model that accepts images"
         )
     return load.image_batch_size * (vision.tokens_per_image or 0)
 
@@ -180,6 +180,6 @@ def _tokenizer(attach: Attach, model: str) -> Path:
         ).path
     except UsageError as error:
         raise UsageError(
-            f"aiperf needs the tokenizer of {model!r}, and {name!r} has none here ({error}); "
+            f"aiperf needs the tokenizer of {model!r}, but {name!r} has none on this machine ({error}); "
             "give its directory with --tokenizer"
         ) from error

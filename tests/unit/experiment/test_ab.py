@@ -71,7 +71,7 @@ def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str
     with pytest.raises(UsageError, match=says.replace("[", r"\[").replace("]", r"\]")):
         ab_spec(*_files(tmp_path, a, b), 2, {})
     same = _files(tmp_path, FAST, FAST)[0]
-    with pytest.raises(UsageError, match="are both called 'a', and topologies go by the names of their files"):
+    with pytest.raises(UsageError, match="are both called 'a', but the files' names are the names of the topologies"):
         ab_spec(same, same, 2, {})
 
 

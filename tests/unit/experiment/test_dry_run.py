@@ -111,7 +111,7 @@ def test_as_a_person_types_it(
 @pytest.mark.parametrize(
     ("topology", "load", "words"),
     [
-        ({"engine": "torch", "model": "synthetic:tiny"}, {}, "gives images to tiny, a text model"),
+        ({"engine": "torch", "model": "synthetic:tiny"}, {}, "sends images to tiny, a text model"),
         ({"engine": "paced"}, {}, "means nothing with engine paced, whose workers take no images"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"isl": 9000}, r"2 image\(s\) of \d+ in all make 90\d\d"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"image_batch_size": 17}, "media.max_images of agg is 16"),

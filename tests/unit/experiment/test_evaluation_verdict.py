@@ -168,7 +168,7 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["needle"], "needle_samples": 0}, "--needle-samples is 0"),
         ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples means nothing without needle in --tasks"),
         ({"tasks": ["a"], "modes": ["agg", "agg"]}, "--mode names agg twice"),
-        ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is no address"),
+        ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is not an address"),
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
         ({"tasks": ["a"], "text": "b.txt"}, "--text means nothing without perplexity in --tasks"),
     ],

@@ -196,7 +196,7 @@ def test_a_fault_that_no_worker_could_have_is_refused_by_the_checkpoint(plans: d
     check_fault(f"swap-block:every=1,layer={layers - 1}", plans["disagg"])
     with pytest.raises(UsageError, match=rf"^TRTX_FAULT is .*layer={layers}, and tiny has {layers} layers; expected"):
         check_fault(f"swap-block:every=1,layer={layers}", plans["disagg"])
-    with pytest.raises(UsageError, match=r"engine tensorrt-llm knows no fault; choose torch"):
+    with pytest.raises(UsageError, match=r"engine tensorrt-llm can't inject a fault; use torch"):
         check_fault("swap-block:every=1,layer=0", replace(plans["disagg"], engine="tensorrt-llm"))
 
 

@@ -200,7 +200,7 @@ def test_a_dataset_that_changed_is_refused_by_what_it_holds(tmp_path: Path) -> N
     resumption.check_dataset(run)
     dataset.write_text('{"text": "b"}\n')
     with pytest.raises(
-        UsageError, match=r"chats\.jsonl holds has changed; its cells would not compare, so start a new"
+        UsageError, match=r"the content of input_file .*chats\.jsonl has changed; its cells would not be comparable, so"
     ):
         resumption.check_dataset(run)
     dataset.unlink()
@@ -267,7 +267,7 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
 
 def test_a_run_that_ended_as_it_was_planned_is_refused_and_told_from_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"ended before anything of it was measured; start the run anew"):
+    with pytest.raises(UsageError, match=r"ended before anything was measured, so it can't be resumed"):
         read_lock(tmp_path)
 
 

@@ -249,7 +249,7 @@ def test_runs_are_compared_by_their_scores_too(
     assert dropped in shown("more", "before", "--max-drop", "0.1")
     shutil.rmtree("worse/eval/disagg")
     ended_early = shown("base", "worse", "--max-drop", "0.9", code=2)
-    assert "worse has no scores of disagg, as it ended before them" in ended_early
+    assert "worse has no scores of disagg, because it ended early" in ended_early
     assert "Speed is not compared: after measured none." in shown("base", "after")
     assert "Scores are not compared: silent has none." in shown("base", "silent")
     assert "after has scores and no speed, silent has speed and no scores" in shown("silent", "after", code=2)

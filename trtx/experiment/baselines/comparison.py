@@ -72,8 +72,8 @@ def _refuse_nothing_in_common(
         )
     if max_drop is not None and candidate.unscored:
         raise UsageError(
-            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, as it ended before them, and "
-            "--max-drop judges them; leave it out, or go on with that run first"
+            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, because it ended early, but "
+            "--max-drop judges scores; leave it out, or resume that run first"
         )
     if without_speed and without_scores:
         raise UsageError(

@@ -49,8 +49,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     """
     if a.stem == b.stem:
         raise UsageError(
-            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
-            "files; give one of them another name, or copy it for an A/A run"
+            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, but the files' names are the names of the "
+            "topologies; rename one of them, or copy it for an A/A run"
         )
     for path in (a, b):
         _refuse_another_run(path)

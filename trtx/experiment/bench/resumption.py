@@ -79,7 +79,9 @@ class Recorded(Generic[Spec]):
         """
         if self.environment.deployment is None:
             path = self.run_dir / LOCK.file
-            raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
+            raise UsageError(
+                f"{path} does not say which deployment was measured, so the run can't be resumed; start a new run"
+            )
         return self.environment.deployment
 
     def target(self, label: str) -> Target:
@@ -160,7 +162,7 @@ def check_dataset(recorded: Recorded[ExperimentSpec]) -> None:
     """Raises UsageError if the input_file's content has changed or can't be read."""
     before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
     if before is not None and before != now:
-        _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
+        _refuse(recorded.run_dir, [f"the content of input_file {shown(recorded.spec.load.input_file)} has changed"])
 
 
 def check_deployment(recorded: Recorded[Any], now: Deployment) -> None:
@@ -198,7 +200,8 @@ def fingerprint(model_path: Path) -> str:
 def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
     if differences:
         raise UsageError(
-            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not compare, so start a new run"
+            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not be comparable, so start a new "
+            "run"
         )
 
 

@@ -69,7 +69,7 @@ class Attach(BaseModel):
                 return EtcdAuth(ca=ca, certificate=certificate, key=key)
             case Password(username=username, password_file=file):
                 return EtcdAuth(username=username, password_file=file)
-        raise UsageError("etcd_auth names a token, which etcd takes none of; give certificates or a password")
+        raise UsageError("etcd_auth has a token, which etcd does not accept; use certificates or a password")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -81,12 +81,14 @@ class Attach(BaseModel):
     @classmethod
     def _absolute(cls, value: str) -> str:
         if "@" in value.rpartition("//")[2].partition("/")[0]:  # the URL isn't shown, because it contains a password
-            raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
+            raise ValueError("url has a user name or password, which would appear in every report; leave them out")
         if not _is_address(value):
-            raise ValueError(f"url {shown_address(value)} is no address; expected such as http://127.0.0.1:8000")
+            raise ValueError(
+                f"url {shown_address(value)} is not an address; expected for example http://127.0.0.1:8000"
+            )
         if "?" in value or "#" in value:
             address = value.partition("#")[0].partition("?")[0]
-            raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")
+            raise ValueError(f"url {quoted(address)} has a query, which is not sent with requests; leave it out")
         return value.rstrip("/").removesuffix("/v1").rstrip("/")  # OpenAI clients are configured with the suffix /v1
 
 
@@ -253,7 +255,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     _refuse_unencoded(document, path)
     if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):
         raise UsageError(
-            f"{_source(path)}attach measures what is served already, and {unused[0]} shapes what trtx serves; "
+            f"{_source(path)}attach measures a running server, and {unused[0]} configures what trtx serves; "
             "leave one of them out"
         )
     if document.get("arms") and (unused := [key for key in ("modes", "topology", "axes") if key in document]):
@@ -277,7 +279,9 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         spec = validate_strictly(ExperimentSpec, document)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
-            raise UsageError(f"{_source(path)}a text in it is no Unicode, half a character; write it anew") from error
+            raise UsageError(
+                f"{_source(path)}it has a text with half a Unicode character (a lone surrogate); write the text again"
+            ) from error
         raise UsageError(_sentence(error, path)) from error
     for one in spec.topologies:
         refuse_idle(one.spec, in_topology, _source(path))

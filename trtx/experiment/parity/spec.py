@@ -59,14 +59,14 @@ class ParitySpec(BaseModel):
     @model_validator(mode="after")
     def _compares_something(self) -> ParitySpec:
         if bool(self.routes) == (self.attach is not None):
-            raise ValueError("routes are served, or a server is attached; expected one of both")
+            raise ValueError("either routes or an attached server is compared; expected exactly one of them")
         if self.attach is None and (self.against or self.dtype):
-            raise ValueError("against and dtype are of a server that is attached; expected attach")
+            raise ValueError("against and dtype belong to an attached server; expected attach")
         if self.attach is not None and self.max_num_tokens is not None:
-            raise ValueError("max_num_tokens is of the route chunked, and a server is attached; leave it out")
+            raise ValueError("max_num_tokens belongs to the route chunked, but a server is attached; leave it out")
         if self.attach is not None and self.fault is not None:
             raise ValueError(
-                f"{KV_FAULT_VARIABLE} is set, and no fault reaches a server that is running already; unset it"
+                f"{KV_FAULT_VARIABLE} is set, but a fault can't be injected into a running server; unset it"
             )
         return self
 
@@ -172,7 +172,7 @@ def check_fault(fault: str, plan: Plan) -> None:
     """Raises UsageError if no worker of ``plan`` can inject ``fault``."""
     asked = parse_kv_fault(fault)
     if plan.engine != "torch":
-        raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, and engine {plan.engine} knows no fault; choose torch")
+        raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, but engine {plan.engine} can't inject a fault; use torch")
     layers = read_model_config(plan.model_path).num_layers
     if asked.layer >= layers:
         raise UsageError(
