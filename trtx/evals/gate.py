@@ -128,7 +128,7 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     interval = _with_lost(score, task)
     if interval is None:
         return _unknown(
-            cell, criterion, f"{_lost(task)}, and what they would make of {score.metric} is not known; {_ASK_AGAIN}"
+            cell, criterion, f"{_lost(task)}, so {score.metric} over all samples is not known; {_ASK_AGAIN}"
         )
     sign = -1 if score.higher_is_better is False else 1
     low, high = sorted((sign * interval.low, sign * interval.high))

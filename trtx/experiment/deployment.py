@@ -141,8 +141,8 @@ def _refuse_redirect(client: httpx.Client, path: str, answer: httpx.Response) ->
     asked = f"{str(client.base_url).rstrip('/')}{path}"
     if where := sent_on(answer.status_code, answer.headers.get("Location"), asked):
         raise UsageError(
-            f"{asked} answers with HTTP {answer.status_code}: {where}, as another server might be measured than was "
-            "named; name the one that answers itself with --url"
+            f"{asked} answers with HTTP {answer.status_code}: {where}, so the run would measure another server than "
+            "the one named; give the address of the answering server with --url"
         )
 
 

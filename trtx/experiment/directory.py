@@ -229,7 +229,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
     """The first field in which a manifest differs from what its spec would be written as; None if they agree."""
     for name, value in written.items():
         if name not in found:
-            return f"{parent}{name} is missing; expected what was asked, or followed from it"
+            return f"{parent}{name} is missing; expected the given or derived value"
         if isinstance(value, dict) and isinstance(found[name], dict):
             if (inner := _difference(found[name], value, f"{parent}{name}.")) is not None:
                 return inner
@@ -253,7 +253,9 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
         if not run_dir.is_dir():
             raise _removed(run_dir) from error
         way_out = (
-            "go on with --resume" if (run_dir / JOURNAL.file).exists() else "run it again, or name another with -o"
+            "continue the run with --resume"
+            if (run_dir / JOURNAL.file).exists()
+            else "run it again, or name another with -o"
         )
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"

@@ -174,9 +174,9 @@ def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...
     derived from its scores.
     """
     if spec.eval is None:
-        return ("it has scores and this run asks for none, so nothing is said of them",) if baseline.scores else ()
+        return ("it has scores but this run has none, so they are not compared",) if baseline.scores else ()
     if not baseline.scores:
-        return ("it has no scores, so those of this run are compared with none",)
+        return ("it has no scores, so the scores of this run are not compared",)
     if baseline.conditions.eval:
         return ()
     return tuple(f"eval.{one}" for one in score_differences(spec.eval, baseline.scores))

@@ -141,7 +141,7 @@ def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
     if fewest is not None and isl - load.shared_length < fewest:
         shared = f", and {load.shared_length} are shared" if load.shared_length else ""
         raise UsageError(
-            f"isl {isl} is shorter than any request of {model}, whose chat template takes {fewest - 1} tokens beside "
+            f"isl {isl} is shorter than any request of {model}, whose chat template adds {fewest - 1} tokens to "
             f"its text{shared}; ask for {fewest + load.shared_length} or more"
         )
 

@@ -149,7 +149,7 @@ def test_a_reference_that_is_far_from_itself_is_none() -> None:
     again = compare_route("agg", [answer()], [answer(shift=0.1)], model="m", cancelled=0, evidence=HAPPENED)
     judgements = list(judge_reference(again, tolerance_of(again.compared, "float32")))
     assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.NO_VERDICT]
-    assert "nothing can be held against such a reference" in judgements[1].reason
+    assert "nothing can be compared with such a reference" in judgements[1].reason
 
 
 def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:

@@ -184,7 +184,7 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(kept: Baselines, 
     kept.save(run, "main")
     with pytest.raises(UsageError, match="no baseline is called 'mian' .*did you mean main"):
         kept.get("mian")
-    with pytest.raises(UsageError, match="expected one of it, and it has main"):
+    with pytest.raises(UsageError, match="expected a baseline in that directory; it has main"):
         kept.get("xyz")
 
 

@@ -221,12 +221,12 @@ def test_encode_workers_are_an_axis_of_both_modes_and_none_of_them_stand_in_no_l
 @pytest.mark.parametrize(
     ("sweep", "says"),
     [
-        ({"axes": {"prefil": [1]}}, "axes.prefil is no axis: expected one of workers"),
-        ({"axes": {"mode": ["agg"]}}, "axes.mode is no axis: modes is the list of them"),
+        ({"axes": {"prefil": [1]}}, "axes.prefil is not an axis: expected one of workers"),
+        ({"axes": {"mode": ["agg"]}}, "axes.mode is not an axis: modes is the list of them"),
         ({"axes": {"prefill": [1, 2]}}, "axes.prefill belongs to mode disagg, and modes are agg"),
         ({"axes": {"workers": [0]}}, "axes.workers has '0'"),
         ({"axes": {"workers": []}}, "axes.workers"),
-        ({"axes": {"workers": [1, 1]}}, "axes.workers names a value twice"),
+        ({"axes": {"workers": [1, 1]}}, "axes.workers lists a value twice"),
         ({"axes": {"recipe": ["no-such"]}}, "axes.recipe: "),
         ({"axes": {"workers": [1, 2]}, "topology": {"port": 8000}}, "port 8000 can't serve agg-1w and agg-2w"),
         ({"axes": {"workers": [1, 2]}, "max_cells": 5}, "2 topologies at 3 loads make 6 cells, and max_cells is 5"),

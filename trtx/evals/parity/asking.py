@@ -253,7 +253,7 @@ class Stream:
         if failure is None and not len(self.token_ids) == len(self.logprobs) == len(self.top):
             failure = f"{len(self.token_ids)} tokens with {len(self.logprobs)} log-probabilities"
         if failure is None and not all(self.top):
-            failure = "a token without the likeliest ones beside it"
+            failure = "a token without its most likely alternatives"
         return Answer(
             index=prompt.index,
             token_ids=tuple(self.token_ids),

@@ -205,7 +205,8 @@ def _load(name: str, manager: TaskManager) -> dict[str, Any]:
         if isinstance(error, ImportError) and (package := _missing_package(error)) is not None:
             extra = "longbench" if package in _OF_LONGBENCH else "eval"
             raise UsageError(
-                f"task {name} needs the package {package}, which is not installed; install it beside trtx[{extra}]"
+                f"task {name} needs the package {package}, which is not installed; install it in addition to "
+                f"trtx[{extra}]"
             ) from error
         # datasets and huggingface_hub (5.2, 1.x) raise errors of a dozen classes for missing data.
         logger.exception("task %s", name)

@@ -176,7 +176,7 @@ def conditions_of_run(run_dir: Path) -> Conditions:
 def records_unchecked(*compared: Baseline) -> tuple[str, ...]:
     """One sentence for each baseline whose metrics were not checked against its records."""
     return tuple(
-        f"nobody checked that the figures of {one.name} are of its records ({one.records_unchecked})"
+        f"the metrics of {one.name} were not checked against its records ({one.records_unchecked})"
         for one in compared
         if one.records_unchecked is not None
     )

@@ -58,7 +58,7 @@ class Baselines:
         )
         raise UsageError(
             f"no baseline is called {quoted(name)} in {str(self.directory)!r}; "
-            + (f"did you mean {' or '.join(near)}" if near else f"expected one of it, and {has}")
+            + (f"did you mean {' or '.join(near)}" if near else f"expected a baseline in that directory; {has}")
         )
 
     def check_can_save(self, name: str) -> None:

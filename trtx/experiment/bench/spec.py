@@ -132,7 +132,7 @@ class ExperimentSpec(BaseModel):
         if self.attach is not None:
             if shaped := [name for name, said in (("axes", self.axes), ("arms", self.arms)) if said]:
                 raise ValueError(
-                    f"{shaped[0]} shape what trtx serves, and attach measures what is served already; leave them out"
+                    f"{shaped[0]} configure what trtx serves, but attach measures a running server; leave them out"
                 )
         elif self.topology.port and len(self.topologies) > 1:
             raise ValueError(
