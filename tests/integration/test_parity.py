@@ -221,7 +221,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
         (["--routes", "agg,somewhere"], '--routes is "somewhere"; expected'),
         (["--routes", "kv,kv"], "names kv twice"),
         (["--isl", "20"], "--isl 20 is no longer than max_num_tokens 32"),
-        (["--isl", "9000"], "and the context of"),
+        (["--isl", "9000"], "but the context length of"),
         (["--prompts", "3"], "--prompts is 3; expected greater than or equal to 10"),
         (["--engine", "paced"], "computes no real answers, so there is nothing to compare"),
         (["--set", "disagg.x=1"], "disagg"),

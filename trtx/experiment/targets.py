@@ -112,7 +112,7 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
     context = checkpoint.context_by(served.engine)
     if context is not None and asked > context:
-        raise UsageError(f"{what}, and the context of {served.model} is {context}; ask for less")
+        raise UsageError(f"{what}, but the context length of {served.model} is {context}; use shorter lengths")
     for role, config in served.engine_configs.items():
         longest = config.get("max_seq_len")
         if longest is not None and asked > longest:

@@ -85,7 +85,7 @@ def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
         (["main", "baselines/main.json"], ["'baselines/main.json' is 'main' once more"]),
         (["base", "base"], ["'base' is 'base' once more"]),
         (["main", "base"], ["'base' is 'main' once more"]),  # which was saved of it
-        (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
+        (["base", "slow/verdict.json"], ["'slow/verdict.json' does not exist; expected a run directory"]),
         (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
         (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
         (

@@ -41,7 +41,8 @@ def test_the_gate_of_both_files_is_that_of_the_run(tmp_path: Path) -> None:
         ab_spec(a, b, 3, {})
     a, b = _files(tmp_path, SLOW, FAST + "gate: {baseline: main, max_regression: 5%}\n")
     with pytest.raises(
-        UsageError, match=r"gate.baseline of .*b.yaml is of another run, and an A/B run holds B against A"
+        UsageError,
+        match=r"gate.baseline of .*b.yaml belongs to a comparison with another run, but an A/B run compares B",
     ):
         ab_spec(a, b, 3, {})
 
@@ -78,7 +79,7 @@ def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str
 def test_one_round_is_compared_and_not_judged(tmp_path: Path) -> None:
     files = _files(tmp_path, SLOW + LOAD, FAST + LOAD)
     assert ab_spec(*files, 1, {}).load.trials == 1
-    with pytest.raises(UsageError, match="--max-regression 5%: 1 round has no interval; expected --rounds 2 or more"):
+    with pytest.raises(UsageError, match="--max-regression 5%: one round gives no interval; use --rounds 2 or more"):
         ab_spec(*files, 1, {"max_regression": "5%"})
 
 

@@ -104,7 +104,7 @@ def test_as_a_person_types_it(
     assert "against main: output_token_throughput:avg" in (shown := capsys.readouterr().out)
     assert shown.endswith("Baseline main, run then, 2026-11-22.\n")
     assert trtx([*bench, "--save-baseline", "main"]) == 2
-    assert "main.json is promoted, and saving would replace it" in capsys.readouterr().err
+    assert "main.json is promoted and would be replaced" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["baselines"]
 
 

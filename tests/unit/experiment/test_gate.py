@@ -353,7 +353,7 @@ def test_a_run_that_would_be_saved_over_a_promoted_baseline_is_not_begun(tmp_pat
     judged(run)
     baselines.save(run, "main")
     baselines.promote("main")
-    with pytest.raises(UsageError, match="main.json is promoted, and saving would replace it"):
+    with pytest.raises(UsageError, match="main.json is promoted and would be replaced"):
         prepare(run, gated(run, save_baseline="main", baseline_dir=str(baselines.directory)))
 
 
@@ -372,7 +372,7 @@ def test_a_run_that_could_not_be_saved_is_not_begun_and_leaves_no_directory(tmp_
     [
         ({"slo": "ttft:p99:le:5"}, "--slo ttft:p99:le:5: no metric is called 'ttft'; did you mean time_to_first_token"),
         ({"slo": "time_to_first_token:p98:le:5"}, "no statistic 'p98'; expected one of avg, p50, p90, p95, p99"),
-        ({"slo": ["time_to_first_token:p50:le:5"] * 2}, "--slo time_to_first_token:p50:le:5 stands there twice"),
+        ({"slo": ["time_to_first_token:p50:le:5"] * 2}, "--slo time_to_first_token:p50:le:5 is listed twice"),
         ({"window": "steady"}, "--window steady means nothing without figures that are judged; add --slo or"),
         ({"window": "ramp"}, "gate.window is \"ramp\"; expected 'whole' or 'steady'"),
         ({"min_goodput": 1}, "--min-goodput means nothing without the --slo of a latency"),

@@ -121,7 +121,7 @@ def test_what_takes_a_stream_is_not_judged_where_none_is_asked(tmp_path: Path, g
     file.write_text(f"load: {{streaming: false}}\ngate: {gate}\n")
     with pytest.raises(UsageError) as refused:
         load_sweep(file, {})
-    assert f"gate judges {names} of a stream, and load.streaming is false, so no request has it" in str(refused.value)
+    assert f"gate judges {names}, which only streamed answers have, but load.streaming is false" in str(refused.value)
     file.write_text(f"gate: {gate}\n")
     load_sweep(file, {})
 
@@ -248,7 +248,7 @@ def test_axes_and_loads_that_make_no_sweep_are_one_sentence(sweep: dict[str, Any
 def test_arms_are_topologies_under_their_own_labels() -> None:
     spec = load_sweep(None, {"arms": {"one": {"engine": "paced"}, "two": {"engine": "paced", "workers": 2}}})
     assert [(one.label, one.spec.workers, one.spec.port) for one in spec.topologies] == [("one", 1, 0), ("two", 2, 0)]
-    with pytest.raises(UsageError, match="arms say all of each topology, so modes would change nothing"):
+    with pytest.raises(UsageError, match="arms are complete topologies, so modes would have no effect"):
         load_sweep(None, {"arms": {"one": {}}, "modes": ["agg"]})
     with pytest.raises(UsageError, match="arms"):
         load_sweep(None, {"arms": {"../one": {}}})

@@ -145,7 +145,7 @@ class ExperimentSpec(BaseModel):
         if self.cell_count > self.max_cells:
             raise ValueError(
                 f"{len(self.labels)} topologies at {self.load.load_count} loads make {self.cell_count} cells, and "
-                f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
+                f"max_cells is {self.max_cells}; remove values from an axis, or raise max_cells"
             )
         return self
 
@@ -155,8 +155,8 @@ class ExperimentSpec(BaseModel):
         judged += self.gate.compared if self.gate.limit is not None else ()
         if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.figure.of_stream]):
             raise ValueError(
-                f"gate judges {', '.join(lacking)} of a stream, and load.streaming is false, so no request has it; "
-                "judge request_latency or a throughput, or let answers stream"
+                f"gate judges {', '.join(lacking)}, which only streamed answers have, but load.streaming is false; "
+                "judge request_latency or a throughput, or set load.streaming to true"
             )
 
     def _refuse_images_beyond(self, topology: NamedTopology) -> None:
@@ -260,7 +260,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         )
     if document.get("arms") and (unused := [key for key in ("modes", "topology", "axes") if key in document]):
         raise UsageError(
-            f"{_source(path)}arms say all of each topology, so {unused[0]} would change nothing; leave one of them out"
+            f"{_source(path)}arms are complete topologies, so {unused[0]} would have no effect; leave one of them out"
         )
     _refuse_what_yaml_blurs(document, path)
     topology = document.get("topology") or {}
@@ -287,8 +287,7 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         refuse_idle(one.spec, in_topology, _source(path))
     if spec.eval is not None and "max_drop" in spec.eval.model_fields_set and spec.gate.baseline is None:
         raise UsageError(
-            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline), which alone it bounds; name "
-            "one, or leave it out"
+            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline); name one, or leave it out"
         )
     return spec
 

@@ -59,8 +59,8 @@ def check_lengths_of(spec: ParitySpec, deployments: Mapping[str, Deployment]) ->
         most = ask_context_length(one)
         if most is not None and asked > most:
             raise UsageError(
-                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, and the context of {one.model} at "
-                f"{one.url} is {most}; ask for less"
+                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, but the context length of "
+                f"{one.model} at {one.url} is {most}; lower them"
             )
 
 

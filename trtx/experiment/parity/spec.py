@@ -185,12 +185,12 @@ def check_lengths(spec: ParitySpec, plan: Plan) -> None:
     """Raises UsageError if prompt and answer exceed the limit of the model or of a worker of ``plan``."""
     asked = spec.isl + spec.osl
     context = resolve_checkpoint(str(plan.model_path)).context_by(plan.engine)
-    bounds = [(f"the context of {plan.model}", context)]
+    bounds = [(f"the context length of {plan.model}", context)]
     bounds += [(f"max_seq_len of {role} workers", one.get("max_seq_len")) for role, one in plan.engine_configs.items()]
     for name, most in bounds:
         if most is not None and asked > most:
             raise UsageError(
-                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, and {name} is {most}; ask for less"
+                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, but {name} is {most}; lower them"
             )
 
 
