@@ -11,6 +11,7 @@ import pytest
 
 from trtx.bench import read_journal
 from trtx.bench.journal import RunEnded, RunFailed, RunResumed
+from trtx.bench.judge.judgement import Verdict
 from trtx.errors import LaunchError, UsageError
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of, read_evaluation
 from trtx.experiment.lifecycle import OpenRun, new_run, resumed_run
@@ -44,7 +45,7 @@ def measured(run: OpenRun[EvaluationSpec]) -> Iterator[None]:
     """Measures with a judge and a report that only say that they were called."""
 
     def judge() -> None:
-        VERDICT.write(run.run_dir, RunVerdict("pass", 0, None, None, ()))
+        VERDICT.write(run.run_dir, RunVerdict(Verdict.PASS, 0, None, None, ()))
 
     with run.measuring(judge, lambda run_dir: (run_dir / "report.html").write_text("a page")):
         yield

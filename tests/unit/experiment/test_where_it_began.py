@@ -34,7 +34,7 @@ def test_paths_begin_there_and_the_caller_stays_where_he_is(tmp_path: Path, monk
 
 def test_a_directory_that_is_gone_is_refused_but_for_a_copy_of_the_lock(tmp_path: Path) -> None:
     run_dir = begun(tmp_path / "run", str(tmp_path / "gone"))
-    with pytest.raises(UsageError, match="where its relative paths are looked up"), where_it_began(run_dir):
+    with pytest.raises(UsageError, match="from where its relative paths are resolved"), where_it_began(run_dir):
         pass
     before = Path.cwd()
     with where_it_began(run_dir / LOCK.file, is_copy=True):
