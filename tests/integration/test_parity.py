@@ -143,7 +143,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
     lines = (run_dir / "eval" / "agg" / "answers.jsonl").read_text().splitlines()
     (run_dir / "eval" / "agg" / "answers.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     assert run(["eval", "parity", "--resume", str(run_dir)]) == 2
-    assert "has 15 answers; expected one to each of 16 requests" in capfd.readouterr().err
+    assert "has 15 answers; expected one for each of the 16 requests" in capfd.readouterr().err
 
 
 @pytest.mark.proof  # seven workers are started for it

@@ -240,7 +240,7 @@ def test_what_half_precision_may_round_is_no_verdict_where_nobody_said_the_preci
     found = list(judge_route(route(answer(5, shift=shift)), tolerance_of(again.compared, dtype)))
     judgement = next(one for one in found if one.criterion.startswith("logprob_distance:max"))
     assert judgement.verdict is verdict
-    assert ("name it, beside --url with --dtype" in judgement.reason) == (verdict is Verdict.NO_VERDICT)
+    assert ("give it with --dtype for --url" in judgement.reason) == (verdict is Verdict.NO_VERDICT)
 
 
 def test_an_answer_that_ends_elsewhere_is_missed_whatever_the_precision() -> None:

@@ -62,10 +62,10 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
         (
             SLOW + LOAD,
             FAST,
-            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load in both",
+            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; use the same load in both",
         ),
-        ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected one"),
-        (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected one"),
+        ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected exactly one"),
+        (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected exactly one"),
     ],
 )
 def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str, says: str) -> None:

@@ -307,7 +307,7 @@ def test_a_key_that_is_no_condition_is_refused_with_the_nearest(tmp_path: Path) 
     run = a_run(tmp_path / "run")
     said = {"baseline": str(a_run(tmp_path / "base")), "max_regression": "5%", "allow_different": ["machine.cpus"]}
     with pytest.raises(
-        UsageError, match=r"--allow-different 'machine.cpus' is no condition .*did you mean machine.cpu"
+        UsageError, match=r"--allow-different 'machine.cpus' is not a condition .*did you mean machine.cpu"
     ):
         prepare(run, gated(run, **said))
 
@@ -384,7 +384,7 @@ def test_a_run_that_could_not_be_saved_is_not_begun_and_leaves_no_directory(tmp_
         ({"metrics": "request_latency:p50"}, "--metrics means nothing without --baseline"),
         ({"baseline": "main", "max_regression": "5%", "metrics": "itl"}, "--metrics itl: no metric is called 'itl'"),
         ({"allow_different": "machine"}, "--allow-different means nothing without --baseline"),
-        ({"save_baseline": "../x"}, "'../x' is no name of a baseline; expected letters"),
+        ({"save_baseline": "../x"}, "'../x' can't be the name of a baseline; use letters"),
         ({"max_regresion": "5%"}, "gate.max_regresion is not a field of a sweep; did you mean max_regression"),
     ],
 )

@@ -204,9 +204,7 @@ def test_a_dataset_that_changed_is_refused_by_what_it_holds(tmp_path: Path) -> N
     ):
         resumption.check_dataset(run)
     dataset.unlink()
-    with pytest.raises(
-        UsageError, match=r"chats\.jsonl can't be read \(No such file or directory\); expected a dataset"
-    ):
+    with pytest.raises(UsageError, match=r"chats\.jsonl can't be read \(No such file or directory\); check its path"):
         resumption.check_dataset(run)
 
 
@@ -224,7 +222,9 @@ def test_a_killed_sweep_is_collected_per_worker_as_it_was_counted(tmp_path: Path
 def test_an_attached_run_without_its_deployment_can_not_be_gone_on_with(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     write_lock(run.run_dir, run.spec, Provenance(replace(CONDITIONS, deployment=None), {}))
-    with pytest.raises(UsageError, match=r"run\.lock\.yaml has no deployment; .*start a new run"):
+    with pytest.raises(
+        UsageError, match=r"run\.lock\.yaml does not say which deployment was measured.*start a new run"
+    ):
         resumption.read_recorded(run.run_dir, run.spec).target("attached")
 
 

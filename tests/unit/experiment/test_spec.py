@@ -230,7 +230,7 @@ def test_encode_workers_are_an_axis_of_both_modes_and_none_of_them_stand_in_no_l
         ({"axes": {"recipe": ["no-such"]}}, "axes.recipe: "),
         ({"axes": {"workers": [1, 2]}, "topology": {"port": 8000}}, "port 8000 can't serve agg-1w and agg-2w"),
         ({"axes": {"workers": [1, 2]}, "max_cells": 5}, "2 topologies at 3 loads make 6 cells, and max_cells is 5"),
-        ({"axes": {"workers": [1]}, "attach": {"url": "http://127.0.0.1:9"}}, "axes shape what trtx serves"),
+        ({"axes": {"workers": [1]}, "attach": {"url": "http://127.0.0.1:9"}}, "axes configure what trtx serves"),
         ({"load": {"request_rate": [1], "concurrency": [1]}}, "two ways to say when a request is sent"),
         ({"load": {"concurrency": []}}, "concurrency is an empty list"),
         ({"load": {"burstiness": 0.5}}, "burstiness spaces requests of a request_rate"),

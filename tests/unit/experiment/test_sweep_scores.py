@@ -252,15 +252,15 @@ def test_runs_are_compared_by_their_scores_too(
     assert "worse has no scores of disagg, because it ended early" in ended_early
     assert "Speed is not compared: after measured none." in shown("base", "after")
     assert "Scores are not compared: silent has none." in shown("base", "silent")
-    assert "after has scores and no speed, silent has speed and no scores" in shown("silent", "after", code=2)
-    assert "silent has no scores, and --max-drop judges them" in shown("base", "silent", "--max-drop", "0.1", code=2)
+    assert "after has only scores and silent has only speed" in shown("silent", "after", code=2)
+    assert "silent has no scores, but --max-drop judges scores" in shown("base", "silent", "--max-drop", "0.1", code=2)
     refused = shown("before", "after", "--max-regression", "5%", code=2)
     assert "before is a run of trtx eval, which measures no speed" in refused
     assert "--metrics means nothing for runs of trtx eval" in shown(
         "before", "after", "--metrics", "request_latency:p50", code=2
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
-    assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+    assert "is a run of trtx eval, which measures no speed" in capsys.readouterr().err
 
 
 # A value of each field that decides what is asked, another than its default.
