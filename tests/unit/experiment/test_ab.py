@@ -36,7 +36,7 @@ def test_the_gate_of_both_files_is_that_of_the_run(tmp_path: Path) -> None:
     assert spec.gate.baseline == "a" and ab_spec(a, b, 3, {}).gate.max_error_rate == "2%"
     b.write_text(FAST)
     with pytest.raises(
-        UsageError, match=r"gate.slo is time_to_.*:500 in .*a.yaml and not there in .*b.yaml; expected one"
+        UsageError, match=r"gate.slo is time_to_.*:500 in .*a.yaml and not there in .*b.yaml; use the same gate"
     ):
         ab_spec(a, b, 3, {})
     a, b = _files(tmp_path, SLOW, FAST + "gate: {baseline: main, max_regression: 5%}\n")
