@@ -69,7 +69,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--engine", "paced", "--top-p", "2", "--dry-run"], ["top_p is 2.0", "a number from 0 to 1"]),
         (["--engine", "paced", "--top-k", "-5"], ["top_k is -5", "a whole number from -1 on"]),
         (["--engine", "paced", "--extra-inputs", "min_p:2"], ["min_p is 2", "a number from 0 to 1"]),
-        (["--engine", "paced", "--isl", "64,1"], ["isl 1 is shorter", "takes 12 tokens", "ask for 13 or more"]),
+        (["--engine", "paced", "--isl", "64,1"], ["isl 1 is shorter", "adds 12 tokens", "ask for 13 or more"]),
         (
             ["--engine", "paced", "--isl", "20", "--prefix-prompt-length", "10", "--dry-run"],
             ["isl 20 is shorter", "and 10 are shared", "ask for 23 or more"],
@@ -88,7 +88,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--min-goodput", "nan", "--slo", "request_latency:p50:le:9"], ["gate.min_goodput"]),
         (["--baseline", "main"], ["--baseline", "--max-regression"]),
         (["--max-error-rate", "0.05"], ["--max-error-rate 0.05", "5%"]),
-        (["--save-baseline", "a/b"], ["'a/b' is no name of a baseline"]),
+        (["--save-baseline", "a/b"], ["'a/b' can't be the name of a baseline"]),
         (["--mode", "disagg", "--set", "agg.max_batch_size=4"], ["--set 'agg.max_batch_size=4'", "decode and prefill"]),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str,
         ('load: {trials: "3"}', 'load.trials is "3"; expected a whole number'),
         ("load: {isl: 128.0}", "load.isl.0 is 128.0; expected a whole number"),
         ('gate: {min_goodput: "2"}', 'gate.min_goodput is "2"; expected a number'),
-        ('load: {extra_inputs: {a: "\\ud800"}}', "no Unicode"),
+        ('load: {extra_inputs: {a: "\\ud800"}}', "half a Unicode character"),
     ],
 )
 def test_a_value_of_another_type_is_not_taken_for_one_of_the_fields(tmp_path: Path, text: str, says: str) -> None:
