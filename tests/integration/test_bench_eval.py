@@ -114,7 +114,7 @@ def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     (tmp_path / "runs").mkdir()
     assert trtx(["bench", str(file), *more, "-o", str(tmp_path / "runs")]) == 2
     said = capfd.readouterr().err
-    assert "accuracy is no metric of trtx_copying; expected one of exact_match" in said
+    assert "accuracy is not a metric of trtx_copying; expected one of exact_match" in said
     assert "starting the topology" not in said
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -132,7 +132,7 @@ def test_a_task_that_is_called_as_a_load_is_refused(tmp_path: Path, capfd: pytes
     sweep = {"topology": {"model": "synthetic:tiny-trained"}, "load": {"concurrency": [1]}, "eval": asked}
     (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
     assert trtx(["bench", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "runs")]) == 2
-    assert "task c1 is called as a load of this sweep" in capfd.readouterr().err
+    assert "the task c1 and a load of this sweep have the same name" in capfd.readouterr().err
 
 
 @pytest.mark.proof

@@ -40,7 +40,7 @@ def kill_and_resume(bench: Benches, reference: Path, seconds: list[float], count
                 refused = bench.resume(run)
                 assert refused.returncode == 2 and refused.stderr.startswith("trtx: "), refused.stderr
                 assert refused.stderr.count("\n") == 1
-                assert ("start the run anew" if (run / PLAN.file).exists() else LOCK.file) in refused.stderr
+                assert ("start a new run" if (run / PLAN.file).exists() else LOCK.file) in refused.stderr
             print("; nothing to resume", flush=True)
             assert bench.start(parent).wait(240) == 0
             run = run_of(parent)

@@ -102,7 +102,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert damaged.code == 2 and "records of agg-c2 were changed since they were measured" in damaged.err
     once_more = resume(run_dir)
     assert once_more.code == 0, once_more.err
-    assert "measured again, as files are not what their trials left: agg-c2/trial-01/profile_export.jsonl has" in (
+    assert "measured again because their files have changed: agg-c2/trial-01/profile_export.jsonl has" in (
         once_more.err
     )
     assert prompts(run_dir / "attempts" / "2" / "cells" / "agg-c2" / "trial-01")

@@ -201,7 +201,7 @@ def test_log_likelihood_without_a_tokenizer_is_refused() -> None:
 def test_a_chat_with_a_model_without_template_is_refused(tokenizer: Any) -> None:
     bare = copy.deepcopy(tokenizer)
     bare.chat_template = None
-    with pytest.raises(UsageError, match="has no chat template, and --endpoint-type is chat"):
+    with pytest.raises(UsageError, match="has no chat template, which --endpoint-type chat needs"):
         load(job("trtx_copying", endpoint_type="chat"), bare)
 
 
@@ -400,8 +400,11 @@ def test_prose_hides_the_needle_from_any_other_model(tokenizer: Any, tmp_path: P
     (task,) = load(job("needle", needle=NeedleAsked((600,), (50,), 2), context_length=600), other).tasks
     assert {one.doc["haystack"] for one in task.documents} == {"prose"}
     assert "special number" in task.documents[0].instances[0].args[0]
-    refused(job("needle", needle=NeedleAsked((601,)), context_length=600), ["no tokenizer is here", "--tokenizer"])
-    with pytest.raises(UsageError, match="--needle-lengths 601: the context holds 600 tokens"):
+    refused(
+        job("needle", needle=NeedleAsked((601,)), context_length=600),
+        ["no tokenizer is on this machine", "--tokenizer"],
+    )
+    with pytest.raises(UsageError, match="--needle-lengths 601 exceeds the context length of 600 tokens"):
         load(job("needle", needle=NeedleAsked((601,)), context_length=600), other)
 
 

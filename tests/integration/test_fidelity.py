@@ -194,7 +194,7 @@ def test_a_build_whose_source_is_gone_or_changed_asks_for_a_reference(
 
     build = tmp_path / "build"
     shutil.copytree(resolve_checkpoint(MODEL).path, build)
-    sources = {"./no/such": "is not found", MODEL: "holds other weights now"}
+    sources = {"./no/such": "is not found", MODEL: "has different weights now"}
     for name, words in sources.items():
         Manifest(
             schema_version=1, name="b", key="k", created="2026-11-22", inputs={"weights_sha256": "0" * 64},

@@ -94,7 +94,10 @@ def test_a_corrupted_block_is_found_and_all_other_requests_answer_as_the_referen
     assert run(["report", str(run_dir)]) == 0
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
     assert run(["bench", "--resume", str(run_dir)]) == 2
-    assert "is a run of trtx eval parity; go on with it by trtx eval parity --resume" in capfd.readouterr().err
+    assert (
+        "is a run of trtx eval parity, not of trtx bench; resume it with trtx eval parity --resume"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.proof  # four passes
@@ -114,8 +117,8 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
         _, said = running.communicate(timeout=60)
     run_dir = only(tmp_path)
     assert running.returncode == 130
-    assert f"what was compared until then: {run_dir / 'report.html'}" in said
-    assert f"go on with it: trtx eval parity --resume {run_dir}" in said
+    assert f"partial report: {run_dir / 'report.html'}" in said
+    assert f"resume it with: trtx eval parity --resume {run_dir}" in said
     assert "was not counted" in json.loads((run_dir / "summary.json").read_text())["notes"][0]
     kept = {path: path.read_bytes() for path in (run_dir / "eval").rglob("*.jsonl")}
     assert {path.parent.name for path in kept} == {"eval", "agg", "agg-again"}
@@ -140,7 +143,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
     lines = (run_dir / "eval" / "agg" / "answers.jsonl").read_text().splitlines()
     (run_dir / "eval" / "agg" / "answers.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     assert run(["eval", "parity", "--resume", str(run_dir)]) == 2
-    assert "has 15 answers; expected one to each of 16 requests" in capfd.readouterr().err
+    assert "has 15 answers; expected one for each of the 16 requests" in capfd.readouterr().err
 
 
 @pytest.mark.proof  # seven workers are started for it
@@ -218,9 +221,9 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
         (["--routes", "agg,somewhere"], '--routes is "somewhere"; expected'),
         (["--routes", "kv,kv"], "names kv twice"),
         (["--isl", "20"], "--isl 20 is no longer than max_num_tokens 32"),
-        (["--isl", "9000"], "and the context of"),
+        (["--isl", "9000"], "but the context length of"),
         (["--prompts", "3"], "--prompts is 3; expected greater than or equal to 10"),
-        (["--engine", "paced"], "computes nothing whose answers could be compared"),
+        (["--engine", "paced"], "computes no real answers, so there is nothing to compare"),
         (["--set", "disagg.x=1"], "disagg"),
         (["--routes", "agg,url"], '--routes is "url"; expected'),
         (["--resume", "no-such-run"], "--model means nothing with --resume"),

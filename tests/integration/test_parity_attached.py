@@ -98,8 +98,8 @@ def test_a_server_that_is_gone_in_the_middle_is_told_and_resumed_once_it_is_back
         assert parity(tmp_path, "--url", url, "--against", other.url, "--dtype", "float32") == 3
         said = capfd.readouterr().err
         run_dir = only(tmp_path)
-        assert f"{other.url} answers no more (" in said
-        assert f"go on with it: trtx eval parity --resume {run_dir}" in said
+        assert f"{other.url} no longer answers (" in said
+        assert f"resume it with: trtx eval parity --resume {run_dir}" in said
         kept = (run_dir / "eval" / "against" / "answers.jsonl").read_bytes()
         assert not (run_dir / "eval" / "against-again").exists() and not (run_dir / "verdict.json").exists()
         assert run(["eval", "parity", "--resume", str(run_dir)]) == 2

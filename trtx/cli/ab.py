@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
 from trtx.cli.gate_options import MaxErrorRateOption, MaxRegressionOption, MetricsOption, WindowOption
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.run_options import DryRunOption, JsonOption
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -19,32 +19,29 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: as trtx bench; 1 too where B regressed, 3 where the rounds can't tell.",
+    epilog="Exit codes: as trtx bench; also 1 if B regressed, and 3 if the rounds don't show whether it did.",
 )
 def ab(
     context: typer.Context,
-    a: Annotated[Path, typer.Argument(metavar="A", help="Sweep file of one topology: the baseline.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Sweep file of another, with the same load.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Sweep file with one topology, the baseline.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Sweep file with the other topology and the same load.")],
     *,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="How often each is started and measured, in the order ABBA.")
+        int, typer.Option("--rounds", min=1, help="How often each topology is started and measured, in the order ABBA.")
     ] = 5,
     max_regression: MaxRegressionOption = None,
     metrics: MetricsOption = None,
     window: WindowOption = None,
     max_error_rate: MaxErrorRateOption = None,
     output: options.OutputOption = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be started and sent; start nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with the summary as one line of JSON on stdout.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure two topologies in turn on the same GPUs, and tell what B is to A.
+    """Measure two topologies in turn on the same GPUs, and compare B with A.
 
-    Each round starts both anew, forth and back, so that what drifts meets both
-    alike. A run that ended early goes on with `trtx bench --resume`.
+    Each round restarts both in the opposite order of the round before, so that a
+    drift of the machine affects both alike. A run that ended early can be resumed
+    with `trtx bench --resume`.
 
     \b
     Examples:
@@ -53,8 +50,7 @@ def ab(
     """
     uses = ["dry run"] if dry_run else []
     refuse_ignored(context, [*uses, *(["no gate"] if max_regression is None else [])])
-    from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import run
+    from trtx.cli.bench import measure
     from trtx.experiment.bench.ab import ab_spec
 
     gate: dict[str, Any] = {
@@ -64,7 +60,4 @@ def ab(
         "max_error_rate": max_error_rate,
     }
     spec = ab_spec(a, b, rounds, {name: value for name, value in gate.items() if value is not None})
-    if dry_run:
-        show_plans(spec, output)
-        return
-    run_and_show(partial(run, spec, parent=output, argv=own_command_line()), as_json)
+    measure(spec, output, dry_run=dry_run, as_json=as_json)

@@ -25,7 +25,7 @@ VERBS = {
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
     "bench ab": ("trtx.cli.ab", "Measure two topologies in turn on the same GPUs, restarted each round."),
-    "bench reproduce": ("trtx.cli.reproduce", "Make a run again from its lock, after what differs here."),
+    "bench reproduce": ("trtx.cli.reproduce", "Repeat a run from its lock, after listing what differs here."),
     "eval": ("trtx.cli.eval", "Score the answers of a served topology with lm-eval."),
     "eval fidelity": ("trtx.cli.fidelity", "Compare a served engine with the checkpoint's own precision."),
     "eval parity": ("trtx.cli.parity", "Send the same prompts through several routes of one model, and compare."),

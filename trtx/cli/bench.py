@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed
+from trtx.cli.command import Verb, given_options
 from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import (
     AxisOptions,
@@ -26,16 +24,27 @@ from trtx.cli.load_options import (
 )
 from trtx.cli.placement import refuse_ignored
 from trtx.cli.request_options import RequestOptions
-from trtx.cli.sentences import tell
-from trtx.errors import TrtxError, UsageError
+from trtx.cli.run_options import (
+    ATTACH,
+    DryRunOption,
+    ModeOption,
+    RunOptions,
+    TokenizerOption,
+    UrlOption,
+    refuse_unused,
+    show_run,
+)
+from trtx.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtx.experiment import ExperimentSpec, FinishedRun
+    from rich.console import RenderableType
+
+    from trtx.experiment import ExperimentSpec
     from trtx.runs.forms import ComparedWith
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_LOAD, _OUTPUT = "Load", "Output"
+_LOAD = "Load"
 
 
 @app.command(
@@ -53,32 +62,20 @@ def bench(
     *,
     sweep: Annotated[
         Path | None,
-        typer.Option("--sweep", help="Sweep file (YAML) to start from; flags win over it.", rich_help_panel=_LOAD),
+        typer.Option("--sweep", help="Sweep file (YAML); options given here override it.", rich_help_panel=_LOAD),
     ] = None,
     load: LoadOptions,
     prompts: PromptOptions,
     images: ImageOptions,
     requests: RequestOptions,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            help="Measure what already answers there; serve nothing. Where it asks for an API key: OPENAI_API_KEY.",
-            rich_help_panel="Attach",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            help="With --url: directory or name of the served model's tokenizer. Default: the model's name.",
-            rich_help_panel="Attach",
-        ),
-    ] = None,
+    url: UrlOption = None,
+    tokenizer: TokenizerOption = None,
     gpu_count: Annotated[
         int | None,
         typer.Option(
-            "--gpu-count", help="With --url: GPUs behind it. Default: what it publishes.", rich_help_panel="Attach"
+            "--gpu-count",
+            help="With --url: number of GPUs of the server. Default: the number that it publishes.",
+            rich_help_panel=ATTACH,
         ),
     ] = None,
     etcd: Annotated[
@@ -86,8 +83,8 @@ def bench(
         typer.Option(
             "--etcd",
             metavar="URL",
-            help="With --url: the etcd in which its workers are registered, to count their GPUs there. Repeatable.",
-            rich_help_panel="Attach",
+            help="With --url: address of the etcd that lists the workers, to count their GPUs. Repeatable.",
+            rich_help_panel=ATTACH,
         ),
     ] = None,
     etcd_auth: Annotated[
@@ -96,47 +93,23 @@ def bench(
             "--etcd-auth",
             metavar="FILES",
             help="With --etcd: ca=FILE,certificate=FILE,key=FILE or username=NAME,password_file=FILE. Default: none.",
-            rich_help_panel="Attach",
+            rich_help_panel=ATTACH,
         ),
     ] = None,
     model: options.ModelOptions,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            metavar="agg,disagg",
-            help="Modes to serve and measure, one after the other. Default: agg.",
-            rich_help_panel="Topology",
-        ),
-    ] = None,
+    mode: ModeOption = None,
     topology: options.TopologyOptions,
     media: options.MediaOptions,
     axes: AxisOptions,
     gate: GateOptions,
-    output: options.OutputOption = Path("runs"),
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN_DIR",
-            help="Go on with a run that ended early: keep its finished cells, measure the others.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print what would be started and sent; start nothing.", rich_help_panel=_OUTPUT),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
-    ] = False,
+    run: RunOptions,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Sweep a served topology with aiperf and render a report.
 
-    Serves each mode in turn, warms it up with the load that it measures, lets
-    aiperf make that load, compares the modes in one page, and judges them. A run
-    is made again from its lock by `trtx bench reproduce LOCK`.
+    Serves each mode in turn, warms it up with the measured load, lets aiperf
+    generate that load, and compares and judges all modes on one page. To repeat a
+    run, use `trtx bench reproduce LOCK`.
 
     \b
     Examples:
@@ -146,25 +119,38 @@ def bench(
       trtx bench --concurrency 8 --slo time_to_first_token:p99:le:500
       trtx bench --engine simulated --concurrency 64 --dry-run
     """
-    if resume is not None:
+    if run.resume is not None:
         refuse_ignored(context, ("resume",))
-        from trtx.experiment import resume as go_on
+        from trtx.experiment import resume
 
-        run_and_show(partial(go_on, resume, argv=own_command_line()), as_json)
+        show_run("trtx bench", partial(resume, run.resume), result, as_json=run.as_json)
         return
     from trtx.cli.console import warn
-    from trtx.experiment import run as measure
 
     spec = asked_of(context)
     warn(() if spec.attach is None else spec.attach.warnings)
-    if spec.attach is None:
-        refuse_ignored(context, [*spec.modes] if len(spec.modes) == 1 else [])
-        encode = max((one.spec.encoders for one in spec.topologies), default=0)
-        options.check_roles(spec.modes, model.config, model.overrides, model.recipe, encode=encode)
+    encode = max((one.spec.encoders for one in spec.topologies), default=0)
+    refuse_unused(context, model, modes=spec.modes, attach=spec.attach, encode=encode)
+    measure(spec, run.output, dry_run=dry_run, as_json=run.as_json)
+
+
+def measure(spec: ExperimentSpec, output: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Performs the run of ``spec``, or prints its plans."""
     if dry_run:
         show_plans(spec, output)
         return
-    run_and_show(partial(measure, spec, parent=output, argv=own_command_line()), as_json)
+    from trtx.experiment import run
+
+    show_run("trtx bench", partial(run, spec, parent=output), result, as_json=as_json)
+
+
+def result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
+    """Returns the result table and the fields of the summary."""
+    from trtx.report import console_table, read_run
+    from trtx.report.summary import summary_json
+
+    view = read_run(run_dir)
+    return console_table(view), summary_json(view)
 
 
 def asked_of(context: typer.Context) -> ExperimentSpec:
@@ -172,9 +158,9 @@ def asked_of(context: typer.Context) -> ExperimentSpec:
 
     Raises UsageError for options that exclude each other and for invalid values.
     """
-    given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
+    given = given_options(context)
     if "sweep" in given and "sweep_file" in given:
-        raise UsageError("--sweep names one file and SWEEP another; leave one of them out")
+        raise UsageError("--sweep and SWEEP both name a sweep file; leave one of them out")
     sweep, url = given.get("sweep", given.get("sweep_file")), given.get("url")
     uses = [*options.engine_uses(context.params["engine"]), *(["dry run"] if context.params["dry_run"] else [])]
     if url is not None or sweep is None:
@@ -183,49 +169,6 @@ def asked_of(context: typer.Context) -> ExperimentSpec:
     from trtx.experiment import load_sweep
 
     return load_sweep(sweep, _overlay(given))
-
-
-def own_command_line() -> list[str]:
-    """Returns the command line of this process as the run's record stores it."""
-    return ["trtx", *sys.argv[1:]]
-
-
-def run_and_show(start: Callable[..., FinishedRun], as_json: bool) -> None:
-    """Performs a run: shows its progress, then its result table and the path of its report."""
-    from trtx.cli.bench_view import BenchView
-    from trtx.cli.step_summary import add_step_summary
-    from trtx.report import console_table, read_run
-    from trtx.report.summary import summary_json
-    from trtx.runs.forms import LOCK
-
-    view = BenchView()
-    try:
-        with view:
-            outcome = start(listener=view.listener)
-    except TrtxError:
-        if view.run_dir is not None and view.run_dir.is_dir():
-            if (report := view.run_dir / "report.html").exists():
-                add_step_summary(view.run_dir)
-                tell(f"what was measured until then: {report}")
-            if (view.run_dir / LOCK.file).exists():
-                tell(f"go on with it: trtx bench --resume {shlex.quote(str(view.run_dir))}")
-        raise
-    add_step_summary(outcome.run_dir)
-    summary = read_run(outcome.run_dir)
-    view.print_table(console_table(summary), to_stderr=as_json)
-    if outcome.error is not None:
-        tell(f"trtx: {outcome.error}")
-    if outcome.baseline is not None:
-        tell(f"candidate for a baseline: {outcome.baseline}")
-    if outcome.unsaved is not None:
-        tell(f"trtx: {outcome.unsaved}")
-    if as_json:
-        tell(f"report: {outcome.report}")
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **summary_json(summary)}))
-    else:
-        typer.echo(str(outcome.report))
-    if (error := outcome.error or outcome.unsaved) is not None:
-        raise typer.Exit(error.exit_code)
 
 
 def show_plans(spec: ExperimentSpec, output: Path) -> None:
@@ -252,18 +195,18 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:
-            typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with a seed of its own")
+            typer.echo(f"  and so on for trials 2 to {spec.load.trials}, each with its own seed")
         typer.echo("")
     ahead = cells_ahead(spec, [(planned.label, planned.plan) for planned in run.topologies])
     typer.echo(f"Cells: {', '.join(cell.name for cell in ahead)}")
     typer.echo(f"Time: {estimate(ahead, read_history(output)).sentence(output)}")
-    typer.echo("Judged in each cell:")
+    typer.echo("Criteria for each cell:")
     for criterion in spec.gate.criteria:
         typer.echo(f"  {criterion}")
     if spec.eval is not None:
         tasks = ", ".join(f"{task} ({count} samples)" for task, count in run.samples.items())
-        typer.echo(f"Scored on each topology after its cells, which is not in the time above: {tasks}")
-        typer.echo("Judged of its scores:")
+        typer.echo(f"Tasks scored on each topology after its cells, not included in the time above: {tasks}")
+        typer.echo("Criteria for its scores:")
         for criterion in spec.eval.criteria(has_baseline=spec.gate.baseline is not None):
             typer.echo(f"  {criterion}")
     if run.baseline is not None:

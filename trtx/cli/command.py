@@ -57,7 +57,7 @@ class Verb(TyperCommand):
                 name = spoken_name(parameter)
                 takes_one = not getattr(parameter, "multiple", False) and not getattr(parameter, "is_flag", False)
                 if takes_one and parameter.name in seen:
-                    raise UsageError(f"{name} is given twice, and it takes one value; leave one of them out")
+                    raise UsageError(f"{name} is given twice but takes one value; leave one of them out")
                 seen.add(parameter.name)
                 values = given.get(parameter.name)
                 if any(isinstance(one, str) and not one.strip() for one in _each(values)):
@@ -80,9 +80,9 @@ class Verb(TyperCommand):
             return
         counted = " --etcd URL" if "--etcd" in own else ""
         raise UsageError(
-            f"trtx {verb} starts the processes of one machine, and takes no --hosts; start those of several with trtx "
-            "serve --hosts on one and trtx serve join on the others, and once they are ready trtx "
-            f"{verb} --url http://ADDRESS:PORT{counted} from anywhere that reaches it (docs/hosts.md)"
+            f"trtx {verb} starts processes on one machine only, so it has no --hosts; start several machines with trtx "
+            "serve --hosts on one and trtx serve join on the others, and once they are ready run trtx "
+            f"{verb} --url http://ADDRESS:PORT{counted} (docs/hosts.md)"
         )
 
 
@@ -99,6 +99,16 @@ def typed(context: typer.Context) -> Iterator[Any]:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
             yield parameter
+
+
+def optional(panel: str, name: str, help: str, **more: Any) -> Any:
+    """Returns an option that is None unless given; the help text states the default."""
+    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Returns the values that were given on the command line, by parameter name."""
+    return {str(one.name): context.params[str(one.name)] for one in typed(context)}
 
 
 def _each(values: Any) -> Any:

@@ -24,7 +24,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment.baselines.baseline import Baseline
-    from trtx.runs.forms import Comparison
+    from trtx.runs.forms import ComparedMetric, ComparedScore, Comparison
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -61,15 +61,19 @@ def compare(
     allow_different: AllowDifferentOption = None,
     max_drop: Annotated[
         float | None,
-        typer.Option("--max-drop", help="How much worse a score may be; what is worse beyond chance regressed."),
+        typer.Option(
+            "--max-drop", help="Largest allowed drop of a score; a larger one, beyond chance, is a regression."
+        ),
     ] = None,
     baseline_dir: BaselineDirOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as one line of JSON on stdout.")
+    ] = False,
 ) -> None:
     """Compare runs with the first: each metric's ratio, its interval, and which conditions differ.
 
-    Of runs with scores, those of `trtx eval` among them: each task's difference
-    over the same samples, with its interval.
+    For runs with scores, such as those of `trtx eval`, shows the difference of each
+    task over the same samples, with its interval.
 
     \b
     Examples:
@@ -80,7 +84,7 @@ def compare(
     from trtx.bench.documents import plain
 
     if len(runs) < 2:
-        raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; expected two or more")
+        raise UsageError(f"{runs[0]!r} is one run, and there is nothing to compare it with; name two or more")
     request = CompareRequest(
         measured=tuple(runs),
         metrics=tuple(part.strip() for part in metrics.split(",")) if metrics else (),
@@ -117,8 +121,8 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
         for before, other in zip(request.measured[:place], opened, strict=False):
             if _is_same(one, other):
                 raise UsageError(
-                    f"{quoted(text)} is {quoted(before)} once more, and a run differs in nothing from itself; name "
-                    "each once"
+                    f"{quoted(text)} is the same run as {quoted(before)}, so there is nothing to compare; name "
+                    "each run once"
                 )
     first, *others = opened
     if not all(one.cells for one in opened) and (request.metrics or request.window != "whole"):
@@ -168,27 +172,13 @@ def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
     """Returns the exception that the gate over all comparisons ends with, or None."""
     from trtx.bench.judge.judgement import Judgement, outcome
 
+    judged: list[tuple[str, ComparedMetric | ComparedScore]]
+    judged = [(row.cell, row) for one in found for row in one.metrics]
+    judged += [(f"{row.topology}-{row.task}", row) for one in found for row in one.scores]
     return outcome(
         [
-            Judgement(
-                cell=row.cell,
-                criterion=row.metric,
-                verdict=row.verdict,
-                reason=row.reason or "",
-            )
-            for one in found
-            for row in one.metrics
-            if row.verdict is not None
-        ]
-        + [
-            Judgement(
-                cell=f"{row.topology}-{row.task}",
-                criterion=row.metric,
-                verdict=row.verdict,
-                reason=row.reason or "",
-            )
-            for one in found
-            for row in one.scores
+            Judgement(cell=cell, criterion=row.metric, verdict=row.verdict, reason=row.reason or "")
+            for cell, row in judged
             if row.verdict is not None
         ]
     )

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import TaskID
 
 from trtx.cli import topology_options as options
-from trtx.cli.bars import BarsView
-from trtx.cli.command import Verb, typed
+from trtx.cli.command import Verb, given_options, optional
 from trtx.cli.placement import refuse_ignored
-from trtx.cli.sentences import tell
+from trtx.cli.run_options import ATTACH, RunOptions, TokenizerOption, UrlOption, show_run
 from trtx.config import Mode
-from trtx.errors import TrtxError
 
 if TYPE_CHECKING:
-    from trtx.experiment.parity.run import FinishedParity, ParityListener
+    from rich.console import RenderableType
+
     from trtx.experiment.parity.spec import ParitySpec
-    from trtx.launch import Event
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_REQUESTS, _OUTPUT, _TOPOLOGY, _ATTACH = "Requests", "Output", "Topology", "Attach"
-# The topology events to show; the log has the others.
-_SHOWN = {
-    "ready",
-    "exited",
-    "vanished",
-    "lost",
-    "found",
-    "recomputed",
-    "unproved",
-    "restarting",
-    "recovered",
-    "gave-up",
-}
-
-
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
+_REQUESTS, _TOPOLOGY = "Requests", "Topology"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +30,33 @@ class RouteOptions:
     """The topology options that a route does not determine; :class:`TopologySpec` has fields of the same names."""
 
     workers: Annotated[
-        int | None, _option(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, 2 or more. Default: 2.")
+        int | None, optional(_TOPOLOGY, "--workers", "Workers of the routes kv and migrated, at least 2. Default: 2.")
     ] = None
-    prefill: Annotated[int | None, _option(_TOPOLOGY, "--prefill", "Prefill workers of disagg. Default: 1.")] = None
-    decode: Annotated[int | None, _option(_TOPOLOGY, "--decode", "Decode workers of disagg. Default: 1.")] = None
+    prefill: Annotated[
+        int | None, optional(_TOPOLOGY, "--prefill", "Prefill workers of the route disagg. Default: 1.")
+    ] = None
+    decode: Annotated[
+        int | None, optional(_TOPOLOGY, "--decode", "Decode workers of the route disagg. Default: 1.")
+    ] = None
     tp: Annotated[
-        int | None, _option(_TOPOLOGY, "--tp", "GPUs a worker (tensor parallel); tensorrt-llm only. Default: 1.")
+        int | None,
+        optional(_TOPOLOGY, "--tp", "GPUs per worker (tensor parallel); only with tensorrt-llm. Default: 1."),
     ] = None
     deterministic: Annotated[
         bool,
         typer.Option(
             "--deterministic",
-            help="Every route has to give the reference's tokens and log-probabilities to the bit; torch engine only.",
+            help="Require tokens and log-probabilities that are bitwise equal to the reference; only with torch.",
             rich_help_panel=_TOPOLOGY,
         ),
     ] = False
     gpus: Annotated[
         str | None,
-        _option(_TOPOLOGY, "--gpus", "GPUs to use, as indices into those visible. Default: all.", metavar="0,1"),
+        optional(_TOPOLOGY, "--gpus", "GPUs to use, as indices into the visible ones. Default: all.", metavar="0,1"),
     ] = None
     router_args: Annotated[
         str | None,
-        _option(_TOPOLOGY, "--router-args", "Further flags of dynamo.frontend, in quotes.", metavar="FLAGS"),
+        optional(_TOPOLOGY, "--router-args", "More flags for dynamo.frontend, in quotes.", metavar="FLAGS"),
     ] = None
 
 
@@ -86,9 +69,9 @@ class ParityVerb(Verb):
 @app.command(
     cls=ParityVerb,
     no_args_is_help=False,
-    epilog="Exit codes: 0 every route answers as the reference does; 1 one does not, or leaves requests unanswered; "
-    "2 usage; 3 no verdict: a route was not seen to be one, or too little was compared; 4 launch failed; 129, 130 and "
-    "143 interrupted.",
+    epilog="Exit codes: 0 every route agrees with the reference; 1 a route differs, or left requests unanswered; 2 "
+    "usage; 3 no verdict: nothing shows that a route was taken, or too few requests were compared; 4 launch failed; "
+    "129, 130 and 143 interrupted.",
 )
 @options.spread()
 def parity(
@@ -96,75 +79,63 @@ def parity(
     *,
     routes: Annotated[
         str | None,
-        _option(
+        optional(
             _REQUESTS,
             "--routes",
-            "What agg, the reference, is compared with. Default: agg,disagg,kv,migrated,chunked.",
+            "Routes to compare with agg, the reference. Default: agg,disagg,kv,migrated,chunked.",
             metavar="A,B",
         ),
     ] = None,
     prompts: Annotated[
-        int | None, _option(_REQUESTS, "--prompts", "Requests that are compared; a quarter more are cancelled.")
+        int | None,
+        optional(
+            _REQUESTS, "--prompts", "Number of requests to compare; a quarter more are cancelled early. Default: 64."
+        ),
     ] = None,
-    isl: Annotated[int | None, _option(_REQUESTS, "--isl", "Tokens of the longest prompt. Default: 256.")] = None,
-    osl: Annotated[int | None, _option(_REQUESTS, "--osl", "Tokens of every answer. Default: 32.")] = None,
-    concurrency: Annotated[int | None, _option(_REQUESTS, "--concurrency", "Requests in flight. Default: 8.")] = None,
-    seed: Annotated[int | None, _option(_REQUESTS, "--seed", "Of the prompts. Default: 0.")] = None,
+    isl: Annotated[
+        int | None, optional(_REQUESTS, "--isl", "Length of the longest prompt in tokens. Default: 256.")
+    ] = None,
+    osl: Annotated[int | None, optional(_REQUESTS, "--osl", "Length of every answer in tokens. Default: 32.")] = None,
+    concurrency: Annotated[
+        int | None, optional(_REQUESTS, "--concurrency", "Number of concurrent requests. Default: 8.")
+    ] = None,
+    seed: Annotated[int | None, optional(_REQUESTS, "--seed", "Seed of the generated prompts. Default: 0.")] = None,
     max_num_tokens: Annotated[
         int | None,
-        _option(
+        optional(
             _REQUESTS,
             "--max-num-tokens",
-            "Tokens of a step on the route chunked. Default: twice the concurrency, and 32 at least.",
+            "Token budget of a step on the route chunked. Default: twice the concurrency, at least 32.",
         ),
     ] = None,
-    url: Annotated[
-        str | None,
-        _option(
-            _ATTACH,
-            "--url",
-            "Compare what already answers there, in place of routes. Where it asks for an API key: OPENAI_API_KEY.",
-        ),
-    ] = None,
+    url: UrlOption = None,
     against: Annotated[
         str | None,
-        _option(
-            _ATTACH,
+        optional(
+            ATTACH,
             "--against",
-            "With --url: what it is held against, another server's address or a model that trtx serves.",
+            "With --url: the reference, either the address of another server or a model for trtx to serve.",
             metavar="URL|MODEL",
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        _option(_ATTACH, "--tokenizer", "With --url: directory or name of the served model's tokenizer."),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        _option(_ATTACH, "--dtype", "With --url: what is computed in there, which says how far rounding may go."),
+        optional(
+            ATTACH,
+            "--dtype",
+            "With --url: data type in which the server computes; it determines the tolerance for rounding.",
+        ),
     ] = None,
     model: options.ModelOptions,
     topology: RouteOptions,
-    output: options.OutputOption = Path("runs"),
-    resume: Annotated[
-        Path | None,
-        _option(
-            _OUTPUT,
-            "--resume",
-            "Go on with a run that ended early: make the passes that had not ended.",
-            metavar="RUN_DIR",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="End with the summary as one line of JSON on stdout.", rich_help_panel=_OUTPUT),
-    ] = False,
+    run: RunOptions,
 ) -> None:
     """Send the same prompts through several routes of one model, and compare.
 
-    The reference, agg, is asked twice: what two identical runs differ by is the
-    yardstick. Prompts of mixed lengths, some with a common beginning, some
-    cancelled; tokens and log-probabilities of answers and prompts are compared.
+    The reference, agg, gets every prompt twice; the difference between its two
+    passes is the tolerance. Prompts have mixed lengths, some share a prefix and
+    some are cancelled. Tokens and log-probabilities are compared.
 
     \b
     Examples:
@@ -173,24 +144,28 @@ def parity(
       trtx eval parity --url http://127.0.0.1:8000 --against http://127.0.0.1:9000
       trtx eval parity --url http://127.0.0.1:8000 --against Qwen/Qwen3-0.6B
     """
-    from trtx.cli.bench import own_command_line
-
-    if resume is not None:
+    if run.resume is not None:
         refuse_ignored(context, ("resume",))
         from trtx.experiment.parity.run import resume_parity
 
-        _run_and_show(partial(resume_parity, resume, argv=own_command_line()), as_json)
+        show_run("trtx eval parity", partial(resume_parity, run.resume), _result, as_json=run.as_json)
         return
     refuse_ignored(context, _attached_uses(url, against))
     from trtx.experiment.parity.run import check_parity
 
-    given = {str(one.name): context.params[str(one.name)] for one in typed(context)}
-    spec = _spec(given)
+    spec = _spec(given_options(context))
     if spec.attach is None:
         refuse_ignored(context, _uses(spec, model.engine))
     modes: list[Mode] = ["agg", "disagg"] if "disagg" in spec.routes else ["agg"]
     options.check_roles(modes, model.config, model.overrides, model.recipe)
-    _run_and_show(partial(check_parity, spec, parent=output, argv=own_command_line()), as_json)
+    show_run("trtx eval parity", partial(check_parity, spec, parent=run.output), _result, as_json=run.as_json)
+
+
+def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
+    from trtx.report.parity import parity_fields, parity_table, read_parity_view
+
+    view = read_parity_view(run_dir)
+    return parity_table(view), parity_fields(view)
 
 
 _OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens", "dtype")
@@ -249,75 +224,3 @@ def _topology_fields(given: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: given[name] for name in options.OPTION_NAMES if name in given}
     checked = options.build_spec(mode="agg", **chosen).model_dump(mode="json")
     return {name: checked[name] for name in (_FIELDS.get(one, one) for one in chosen)}
-
-
-def _run_and_show(start: Any, as_json: bool) -> None:
-    """Performs a run: shows its progress, then its result table and the path of its report."""
-    from trtx.cli.step_summary import add_step_summary
-    from trtx.report.parity import parity_fields, parity_table, read_parity_view
-    from trtx.runs.forms import LOCK
-
-    view = _ParityView()
-    try:
-        with view:
-            outcome: FinishedParity = start(listener=view.listener)
-    except TrtxError:
-        if view.run_dir is not None and (view.run_dir / LOCK.file).exists():
-            if (view.run_dir / "summary.md").exists():
-                add_step_summary(view.run_dir)
-            if (report := view.run_dir / "report.html").exists():
-                tell(f"what was compared until then: {report}")
-            tell(f"go on with it: trtx eval parity --resume {shlex.quote(str(view.run_dir))}")
-        raise
-    add_step_summary(outcome.run_dir)
-    shown = read_parity_view(outcome.run_dir)
-    view.print_table(parity_table(shown), to_stderr=as_json)
-    if outcome.error is not None:
-        tell(f"trtx: {outcome.error}")
-    if as_json:
-        tell(f"report: {outcome.report}")
-        typer.echo(json.dumps({"run_dir": str(outcome.run_dir), **parity_fields(shown)}))
-    else:
-        typer.echo(str(outcome.report))
-    if outcome.error is not None:
-        raise typer.Exit(outcome.error.exit_code)
-
-
-class _ParityView(BarsView):
-    """Shows the progress of one run. A context manager."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run_dir: Path | None = None  # None until the run directory exists
-        self._passes: dict[str, TaskID] = {}
-        self._said: set[str] = set()
-
-    @property
-    def listener(self) -> ParityListener:
-        from trtx.experiment.parity.run import ParityListener
-
-        return ParityListener(
-            self._on_start, self._on_route, self._on_event, self._on_progress, self._on_kill, self.say
-        )
-
-    def _on_start(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.say(f"run: {run_dir}")
-
-    def _on_route(self, route: str, is_served: bool) -> None:
-        self.say(f"{route}: starting the topology" if is_served else f"{route}: asking")
-
-    def _on_event(self, route: str, event: Event) -> None:
-        if event.kind in _SHOWN:
-            self.say(f"{route}: {event.message}")
-
-    def _on_progress(self, label: str, ended: int, total: int) -> None:
-        if label not in self._passes:
-            self._passes[label] = self._bars.add_task(label, total=total)
-        self._bars.update(self._passes[label], completed=ended)
-        if ended == total and label not in self._said:
-            self._said.add(label)
-            self.say(f"{label}: {total} requests")
-
-    def _on_kill(self, route: str, name: str, open_streams: int) -> None:
-        self.say(f"{route}: killed {name} while {open_streams} streams were open there")

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ import typer
 from trtx.cli import topology_options as options
 from trtx.cli.command import Verb
 from trtx.cli.placement import refuse_ignored
+from trtx.cli.run_options import DryRunOption, JsonOption
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 
@@ -34,29 +34,28 @@ _NARROWEST, _WIDEST = 60, 80
 @app.command(
     cls=Verb,
     no_args_is_help=False,
-    epilog="Exit codes: as trtx bench; 2 too where it can't be made here or, with --exact, where something differs.",
+    epilog="Exit codes: as trtx bench; also 2 if the run is impossible here or, with --exact, if something differs.",
 )
 def reproduce(
     context: typer.Context,
     *,
     lock: Annotated[
-        Path, typer.Argument(metavar="LOCK", help="run.lock.yaml of a run, a copy of it, or its directory.")
+        Path, typer.Argument(metavar="LOCK", help="A run directory, or its run.lock.yaml, which may be a copy.")
     ],
     exact: Annotated[
-        bool, typer.Option("--exact", help="Measure only where nothing differs; else the table, and exit 2.")
+        bool,
+        typer.Option(
+            "--exact", help="Measure only if nothing differs; otherwise print the differences and exit with 2."
+        ),
     ] = False,
     output: options.OutputOption = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what differs, what would be started and sent; start nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with the summary as one line of JSON on stdout.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Make a run again from its lock: print what differs here, then measure the same.
+    """Repeat a run from its lock: print what differs on this machine, then measure.
 
-    The lock is enough: it may be a copy, on another machine. Modes, loads, seed,
-    prompts and engine configs are those of the lock.
+    Only the lock is needed, so it may be a copy from another machine. It contains
+    the modes, loads, seed, prompts and engine configs.
 
     \b
     Examples:
@@ -74,8 +73,8 @@ def reproduce(
 
 
 def _reproduce(locked: Locked, lock: Path, output: Path, *, exact: bool, dry_run: bool, as_json: bool) -> None:
-    from trtx.cli.bench import own_command_line, run_and_show, show_plans
-    from trtx.experiment import differences_here, run, spec_to_run
+    from trtx.cli.bench import measure, show_plans
+    from trtx.experiment import differences_here, spec_to_run
 
     found = differences_here(locked)
     for line in table(found, shutil.get_terminal_size().columns):
@@ -83,13 +82,13 @@ def _reproduce(locked: Locked, lock: Path, output: Path, *, exact: bool, dry_run
     if exact and found:
         raise UsageError(
             f"{len(found)} of the conditions of {shown(str(lock))} differ here (listed above), and --exact is given; "
-            "put them right, or leave --exact out"
+            "correct them, or leave out --exact"
         )
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="trtx-") as scratch:
             show_plans(spec_to_run(locked, Path(scratch)), output)
         return
-    run_and_show(partial(run, spec_to_run(locked, output), parent=output, argv=own_command_line()), as_json)
+    measure(spec_to_run(locked, output), output, dry_run=False, as_json=as_json)
 
 
 def table(found: Sequence[Difference], width: int) -> Iterator[str]:

@@ -167,7 +167,7 @@ def read_whole(directory: Path, count: int) -> tuple[Sample, ...]:
         return found
     path = directory / SAMPLES.file
     if not path.exists():
-        raise UsageError(f"{path} is not there, and {count} samples of it were scored; {RESTORE}")
+        raise UsageError(f"{path} is missing, but {count} of its samples were scored; {RESTORE}")
     cut = "" if path.read_bytes().endswith(b"\n") or not found else f", and line {len(found) + 1} is cut short"
     raise UsageError(f"{path} has {len(found)} samples in whole lines{cut}; {count} were scored; {RESTORE}")
 

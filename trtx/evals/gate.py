@@ -41,13 +41,13 @@ def parse_min_score(text: str) -> MinScore:
     """Parses ``task:metric:value``. Raises UsageError."""
     parts = text.rsplit(":", 2)
     if len(parts) != 3 or not all(parts):
-        raise UsageError(f"--min-score {quoted(text)}: expected task:metric:value, as gsm8k:exact_match:0.8")
+        raise UsageError(f"--min-score {quoted(text)}: expected task:metric:value, such as gsm8k:exact_match:0.8")
     try:
         value = float(parts[2])
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"--min-score {quoted(text)}: {quoted(parts[2])} is no number; expected one, as 0.8")
+        raise UsageError(f"--min-score {quoted(text)}: {quoted(parts[2])} is not a number; expected for example 0.8")
     return MinScore(parts[0], parts[1], value)
 
 
@@ -82,11 +82,14 @@ def check_min_scores(
     """
     for one in least:
         if one.task not in metrics:
-            raise UsageError(f"--min-score {one.name}: {one.task} is not asked; expected one of {', '.join(metrics)}")
+            raise UsageError(
+                f"--min-score {one.name}: {one.task} is not among the tasks; expected one of {', '.join(metrics)}"
+            )
         known = metrics[one.task]
         if one.metric.partition(",")[0] not in known:
             raise UsageError(
-                f"--min-score {one.name}: {one.metric} is no metric of {one.task}; expected one of {', '.join(known)}"
+                f"--min-score {one.name}: {one.metric} is not a metric of {one.task}; expected one of "
+                f"{', '.join(known)}"
             )
         if one.metric.partition(",")[0] in shares.get(one.task, ()) and not 0 <= one.value <= 1:
             raise UsageError(
@@ -125,7 +128,7 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     interval = _with_lost(score, task)
     if interval is None:
         return _unknown(
-            cell, criterion, f"{_lost(task)}, and what they would make of {score.metric} is not known; {_ASK_AGAIN}"
+            cell, criterion, f"{_lost(task)}, so {score.metric} over all samples is not known; {_ASK_AGAIN}"
         )
     sign = -1 if score.higher_is_better is False else 1
     low, high = sorted((sign * interval.low, sign * interval.high))

@@ -52,9 +52,7 @@ def rows(
     """
     lengths = asked.lengths or _lengths(haystack, context_length)
     if context_length is not None and (too_long := next((one for one in lengths if one > context_length), None)):
-        raise UsageError(
-            f"--needle-lengths {too_long}: the context holds {context_length} tokens; expected lengths up to that"
-        )
+        raise UsageError(f"--needle-lengths {too_long} exceeds the context length of {context_length} tokens")
     return [
         _row(haystack, length, depth, number, tokens_of)
         for number in range(asked.samples)
@@ -128,7 +126,9 @@ def most_that_fit(tokens_of: Callable[[int], int], room: int) -> tuple[int, int]
 def _lengths(haystack: Haystack, context_length: int | None) -> tuple[int, ...]:
     """Powers of two below the context length, and the context length itself."""
     if context_length is None:
-        raise UsageError("task needle: the server does not say what its context holds; name lengths, --needle-lengths")
+        raise UsageError(
+            "task needle: the server does not report its context length; give lengths with --needle-lengths"
+        )
     powers = (1 << exponent for exponent in range(_SHORTEST[haystack].bit_length() - 1, context_length.bit_length()))
     return (*(length for length in powers if length < context_length), context_length)
 

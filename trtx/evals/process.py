@@ -106,7 +106,7 @@ class Session:
         data = os.read(self._events, 1 << 20)
         if not data:
             raise LaunchError(
-                f"the process that asks the tasks ended with {self._process.wait()}; its output is in {self._log_path}"
+                f"the lm-eval process ended with exit code {self._process.wait()}; its output is in {self._log_path}"
             )
         *lines, self._unread = (self._unread + data).split(b"\n")
         found = [from_line(line.decode()) for line in lines]

@@ -4,7 +4,8 @@ This package owns the run directory, the order of events in a run, and the verdi
 doesn't start processes (``launch``), generate load (``bench``), draw (``report``) or print (``cli``).
 
 Call :func:`run` with an :class:`ExperimentSpec`. :func:`plan_only` implements ``--dry-run``. :func:`resume` continues a
-run that ended early. :func:`differences_here` lists how this machine differs from a run's manifest.
+run that ended early. :func:`differences_here` lists how this machine differs from a run's manifest. ``lifecycle.py`` is
+the frame of every run; ``bench/runner.py``, ``evaluation.py``, ``fidelity.py`` and ``parity/run.py`` measure in it.
 
 Invariants: a run directory is either new or resumed; however a run ends, its measurements are written and rendered.
 """
@@ -12,28 +13,23 @@ Invariants: a run directory is either new or resumed; however a run ends, its me
 from trtx.experiment.bench.dry_run import plan_only
 from trtx.experiment.bench.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.bench.reproduction import Locked, differences_here, read_locked, spec_to_run
-from trtx.experiment.bench.runner import FinishedRun, Listener, resume, run
+from trtx.experiment.bench.runner import resume, run
 from trtx.experiment.bench.spec import Attach, ExperimentSpec, load_sweep
 from trtx.experiment.directory import where_it_began
-from trtx.experiment.evaluation import (
-    EvaluationListener,
-    FinishedEvaluation,
-    evaluate,
-    resume_evaluation,
-)
+from trtx.experiment.evaluation import evaluate, resume_evaluation
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
 from trtx.experiment.gate import check_elsewhere
+from trtx.experiment.lifecycle import FinishedRun
+from trtx.experiment.listener import RunListener
 from trtx.experiment.targets import check_fits_served
 
 __all__ = [
     "Attach",
-    "EvaluationListener",
     "EvaluationSpec",
     "ExperimentSpec",
-    "FinishedEvaluation",
     "FinishedRun",
-    "Listener",
     "Locked",
+    "RunListener",
     "cells_ahead",
     "check_elsewhere",
     "check_fits_served",

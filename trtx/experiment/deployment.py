@@ -54,9 +54,7 @@ def ask_deployment(attach: Attach) -> Deployment:
         if uses_key:
             client.headers["Authorization"] = f"Bearer {_needed_key(attach.url)}"
             if _asks_for_key(client):
-                raise UsageError(
-                    f"{attach.url} refuses the API key in {API_KEY_VARIABLE}; set it to one that is valid there"
-                )
+                raise UsageError(f"{attach.url} rejects the API key in {API_KEY_VARIABLE}; set it to a valid one")
         model, owner = _served_model(client, attach)
         server, version = _server(client, owner)
         workers = _dynamo_workers(client, model) if server == DYNAMO else None
@@ -107,10 +105,11 @@ def api_key(deployment: Deployment) -> str | None:
 def _needed_key(url: str) -> str:
     key = os.environ.get(API_KEY_VARIABLE)
     if not key:
-        raise UsageError(f"{url} asks for an API key; set {API_KEY_VARIABLE} to one that is valid there")
+        raise UsageError(f"{url} needs an API key; set {API_KEY_VARIABLE} to a valid one")
     if not (key.isascii() and key.isprintable()) or " " in key:  # the key isn't shown
         raise UsageError(
-            f"{API_KEY_VARIABLE} holds what no HTTP header carries, such as a line's end; set the key alone"
+            f"{API_KEY_VARIABLE} has a character that an HTTP header can't contain, such as a line break; set "
+            "it to the key alone"
         )
     return key
 
@@ -142,8 +141,8 @@ def _refuse_redirect(client: httpx.Client, path: str, answer: httpx.Response) ->
     asked = f"{str(client.base_url).rstrip('/')}{path}"
     if where := sent_on(answer.status_code, answer.headers.get("Location"), asked):
         raise UsageError(
-            f"{asked} answers with HTTP {answer.status_code}: {where}, as another server might be measured than was "
-            "named; name the one that answers itself with --url"
+            f"{asked} answers with HTTP {answer.status_code}: {where}, so the run would measure another server than "
+            "the one named; give the address of the answering server with --url"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -13,39 +12,44 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_origin
+from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
 
 from trtx.bench.documents import RESTORE, plain
-from trtx.bench.intact import refuse_changed_documents
+from trtx.bench.journal import JOURNAL
 from trtx.config.option_field import OptionField, record_of, value_before
 from trtx.config.wording import quoted
 from trtx.errors import LoadGeneratorError, UsageError
-from trtx.experiment.bench.spec import ExperimentSpec
+from trtx.experiment.bench.axes import NamedTopology
+from trtx.experiment.bench.spec import Attach, ExperimentSpec
 from trtx.launch import write_problem
 from trtx.runs.forms import LOCK, PLAN, Provenance
 from trtx.tls import CA_VARIABLE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Kind = TypeVar("Kind", bound=BaseModel)
 PROVENANCE = "provenance"  # the only top-level field of the manifest that isn't part of a sweep
-_ANSWERS = ("eval/", "fidelity/")  # samples and passes that a resumed run keeps
-Asking = ParamSpec("Asking")
-Ended = TypeVar("Ended")
 
 
-class Asked(Protocol):
-    """The specification of a run."""
+class RunSpec(Protocol):
+    """What the specifications of all runs have in common."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def attach(self) -> Attach | None: ...
+    @property
+    def topologies(self) -> tuple[NamedTopology, ...]:
+        """The topologies that trtx serves in turn."""
+        ...
 
     def to_json(self) -> dict[str, Any]:
         """The specification as plain values."""
         ...
 
 
-def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
+def create(parent: Path, spec: RunSpec, started_at: datetime) -> Path:
     """Creates the new directory ``<parent>/<utc>-<name>-<hash8>``, with a hash of the specification. Raises
     UsageError.
     """
@@ -64,12 +68,12 @@ def create(parent: Path, spec: Asked, started_at: datetime) -> Path:
                 return path.absolute()
     except OSError as error:
         raise UsageError(
-            f"no run directory can be made in {str(parent)!r} ({error.strerror}); "
-            "expected a directory that you can write to; name another with -o"
+            f"no run directory can be created in {str(parent)!r} ({error.strerror}); "
+            "choose a directory that you can write to with -o"
         ) from error
 
 
-def write_lock(run_dir: Path, spec: Asked, provenance: Provenance) -> None:
+def write_lock(run_dir: Path, spec: RunSpec, provenance: Provenance) -> None:
     """Writes ``run.lock.yaml``: the spec after defaults, the resulting loads, and the provenance."""
     asked = spec.to_json()
     directory = str(Path.cwd()) if any(_relative_paths(asked)) else None
@@ -122,31 +126,14 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
         return
     if not Path(began).is_dir():
         raise UsageError(
-            f"{lock} began in {quoted(began)}, where its relative paths are looked up, and that is no directory now; "
-            "put it back, or start a new run with absolute paths"
+            f"{lock} began in {quoted(began)}, from where its relative paths are resolved, but that directory is gone; "
+            "restore it, or start a new run with absolute paths"
         )
     authorities = os.environ.get(CA_VARIABLE)  # belongs to this invocation, not to the run
     if authorities:
         os.environ[CA_VARIABLE] = str(Path(authorities).absolute())
     with contextlib.chdir(began):
         yield
-
-
-def goes_on(verb: Callable[Concatenate[Path, Asking], Ended]) -> Callable[Concatenate[Path, Asking], Ended]:
-    """Decorates a function that resumes the run in its first argument.
-
-    The function gets the absolute path of the run directory and is called within :func:`where_it_began`. Raises
-    UsageError if answers that the resumed run would keep have been changed.
-    """
-
-    @functools.wraps(verb)
-    def there(run_dir: Path, /, *args: Asking.args, **named: Asking.kwargs) -> Ended:
-        run_dir = run_dir.absolute()
-        with where_it_began(run_dir):
-            refuse_changed_documents(run_dir, under=_ANSWERS)
-            return verb(run_dir, *args, **named)
-
-    return there
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
@@ -157,15 +144,31 @@ def read_lock(run_dir: Path) -> ExperimentSpec:
     those with a default in a sweep file: a default in place of a lost field would change the measurement.
     """
     if (run_dir / PLAN.file).exists() and not (run_dir / LOCK.file).exists():  # the manifest is written after the plan
-        raise UsageError(f"{run_dir} ended before anything of it was measured; start the run anew")
+        raise UsageError(f"{run_dir} ended before anything was measured, so it can't be resumed; start a new run")
+    return spec_of(_manifest_of(run_dir, "trtx bench"), str(run_dir / LOCK.file))
+
+
+def read_manifest(run_dir: Path, verb: str, kind: type[Kind]) -> Kind:
+    """Reads the spec of a run of ``verb`` from its manifest. Raises UsageError if it isn't one, or is unreadable."""
+    fields = _manifest_of(run_dir, verb)
+    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
+    return LOCK.restored(asked, kind, str(run_dir / LOCK.file))
+
+
+def _manifest_of(run_dir: Path, verb: str) -> dict[str, Any]:
+    if not (run_dir / LOCK.file).exists():
+        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of {verb}")
     fields = LOCK.load(run_dir)
+    own = "trtx bench"
     if "check" in fields:
-        raise UsageError(f"{run_dir} is a run of trtx eval {fields['check']}; go on with it by that verb's --resume")
-    if "tasks" in fields:
-        raise UsageError(f"{run_dir} is a run of trtx eval; go on with it by trtx eval --resume")
-    if "routes" in fields:
-        raise UsageError(f"{run_dir} is a run of trtx eval parity; go on with it by trtx eval parity --resume")
-    return spec_of(fields, str(run_dir / LOCK.file))
+        own = f"trtx eval {fields['check']}"
+    elif "routes" in fields:
+        own = "trtx eval parity"
+    elif "tasks" in fields:
+        own = "trtx eval"
+    if own != verb:
+        raise UsageError(f"{run_dir} is a run of {own}, not of {verb}; resume it with {own} --resume")
+    return fields
 
 
 def spec_of(fields: dict[str, Any], source: str) -> ExperimentSpec:
@@ -233,7 +236,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
     """The first field in which a manifest differs from what its spec would be written as; None if they agree."""
     for name, value in written.items():
         if name not in found:
-            return f"{parent}{name} is missing; expected what was asked, or followed from it"
+            return f"{parent}{name} is missing; expected the given or derived value"
         if isinstance(value, dict) and isinstance(found[name], dict):
             if (inner := _difference(found[name], value, f"{parent}{name}.")) is not None:
                 return inner
@@ -256,7 +259,11 @@ def told_if_unwritable(run_dir: Path) -> Iterator[None]:
             raise
         if not run_dir.is_dir():
             raise _removed(run_dir) from error
-        way_out = "go on with --resume" if (run_dir / LOCK.file).exists() else "run it again, or name another with -o"
+        way_out = (
+            "continue the run with --resume"
+            if (run_dir / JOURNAL.file).exists()
+            else "run it again, or name another with -o"
+        )
         raise UsageError(
             f"run directory {run_dir} can't be written ({reason}), so the run ended; make room there and {way_out}"
         ) from error
@@ -274,7 +281,7 @@ def _no_room(error: Exception, run_dir: Path) -> str | None:
 
 def _removed(run_dir: Path) -> UsageError:
     return UsageError(
-        f"run directory {run_dir} was removed while it was measured, and what was in it is lost; run it again"
+        f"run directory {run_dir} was removed during the measurement, so its results are lost; run it again"
     )
 
 
@@ -291,7 +298,7 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(f"another trtx measures in {run_dir} now; wait until it has ended") from error
+            raise UsageError(f"another trtx measures in {run_dir} at the moment; wait until it has ended") from error
 
         def check() -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -22,7 +22,7 @@ def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:
     if not (path / LOCK.file).exists():
         raise UsageError(f"{path} is no run directory, it has no {LOCK.file}; expected one of trtx eval")
     if not (found := scores_of_run(path)):
-        raise UsageError(f"{path} has no scores; expected a run that was scored; go on with it by --resume")
+        raise UsageError(f"{path} has no scores; resume it with --resume, or choose another run")
     refuse_changed_documents(path)
     return found
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trtx.bench.documents import problem
-from trtx.config import Mode, TopologySpec
 from trtx.config.topology import Name
-from trtx.errors import UsageError
 from trtx.evals.fidelity.prompts import DEFAULT_COUNT, MOST
-from trtx.experiment.bench.axes import NamedTopology, expand
-from trtx.experiment.bench.spec import ATTACHED, Attach
-from trtx.experiment.directory import PROVENANCE
-from trtx.experiment.scoring_spec import MOST_CONCURRENT, as_option, refuse_twice
-from trtx.runs.forms import LOCK
+from trtx.experiment.directory import read_manifest
+from trtx.experiment.scoring_spec import MOST_CONCURRENT
+from trtx.experiment.topologies_spec import TopologiesSpec, spec_of_options
 
 _NO_PROBABILITIES = ("simulated", "paced")
 
 
-class FidelitySpec(BaseModel):
+class FidelitySpec(TopologiesSpec):
     """The typed options, with defaults resolved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "fidelity"
     check: Literal["fidelity"] = "fidelity"  # the trtx eval check that the run performs
@@ -36,15 +30,6 @@ class FidelitySpec(BaseModel):
     concurrency: int = Field(default=8, ge=1, le=MOST_CONCURRENT)  # requests in flight
     max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # nats per token
     min_agreement: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)  # share of tokens
-    modes: tuple[Mode, ...] = Field(default=("agg",), min_length=1)
-    topology: TopologySpec = Field(default_factory=lambda: TopologySpec.model_validate({"port": 0}))
-    attach: Attach | None = None
-
-    @field_validator("modes")
-    @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_twice("--mode", value)
-        return value
 
     @field_validator("prompt_file")
     @classmethod
@@ -55,7 +40,7 @@ class FidelitySpec(BaseModel):
     def _has_probabilities(self) -> FidelitySpec:
         if self.attach is not None and self.reference is None:
             raise ValueError(
-                "reference is needed with --url: what checkpoint is served there is not known here; name it"
+                "reference is needed with --url, because the checkpoint of a running server is not known; name it"
             )
         if self.topology.engine in _NO_PROBABILITIES:
             raise ValueError(
@@ -64,36 +49,12 @@ class FidelitySpec(BaseModel):
             )
         return self
 
-    @property
-    def topologies(self) -> tuple[NamedTopology, ...]:
-        """The topologies that trtx serves in turn; empty for an attached run."""
-        return () if self.attach is not None else expand(self.modes, self.topology, {})
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return (ATTACHED,) if self.attach is not None else tuple(one.label for one in self.topologies)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, including the labels that result from the modes."""
-        return {**self.model_dump(mode="json"), "topologies": list(self.labels)}
-
-
-def fidelity_of(fields: dict[str, Any]) -> FidelitySpec:
-    """Validates typed values. Raises UsageError that names the option."""
-    try:
-        return FidelitySpec.model_validate(fields)
-    except ValidationError as error:
-        raise UsageError(as_option(problem(error), FidelitySpec)) from error
-
 
 def read_fidelity_spec(run_dir: Path) -> FidelitySpec:
     """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval fidelity``, or is
     unreadable.
     """
-    if not (run_dir / LOCK.file).exists():
-        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval fidelity")
-    fields = LOCK.load(run_dir)
-    if fields.get("check") != "fidelity":
-        raise UsageError(f"{run_dir} is no run of trtx eval fidelity; go on with it by the verb that began it")
-    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
-    return LOCK.restored(asked, FidelitySpec, str(run_dir / LOCK.file))
+    return read_manifest(run_dir, "trtx eval fidelity", FidelitySpec)
+
+
+fidelity_of = partial(spec_of_options, FidelitySpec)

@@ -30,7 +30,7 @@ from trtx.experiment.baselines.store import Baselines, is_picked, open_baseline,
 from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.bench.verdict import judge_cells, run_verdict
 from trtx.experiment.scores import judge_scores, partners, score_differences, scores_of_run
-from trtx.runs.forms import BASELINE, COMPARISON, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
+from trtx.runs.forms import BASELINE, CONDITIONS, VERDICT, ComparedWith, Provenance, RunVerdict
 from trtx.topology import Plan
 
 
@@ -154,12 +154,6 @@ def _pairs(spec: ExperimentSpec) -> dict[str, str] | None:
     return {cell_name(label, load): cell_name(arm, load) for label in others for load in spec.load.loads}
 
 
-def forget(run_dir: Path) -> None:
-    """Deletes the verdict and the A/B comparison of a run that continues; both are written again at its end."""
-    for document in (VERDICT, COMPARISON):
-        (run_dir / document.file).unlink(missing_ok=True)
-
-
 def compared_with(spec: ExperimentSpec, baseline: Baseline, now: Conditions) -> ComparedWith:
     """The baseline for the verdict, with its differences from a run under the conditions ``now``."""
     found = [*differences(baseline.conditions, now), *load_differences(baseline.cells, planned_loads(spec))]
@@ -180,9 +174,9 @@ def _other_questions(spec: ExperimentSpec, baseline: Baseline) -> tuple[str, ...
     derived from its scores.
     """
     if spec.eval is None:
-        return ("it has scores and this run asks for none, so nothing is said of them",) if baseline.scores else ()
+        return ("it has scores but this run has none, so they are not compared",) if baseline.scores else ()
     if not baseline.scores:
-        return ("it has no scores, so those of this run are compared with none",)
+        return ("it has no scores, so the scores of this run are not compared",)
     if baseline.conditions.eval:
         return ()
     return tuple(f"eval.{one}" for one in score_differences(spec.eval, baseline.scores))

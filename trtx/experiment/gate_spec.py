@@ -24,7 +24,7 @@ def check_baseline_name(name: str) -> None:
     """Raises UsageError for a text that can't be the name of a baseline, which is also a file name."""
     if not _BASELINE_NAME.fullmatch(name):
         raise UsageError(
-            f"{quoted(name)} is no name of a baseline; expected letters, digits, '.', '_' and '-', such as main-h100"
+            f"{quoted(name)} can't be the name of a baseline; use letters, digits, '.', '_' and '-', such as main-h100"
         )
 
 
@@ -115,4 +115,4 @@ class GateSpec(BaseModel):
 def _refuse_twice(option: str, names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise UsageError(f"{option} {name} stands there twice; expected each once")
+            raise UsageError(f"{option} {name} is listed twice; list it once")

@@ -55,8 +55,8 @@ def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
         is_meant = not spec.axes and asked[one].overrides == asked[other].overrides  # an A/A run
         if not is_meant and _alike(asked[one], plans[one]) == _alike(asked[other], plans[other]):
             raise UsageError(
-                f"{one} and {other} would be the same topology, measured twice: what they set differs in how it is "
-                "written, and means the same to their engine; leave one of them out"
+                f"{one} and {other} would be the same topology, measured twice: their settings are written differently "
+                "but mean the same to the engine; leave one of them out"
             )
 
 

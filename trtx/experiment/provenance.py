@@ -26,17 +26,17 @@ def provenance_of(
 
     Reads each model's files (seconds at most) and the complete input_file. Raises UsageError for an unreadable file.
     """
-    return provenance_with(partial(_calls, spec), environment, plans, attached, read_dataset(spec.load))
+    return provenance_with(environment, plans, attached, read_dataset(spec.load), partial(_calls, spec))
 
 
 def provenance_with(
-    calls: Callable[[Target], dict[str, str]],
     environment: Environment,
     plans: Mapping[str, Plan],
     attached: Target | None,
     dataset_sha256: str | None = None,
+    calls: Callable[[Target], dict[str, str]] = lambda target: {},
 ) -> Provenance:
-    """Like :func:`provenance_of`, but ``calls`` returns the commands for each target: aiperf's by cell, or none."""
+    """Like :func:`provenance_of`. ``calls`` returns aiperf's commands for a target, by cell."""
     if attached is not None:
         files = _files(identify_tokenizer(attached.tokenizer_path))
         measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, calls(attached))}
@@ -67,8 +67,8 @@ def read_dataset(load: LoadSpec) -> str | None:
         return load.dataset_sha256
     except OSError as error:
         raise UsageError(
-            f"input_file {shown(load.input_file)} can't be read ({error.strerror or error}); expected a dataset: check "
-            "its path and its permissions"
+            f"input_file {shown(load.input_file)} can't be read ({error.strerror or error}); check its path "
+            "and permissions"
         ) from error
 
 

@@ -75,7 +75,11 @@ def unjudged(candidate: Sequence[TopologyValues], baseline: Sequence[TopologyVal
     """Sentences about the baseline's tasks that this run doesn't include, and that are therefore not judged."""
     asked = {task.task for one in candidate for task in one.tasks}
     dropped = dict.fromkeys(task.task for one in baseline for task in one.tasks if task.task not in asked)
-    return tuple(f"{task} was scored and is not, so nothing is said of it" for task in dropped) if candidate else ()
+    return (
+        tuple(f"{task} was scored there but not in this run, so it is not compared" for task in dropped)
+        if candidate
+        else ()
+    )
 
 
 def compare_scores(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trtx.config.wording import shown
 from trtx.errors import UsageError
-from trtx.evals import Endpoint, Job, Session, eval_directory, read_eval
+from trtx.evals import Endpoint, Job, Session, read_eval
 from trtx.evals.gate import check_max_drop, check_min_scores
 from trtx.evals.messages import Loaded, NeedleAsked
 from trtx.experiment.bench.spec import ATTACHED
@@ -62,11 +62,11 @@ def _compared_shares(loaded: Loaded) -> list[str]:
 
 
 def endpoint_of(
-    run_dir: Path, label: str, url: str, model: str, api_key: str | None = None, *, certificate: Path | None = None
+    label: str, url: str, model: str, home: Path, api_key: str | None = None, certificate: Path | None = None
 ) -> Endpoint:
-    """The endpoint of a served topology or of the attached deployment."""
+    """The endpoint of a served topology or of the attached deployment. ``home``: the directory of its answers."""
     patience_s = _ATTACHED_PATIENCE_S if label == ATTACHED else _SERVED_PATIENCE_S
-    return Endpoint(label, url, model, str(eval_directory(run_dir, label)), patience_s, api_key, certificate)
+    return Endpoint(label, url, model, str(home), patience_s, api_key, certificate)
 
 
 def is_scored(run_dir: Path, label: str) -> bool:
@@ -82,7 +82,8 @@ def common_tokenizer(plans: Mapping[str, Plan]) -> Path:
         if other != path and _contents(other) != _contents(path):
             raise UsageError(
                 f"{first} and {label} serve models with different tokenizers ({shown(str(path))} and "
-                f"{shown(str(other))}), and eval asks all topologies the same; make a run of each, or leave eval out"
+                f"{shown(str(other))}), but eval sends the same prompts to all topologies; make one run of each, or "
+                "leave out eval"
             )
     return path
 

@@ -90,7 +90,7 @@ class ScoringSpec(BaseModel):
         if (self.text is None) == (TEXT_TASK in self.tasks):
             told = "is needed" if self.text is None else "means nothing"
             beside = "with" if self.text is None else "without"
-            raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; name both, or neither")
+            raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; give both or neither")
         return self
 
     @model_validator(mode="after")
@@ -98,8 +98,8 @@ class ScoringSpec(BaseModel):
         for name in ("needle_lengths", "needle_depths", "needle_samples"):
             if NEEDLE_TASK not in self.tasks and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, whose prompts it "
-                    "shapes; name both, or neither"
+                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, "
+                    "whose prompts it configures; give both or neither"
                 )
         return self
 

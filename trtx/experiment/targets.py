@@ -112,7 +112,7 @@ def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) ->
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
     context = checkpoint.context_by(served.engine)
     if context is not None and asked > context:
-        raise UsageError(f"{what}, and the context of {served.model} is {context}; ask for less")
+        raise UsageError(f"{what}, but the context length of {served.model} is {context}; use shorter lengths")
     for role, config in served.engine_configs.items():
         longest = config.get("max_seq_len")
         if longest is not None and asked > longest:
@@ -130,7 +130,7 @@ def _check_has_template(model: str, checkpoint: Path) -> None:
         return
     if template is None and (checkpoint / "tokenizer.json").is_file():
         raise UsageError(
-            f"{model} has no chat template, and trtx bench sends chat messages; add a chat_template.jinja to "
+            f"{model} has no chat template, but trtx bench sends chat messages; add a chat_template.jinja to "
             f"{checkpoint} that writes a message's content alone, or score the model with trtx eval"
         )
 
@@ -141,7 +141,7 @@ def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
     if fewest is not None and isl - load.shared_length < fewest:
         shared = f", and {load.shared_length} are shared" if load.shared_length else ""
         raise UsageError(
-            f"isl {isl} is shorter than any request of {model}, whose chat template takes {fewest - 1} tokens beside "
+            f"isl {isl} is shorter than any request of {model}, whose chat template adds {fewest - 1} tokens to "
             f"its text{shared}; ask for {fewest + load.shared_length} or more"
         )
 
@@ -163,8 +163,8 @@ def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
     vision = read_vision_config(model_path)
     if vision is None:
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} gives images to {served.model}, a text model; leave it "
-            "out, or serve one that takes images"
+            f"load.image_batch_size {load.image_batch_size} sends images to {served.model}, a text model; leave it "
+            "out, or serve a model that accepts images"
         )
     return load.image_batch_size * (vision.tokens_per_image or 0)
 
@@ -180,6 +180,6 @@ def _tokenizer(attach: Attach, model: str) -> Path:
         ).path
     except UsageError as error:
         raise UsageError(
-            f"aiperf needs the tokenizer of {model!r}, and {name!r} has none here ({error}); "
+            f"aiperf needs the tokenizer of {model!r}, but {name!r} has none on this machine ({error}); "
             "give its directory with --tokenizer"
         ) from error

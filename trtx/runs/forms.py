@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from trtx.bench.documents import Document
-from trtx.stats.intervals import Interval
 from trtx.bench.judge.judgement import Judgement, Verdict
-from trtx.bench.load import Load
 from trtx.bench.judge.sample import Window
+from trtx.bench.load import Load
+from trtx.stats.intervals import Interval
 
 # 2: the request and its provenance are in one file; before, the provenance was in env.json and less complete. 3:
 # load.fixed_schedule and gate.window. 4: eval. The fields' records have the values for older runs

@@ -13,6 +13,7 @@ import typer
 
 from trtx.cli import bench
 from trtx.cli.app import run
+from trtx.cli.run_options import show_run
 from trtx.errors import GateError, UsageError
 from trtx.experiment import FinishedRun
 from trtx.experiment.bench import axes
@@ -68,7 +69,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--engine", "paced", "--top-p", "2", "--dry-run"], ["top_p is 2.0", "a number from 0 to 1"]),
         (["--engine", "paced", "--top-k", "-5"], ["top_k is -5", "a whole number from -1 on"]),
         (["--engine", "paced", "--extra-inputs", "min_p:2"], ["min_p is 2", "a number from 0 to 1"]),
-        (["--engine", "paced", "--isl", "64,1"], ["isl 1 is shorter", "takes 12 tokens", "ask for 13 or more"]),
+        (["--engine", "paced", "--isl", "64,1"], ["isl 1 is shorter", "adds 12 tokens", "ask for 13 or more"]),
         (
             ["--engine", "paced", "--isl", "20", "--prefix-prompt-length", "10", "--dry-run"],
             ["isl 20 is shorter", "and 10 are shared", "ask for 23 or more"],
@@ -87,7 +88,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--min-goodput", "nan", "--slo", "request_latency:p50:le:9"], ["gate.min_goodput"]),
         (["--baseline", "main"], ["--baseline", "--max-regression"]),
         (["--max-error-rate", "0.05"], ["--max-error-rate 0.05", "5%"]),
-        (["--save-baseline", "a/b"], ["'a/b' is no name of a baseline"]),
+        (["--save-baseline", "a/b"], ["'a/b' can't be the name of a baseline"]),
         (["--mode", "disagg", "--set", "agg.max_batch_size=4"], ["--set 'agg.max_batch_size=4'", "decode and prefill"]),
     ],
 )
@@ -160,7 +161,7 @@ def test_a_dry_run_says_what_each_cell_will_be_judged_by(capsys: pytest.CaptureF
     assert run(["bench", "--engine", "paced", "--model", "synthetic:tiny", *gate, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[-4:] == [
-        "Judged in each cell:",
+        "Criteria for each cell:",
         "  failed requests: at most 0%",
         "  time_to_first_token:p99: at most 500 ms",
         "  goodput: at least 2 requests/s",
@@ -211,8 +212,11 @@ def test_a_baseline_that_can_not_be_saved_hides_nothing_of_the_run(
     kept = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     unsaved = UsageError("main.json can't be written")
     with pytest.raises(typer.Exit) as ended:
-        bench.run_and_show(
-            lambda listener: FinishedRun(kept, kept / "report.html", error, unsaved=unsaved), as_json=False
+        show_run(
+            "trtx bench",
+            lambda argv, listener: FinishedRun(kept, kept / "report.html", error, unsaved=unsaved),
+            bench.result,
+            as_json=False,
         )
     shown = capsys.readouterr()
     assert ended.value.exit_code == code and "agg-c1" in shown.out + shown.err

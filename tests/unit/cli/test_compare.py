@@ -81,11 +81,11 @@ def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
     [
         (["base"], ["is one run, and there is nothing to compare it with"]),
         (["base", "nothing"], ["'nothing' is no run directory or file, and no baseline is called 'nothing'"]),
-        (["base", "slow", "./base"], ["'./base' is 'base' once more, and a run differs in nothing from itself"]),
-        (["main", "baselines/main.json"], ["'baselines/main.json' is 'main' once more"]),
-        (["base", "base"], ["'base' is 'base' once more"]),
-        (["main", "base"], ["'base' is 'main' once more"]),  # which was saved of it
-        (["base", "slow/verdict.json"], ["'slow/verdict.json' is not there; expected a run directory"]),
+        (["base", "slow", "./base"], ["'./base' is the same run as 'base', so there is nothing to compare"]),
+        (["main", "baselines/main.json"], ["'baselines/main.json' is the same run as 'main'"]),
+        (["base", "base"], ["'base' is the same run as 'base'"]),
+        (["main", "base"], ["'base' is the same run as 'main'"]),  # which was saved of it
+        (["base", "slow/verdict.json"], ["'slow/verdict.json' does not exist; expected a run directory"]),
         (["base", "base/verdict.json"], ["'base/verdict.json' can't be read as a baseline", "name is missing"]),
         (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
         (

@@ -41,7 +41,7 @@ def test_exact_ends_with_the_table_where_something_differs(lock: Path, capsys: p
     assert run(["bench", "reproduce", lock.name, "--exact"]) == 2
     said = capsys.readouterr()
     count = int(said.err.removeprefix("trtx: ").split()[0])
-    assert said.err.endswith("put them right, or leave --exact out\n") and said.err.count("\n") == 1
+    assert said.err.endswith("correct them, or leave out --exact\n") and said.err.count("\n") == 1
     assert said.out.startswith("what ") and 1 <= count <= len(said.out.splitlines()) - 1
     assert [path.name for path in lock.parent.iterdir()] == [lock.name]
 

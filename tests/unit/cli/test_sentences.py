@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from trtx.cli.app import run
-from trtx.cli.bench_view import BenchView
 from trtx.cli.console import warn
-from trtx.cli.eval_view import EvalView
+from trtx.cli.run_view import RunProgress
 from trtx.cli.sentences import fill, tell, wrapped
 
 WORDS = "agg-c1, agg-c2 request_latency:p99:le:500 no verdict: p99 takes 662 requests, and there are 20; measure more"
@@ -64,10 +63,10 @@ def test_a_long_line_ends_between_words_at_the_width_of_the_terminal(
 
 def test_what_goes_on_is_told_so_too_and_a_path_is_left_whole(terminal: Callable[[int], Callable[[], str]]) -> None:
     written = terminal(80)
-    view = BenchView()
-    view.listener.on_start(PATH)
-    view.listener.on_cells((), tuple(f"agg-c{n}" for n in range(60)), 60)
-    view.listener.on_cells(tuple(f"agg-c{n}" for n in range(60)), (), 60)
+    view = RunProgress()
+    view.on_start(PATH)
+    view.on_cells((), tuple(f"agg-c{n}" for n in range(60)), 60)
+    view.on_cells(tuple(f"agg-c{n}" for n in range(60)), (), 60)
     lines = written().splitlines()
     assert str(PATH) in lines or f"run: {PATH}" in lines
     others = [line for line in lines if "xxx" not in line]
@@ -157,12 +156,9 @@ def test_brackets_and_quotes_that_nothing_closes_are_characters() -> None:
     assert fill("{ " * 5000 + "' " * 5000, 20)[0] == "{ { { { { { { { { {"
 
 
-@pytest.mark.parametrize("view", [BenchView, EvalView])
-def test_what_happens_to_a_topology_is_told_so(
-    view: type[BenchView | EvalView], terminal: Callable[[int], Callable[[], str]]
-) -> None:
+def test_what_happens_to_a_topology_is_told_so(terminal: Callable[[int], Callable[[], str]]) -> None:
     written = terminal(80)
-    view().say(f"agg: {WORDS}")
+    RunProgress().say(f"agg: {WORDS}")
     warn([WORDS])
     lines = written().splitlines()
     assert max(map(len, lines)) <= 80 and " ".join(lines) == f"agg: {WORDS} trtx: warning: {WORDS}"
@@ -176,6 +172,6 @@ def test_names_are_shown_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
 def test_elsewhere_a_line_stays_one(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     tell(WORDS)
-    BenchView().listener.on_cells(tuple(f"agg-c{n}" for n in range(60)), (), 60)
+    RunProgress().on_cells(tuple(f"agg-c{n}" for n in range(60)), (), 60)
     first, kept, ahead = capfd.readouterr().err.splitlines()
     assert first == WORDS and kept.endswith("agg-c59") and ahead == "to measure: nothing"

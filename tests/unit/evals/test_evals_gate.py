@@ -141,9 +141,9 @@ def test_what_is_no_least_score_is_refused(text: str) -> None:
 def test_a_task_or_metric_that_is_not_there_is_refused_before_anything_is_asked() -> None:
     known = {"sums": ("acc",), "words": ("exact_match",)}
     check_min_scores([parse_min_score("sums:acc:1"), parse_min_score("words:exact_match,strict:1")], known, {})
-    with pytest.raises(UsageError, match="tales is not asked; expected one of sums, words"):
+    with pytest.raises(UsageError, match="tales is not among the tasks; expected one of sums, words"):
         check_min_scores([parse_min_score("tales:acc:1")], known, {})
-    with pytest.raises(UsageError, match="bleu is no metric of sums; expected one of acc"):
+    with pytest.raises(UsageError, match="bleu is not a metric of sums; expected one of acc"):
         check_min_scores([parse_min_score("sums:bleu:1")], known, {})
 
 

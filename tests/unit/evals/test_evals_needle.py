@@ -78,9 +78,9 @@ def test_lengths_are_powers_of_two_up_to_the_context_and_it(
 @pytest.mark.parametrize(
     ("asked", "context", "said"),
     [
-        ({"lengths": (512, 8192)}, 4096, "--needle-lengths 8192: the context holds 4096 tokens"),
+        ({"lengths": (512, 8192)}, 4096, "--needle-lengths 8192 exceeds the context length of 4096 tokens"),
         ({"lengths": (40,)}, 4096, "--needle-lengths 40: the question and its answer alone take"),
-        ({}, None, "does not say what its context holds; name lengths, --needle-lengths"),
+        ({}, None, "does not report its context length; give lengths with --needle-lengths"),
     ],
 )
 def test_a_length_that_can_not_be_is_refused_by_name(asked: dict[str, Any], context: int | None, said: str) -> None:

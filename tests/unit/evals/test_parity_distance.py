@@ -149,7 +149,7 @@ def test_a_reference_that_is_far_from_itself_is_none() -> None:
     again = compare_route("agg", [answer()], [answer(shift=0.1)], model="m", cancelled=0, evidence=HAPPENED)
     judgements = list(judge_reference(again, tolerance_of(again.compared, "float32")))
     assert [one.verdict for one in judgements] == [Verdict.PASS, Verdict.NO_VERDICT]
-    assert "nothing can be held against such a reference" in judgements[1].reason
+    assert "nothing can be compared with such a reference" in judgements[1].reason
 
 
 def test_where_the_same_bits_are_promised_nothing_is_allowed() -> None:
@@ -240,7 +240,7 @@ def test_what_half_precision_may_round_is_no_verdict_where_nobody_said_the_preci
     found = list(judge_route(route(answer(5, shift=shift)), tolerance_of(again.compared, dtype)))
     judgement = next(one for one in found if one.criterion.startswith("logprob_distance:max"))
     assert judgement.verdict is verdict
-    assert ("name it, beside --url with --dtype" in judgement.reason) == (verdict is Verdict.NO_VERDICT)
+    assert ("give it with --dtype for --url" in judgement.reason) == (verdict is Verdict.NO_VERDICT)
 
 
 def test_an_answer_that_ends_elsewhere_is_missed_whatever_the_precision() -> None:

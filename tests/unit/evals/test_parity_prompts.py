@@ -77,7 +77,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_what_to_bring(
     spoil: Callable[[Path], None], tmp_path: Path
 ) -> None:
     spoil(tmp_path / "tokenizer.json")
-    with pytest.raises(UsageError, match=r"bring the model's tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"needs the model's tokenizer\.json"):
         ordinary_ids(tmp_path)
 
 

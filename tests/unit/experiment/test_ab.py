@@ -13,9 +13,9 @@ from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
-from trtx.experiment import gate
 from trtx.experiment.bench.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock
+from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
@@ -36,12 +36,13 @@ def test_the_gate_of_both_files_is_that_of_the_run(tmp_path: Path) -> None:
     assert spec.gate.baseline == "a" and ab_spec(a, b, 3, {}).gate.max_error_rate == "2%"
     b.write_text(FAST)
     with pytest.raises(
-        UsageError, match=r"gate.slo is time_to_.*:500 in .*a.yaml and not there in .*b.yaml; expected one"
+        UsageError, match=r"gate.slo is time_to_.*:500 in .*a.yaml and not there in .*b.yaml; use the same gate"
     ):
         ab_spec(a, b, 3, {})
     a, b = _files(tmp_path, SLOW, FAST + "gate: {baseline: main, max_regression: 5%}\n")
     with pytest.raises(
-        UsageError, match=r"gate.baseline of .*b.yaml is of another run, and an A/B run holds B against A"
+        UsageError,
+        match=r"gate.baseline of .*b.yaml belongs to a comparison with another run, but an A/B run compares B",
     ):
         ab_spec(a, b, 3, {})
 
@@ -61,24 +62,24 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
         (
             SLOW + LOAD,
             FAST,
-            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; expected one load in both",
+            "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; use the same load in both",
         ),
-        ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected one"),
-        (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected one"),
+        ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected exactly one"),
+        (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected exactly one"),
     ],
 )
 def test_files_that_make_no_pair_are_one_sentence(tmp_path: Path, a: str, b: str, says: str) -> None:
     with pytest.raises(UsageError, match=says.replace("[", r"\[").replace("]", r"\]")):
         ab_spec(*_files(tmp_path, a, b), 2, {})
     same = _files(tmp_path, FAST, FAST)[0]
-    with pytest.raises(UsageError, match="are both called 'a', and topologies go by the names of their files"):
+    with pytest.raises(UsageError, match="are both called 'a', but the files' names are the names of the topologies"):
         ab_spec(same, same, 2, {})
 
 
 def test_one_round_is_compared_and_not_judged(tmp_path: Path) -> None:
     files = _files(tmp_path, SLOW + LOAD, FAST + LOAD)
     assert ab_spec(*files, 1, {}).load.trials == 1
-    with pytest.raises(UsageError, match="--max-regression 5%: 1 round has no interval; expected --rounds 2 or more"):
+    with pytest.raises(UsageError, match="--max-regression 5%: one round gives no interval; use --rounds 2 or more"):
         ab_spec(*files, 1, {"max_regression": "5%"})
 
 
@@ -158,7 +159,7 @@ def test_a_run_that_ended_early_has_its_rounds_and_no_ratio(tmp_path: Path) -> N
     assert [(a is None, b is None) for a, b in one.rounds] == [(False, False), (True, False), (True, True)]
     assert other.candidate is None and "it was not measured" in str(other.reason)
     assert [(a is None, b is None) for a, b in other.rounds] == [(False, True), (True, True), (True, True)]
-    gate.forget(run)
+    forget_verdict(run)
     assert COMPARISON.find(run, ComparedArms) is None, "a run that goes on has none until it has ended"
 
 

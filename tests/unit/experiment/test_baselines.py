@@ -72,7 +72,7 @@ def test_a_candidate_of_that_name_is_replaced_and_a_promoted_one_is_not(kept: Ba
     kept.save(run, "main")
     kept.save(run, "main")
     kept.promote("main")
-    with pytest.raises(UsageError, match="main.json is promoted, and saving would replace it; save under another"):
+    with pytest.raises(UsageError, match="main.json is promoted and would be replaced; save under another"):
         kept.save(run, "main")
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_can_not_be_read_is_named_with_the_way_out(kept: Baselines, 
 
 def test_a_cell_without_a_result_is_no_baseline(kept: Baselines, run: Path) -> None:
     change_cells(run, lambda cell: replace(cell, figures=None) if cell.name == "agg-c2" else cell)
-    with pytest.raises(UsageError, match="has no result of agg-c2; expected one of each cell"):
+    with pytest.raises(UsageError, match="has no result for agg-c2; measure these cells again"):
         kept.save(run, "main")
     assert not kept.all()
 
@@ -108,7 +108,7 @@ def test_a_run_with_an_invalid_cell_is_never_promoted_though_no_request_failed(k
     invalid = Validity(Level.INVALID, (Reason("late", Level.INVALID, "the client sent late"),), ())
     change_cells(run, lambda cell: replace(cell, validity=invalid) if cell.name == "agg-c2" else cell)
     kept.save(run, "main")
-    with pytest.raises(UsageError, match="main can't be promoted: INVALID in its run run: agg-c2;"):
+    with pytest.raises(UsageError, match="main can't be promoted, because cells of its run run are INVALID .agg-c2.;"):
         kept.promote("main")
     assert kept.get("main").state == "candidate"
 
@@ -138,7 +138,7 @@ def test_one_with_other_cells_is_not_superseded(kept: Baselines, run: Path) -> N
 
 
 def test_the_promoted_one_of_this_machine_model_and_load_is_picked(kept: Baselines, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no promoted baseline; .*trtx baseline promote NAME"):
+    with pytest.raises(UsageError, match="has no promoted baseline to choose from; .*trtx baseline promote NAME"):
         picked(kept_dir(kept), run)
     kept.save(run, "here")
     elsewhere = a_run(tmp_path / "elsewhere", conditions=of_machine(cpu="other"))
@@ -184,7 +184,7 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(kept: Baselines, 
     kept.save(run, "main")
     with pytest.raises(UsageError, match="no baseline is called 'mian' .*did you mean main"):
         kept.get("mian")
-    with pytest.raises(UsageError, match="expected one of it, and it has main"):
+    with pytest.raises(UsageError, match="expected a baseline in that directory; it has main"):
         kept.get("xyz")
 
 
@@ -200,7 +200,7 @@ def test_a_run_a_file_or_a_name_can_be_compared(kept: Baselines, run: Path) -> N
     assert open_measured(str(run), kept).cells == open_measured(str(path), kept).cells
     assert [cell.figures for cell in open_measured(str(run), kept).cells] == [cell.figures for cell in read_cells(run)]
     assert open_measured("main", kept).name == "main"
-    with pytest.raises(UsageError, match="'no/such' is not there; expected a run directory, a baseline's file, or"):
+    with pytest.raises(UsageError, match="'no/such' does not exist; expected a run directory, a baseline's file, or"):
         open_measured("no/such", kept)
     with pytest.raises(UsageError, match="is no run directory, it has no run.lock.yaml"):
         open_measured(str(kept.directory), kept)
@@ -218,8 +218,8 @@ def _repeat(listed: list[Any]) -> None:
         (lambda found: found["cells"][0].update(schema_version=99), r"cells\.0 has schema_version 99"),
         (lambda found: found["cells"][0]["figures"].pop("request_count"), "figures.request_count is missing"),
         (lambda found: found["conditions"].update(machine=[]), "conditions.machine is"),
-        (lambda found: found["cells"].append(found["cells"][0]), "cell agg-c1 stands there twice"),
-        (lambda found: _repeat(found["cells"][1]["trials"]), "a trial of agg-c2 stands there twice"),
+        (lambda found: found["cells"].append(found["cells"][0]), "cell agg-c1 is listed twice"),
+        (lambda found: _repeat(found["cells"][1]["trials"]), "a trial of agg-c2 is listed twice"),
     ],
 )
 def test_a_file_that_can_not_be_read_is_told_with_its_field(kept: Baselines, run: Path, change: Any, told: str) -> None:

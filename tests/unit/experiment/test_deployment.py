@@ -233,14 +233,14 @@ def test_a_server_that_asks_for_a_key_gets_it_and_nobody_else_sees_it(
     with other_server(VLLM, key=KEY, shows_models=shows_models) as server:
         with pytest.raises(UsageError) as missing:
             asked(server)
-        assert str(missing.value) == f"{server.url} asks for an API key; set OPENAI_API_KEY to one that is valid there"
+        assert str(missing.value) == f"{server.url} needs an API key; set OPENAI_API_KEY to a valid one"
         monkeypatch.setenv(API_KEY_VARIABLE, "")
-        with pytest.raises(UsageError, match="asks for an API key"):
+        with pytest.raises(UsageError, match="needs an API key"):
             asked(server)
         monkeypatch.setenv(API_KEY_VARIABLE, "sk-wrong")
         with pytest.raises(UsageError) as wrong:
             asked(server)
-        assert "refuses the API key in OPENAI_API_KEY" in str(wrong.value) and "sk-wrong" not in str(wrong.value)
+        assert "rejects the API key in OPENAI_API_KEY" in str(wrong.value) and "sk-wrong" not in str(wrong.value)
         monkeypatch.setenv(API_KEY_VARIABLE, KEY)
         found = asked(server)
     assert (found.server, found.api_key_from, api_key(found)) == ("vLLM", API_KEY_VARIABLE, KEY)
@@ -253,7 +253,9 @@ def test_a_key_that_no_header_carries_is_refused_unseen(monkeypatch: pytest.Monk
     monkeypatch.setenv(API_KEY_VARIABLE, key)
     with other_server(VLLM, key=KEY) as server, pytest.raises(UsageError) as refused:
         asked(server)
-    assert "OPENAI_API_KEY holds what no HTTP header carries" in str(refused.value) and KEY not in str(refused.value)
+    assert "OPENAI_API_KEY has a character that an HTTP header can't contain" in str(refused.value) and KEY not in str(
+        refused.value
+    )
 
 
 def test_an_address_below_a_path_keeps_it() -> None:

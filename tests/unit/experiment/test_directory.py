@@ -50,7 +50,7 @@ def test_the_lock_holds_what_defaults_led_to(tmp_path: Path) -> None:
 def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_back(tmp_path: Path) -> None:
     run_dir = create(tmp_path, ExperimentSpec(), datetime.now(UTC))
     write_lock(run_dir, ExperimentSpec(), PROVENANCE)
-    removed = f"run directory {run_dir} was removed while it was measured"
+    removed = f"run directory {run_dir} was removed during the measurement"
     with hold(run_dir) as check:
         check()
         shutil.rmtree(run_dir)

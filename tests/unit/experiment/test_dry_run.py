@@ -104,14 +104,14 @@ def test_as_a_person_types_it(
     assert "against main: output_token_throughput:avg" in (shown := capsys.readouterr().out)
     assert shown.endswith("Baseline main, run then, 2026-11-22.\n")
     assert trtx([*bench, "--save-baseline", "main"]) == 2
-    assert "main.json is promoted, and saving would replace it" in capsys.readouterr().err
+    assert "main.json is promoted and would be replaced" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["baselines"]
 
 
 @pytest.mark.parametrize(
     ("topology", "load", "words"),
     [
-        ({"engine": "torch", "model": "synthetic:tiny"}, {}, "gives images to tiny, a text model"),
+        ({"engine": "torch", "model": "synthetic:tiny"}, {}, "sends images to tiny, a text model"),
         ({"engine": "paced"}, {}, "means nothing with engine paced, whose workers take no images"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"isl": 9000}, r"2 image\(s\) of \d+ in all make 90\d\d"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"image_batch_size": 17}, "media.max_images of agg is 16"),

@@ -168,7 +168,7 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["needle"], "needle_samples": 0}, "--needle-samples is 0"),
         ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples means nothing without needle in --tasks"),
         ({"tasks": ["a"], "modes": ["agg", "agg"]}, "--mode names agg twice"),
-        ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is no address"),
+        ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is not an address"),
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
         ({"tasks": ["a"], "text": "b.txt"}, "--text means nothing without perplexity in --tasks"),
     ],
@@ -247,6 +247,6 @@ def test_a_damaged_file_of_samples_is_named_and_not_taken_for_other_questions(
 def test_a_run_of_bench_and_one_of_eval_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = scored(tmp_path, {"sums": HALF})
     assert trtx(["bench", "--resume", str(run)]) == 2
-    assert "go on with it by trtx eval --resume" in capsys.readouterr().err
+    assert "is a run of trtx eval, not of trtx bench; resume it with trtx eval --resume" in capsys.readouterr().err
     assert trtx(["eval", "--resume", str(GOLDEN)]) == 2
-    assert "is no run of trtx eval" in capsys.readouterr().err
+    assert "is a run of trtx bench, not of trtx eval" in capsys.readouterr().err

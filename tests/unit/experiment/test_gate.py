@@ -16,6 +16,7 @@ from trtx.errors import UsageError
 from trtx.experiment import gate, load_sweep
 from trtx.experiment.baselines.conditions import Conditions
 from trtx.experiment.baselines.store import Baselines
+from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import BASELINE, VERDICT, RunVerdict
 
 ITL = "inter_token_latency:p50"
@@ -306,7 +307,7 @@ def test_a_key_that_is_no_condition_is_refused_with_the_nearest(tmp_path: Path) 
     run = a_run(tmp_path / "run")
     said = {"baseline": str(a_run(tmp_path / "base")), "max_regression": "5%", "allow_different": ["machine.cpus"]}
     with pytest.raises(
-        UsageError, match=r"--allow-different 'machine.cpus' is no condition .*did you mean machine.cpu"
+        UsageError, match=r"--allow-different 'machine.cpus' is not a condition .*did you mean machine.cpu"
     ):
         prepare(run, gated(run, **said))
 
@@ -331,9 +332,9 @@ def test_the_baseline_of_the_start_is_what_a_run_is_judged_by(tmp_path: Path) ->
 def test_a_run_that_goes_on_has_no_verdict(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     judged(run)
-    gate.forget(run)
+    forget_verdict(run)
     assert VERDICT.find(run, RunVerdict) is None
-    gate.forget(run)
+    forget_verdict(run)
 
 
 def test_a_run_is_saved_under_the_name_that_it_asked_for(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_a_run_that_would_be_saved_over_a_promoted_baseline_is_not_begun(tmp_pat
     judged(run)
     baselines.save(run, "main")
     baselines.promote("main")
-    with pytest.raises(UsageError, match="main.json is promoted, and saving would replace it"):
+    with pytest.raises(UsageError, match="main.json is promoted and would be replaced"):
         prepare(run, gated(run, save_baseline="main", baseline_dir=str(baselines.directory)))
 
 
@@ -371,7 +372,7 @@ def test_a_run_that_could_not_be_saved_is_not_begun_and_leaves_no_directory(tmp_
     [
         ({"slo": "ttft:p99:le:5"}, "--slo ttft:p99:le:5: no metric is called 'ttft'; did you mean time_to_first_token"),
         ({"slo": "time_to_first_token:p98:le:5"}, "no statistic 'p98'; expected one of avg, p50, p90, p95, p99"),
-        ({"slo": ["time_to_first_token:p50:le:5"] * 2}, "--slo time_to_first_token:p50:le:5 stands there twice"),
+        ({"slo": ["time_to_first_token:p50:le:5"] * 2}, "--slo time_to_first_token:p50:le:5 is listed twice"),
         ({"window": "steady"}, "--window steady means nothing without figures that are judged; add --slo or"),
         ({"window": "ramp"}, "gate.window is \"ramp\"; expected 'whole' or 'steady'"),
         ({"min_goodput": 1}, "--min-goodput means nothing without the --slo of a latency"),
@@ -383,7 +384,7 @@ def test_a_run_that_could_not_be_saved_is_not_begun_and_leaves_no_directory(tmp_
         ({"metrics": "request_latency:p50"}, "--metrics means nothing without --baseline"),
         ({"baseline": "main", "max_regression": "5%", "metrics": "itl"}, "--metrics itl: no metric is called 'itl'"),
         ({"allow_different": "machine"}, "--allow-different means nothing without --baseline"),
-        ({"save_baseline": "../x"}, "'../x' is no name of a baseline; expected letters"),
+        ({"save_baseline": "../x"}, "'../x' can't be the name of a baseline; use letters"),
         ({"max_regresion": "5%"}, "gate.max_regresion is not a field of a sweep; did you mean max_regression"),
     ],
 )

@@ -157,7 +157,7 @@ def test_topologies_that_differ_in_how_a_value_is_written_are_refused(
     field: str, values: list[Any], tmp_path: Path
 ) -> None:
     spec = asked(axes={f"overrides.{field}": values})
-    with pytest.raises(UsageError, match="would be the same topology, measured twice.* means the same"):
+    with pytest.raises(UsageError, match="would be the same topology, measured twice.* mean the same"):
         plan_only(spec, parent=tmp_path)
 
 

@@ -122,8 +122,8 @@ def test_a_planted_fault_is_counted_by_who_plants_it(
     [
         ((7, 3), 32, None),
         ((10, 0), 32, "the router sent every request to one worker"),
-        ((7, 3), 0, "no request found KV, so the router had nothing to choose by"),
-        ((7, 3), None, "the answers do not say what was found in a cache"),
+        ((7, 3), 0, "no request found cached KV, so the router had no reason to choose a worker"),
+        ((7, 3), None, "the answers do not report cached tokens"),
         ((7, None), 32, "the workers do not say how many requests they ended"),
     ],
 )
@@ -151,11 +151,16 @@ OPEN = Kill("agg-1", frozenset({3, 4}))
     ("kill", "broken", "of", "missing"),
     [
         (OPEN, 4, {}, None),
-        (OPEN, 0, {}, "agg-1 was killed, and the frontend saw no stream of it break"),
+        (OPEN, 0, {}, "agg-1 was killed, but the frontend saw none of its streams break"),
         (OPEN, None, {}, "the frontend does not say whether a stream broke"),
-        (OPEN, 4, {"failure": "cut off"}, "agg-1 was killed, and no answer of it went on elsewhere"),
-        (OPEN, 4, {"attempts": 2}, "agg-1 was killed, and no answer of it went on elsewhere"),
-        (Kill("agg-1", frozenset({99})), 4, {}, "agg-1 was killed, and no answer of it went on elsewhere"),
+        (OPEN, 4, {"failure": "cut off"}, "agg-1 was killed, but none of its answers continued on another worker"),
+        (OPEN, 4, {"attempts": 2}, "agg-1 was killed, but none of its answers continued on another worker"),
+        (
+            Kill("agg-1", frozenset({99})),
+            4,
+            {},
+            "agg-1 was killed, but none of its answers continued on another worker",
+        ),
         (None, 0, {}, "no worker was killed: all streams had ended before; ask for longer answers with --osl"),
     ],
 )
@@ -174,7 +179,7 @@ def test_migrated_needs_a_kill_and_answers_that_went_on(
         (100, 0, "no prompt had more than 100 tokens to compute"),
         (32, 96, "no prompt had more than 32 tokens to compute"),
         (None, 0, "the workers do not publish how many tokens a step takes"),
-        (32, None, "the answers do not say what was found in a cache"),
+        (32, None, "the answers do not report cached tokens"),
     ],
 )
 def test_chunked_needs_prompts_that_no_step_could_hold(
@@ -196,7 +201,7 @@ def test_a_fault_that_no_worker_could_have_is_refused_by_the_checkpoint(plans: d
     check_fault(f"swap-block:every=1,layer={layers - 1}", plans["disagg"])
     with pytest.raises(UsageError, match=rf"^TRTX_FAULT is .*layer={layers}, and tiny has {layers} layers; expected"):
         check_fault(f"swap-block:every=1,layer={layers}", plans["disagg"])
-    with pytest.raises(UsageError, match=r"engine tensorrt-llm knows no fault; choose torch"):
+    with pytest.raises(UsageError, match=r"engine tensorrt-llm can't inject a fault; use torch"):
         check_fault("swap-block:every=1,layer=0", replace(plans["disagg"], engine="tensorrt-llm"))
 
 
@@ -210,7 +215,7 @@ def test_a_server_is_held_against_one_thing_and_takes_no_fault() -> None:
     for fields in ({"attach": url}, {"routes": ()}, {"dtype": "float32"}, {"against": other}):
         with pytest.raises(UsageError):
             parity_of(fields)
-    with pytest.raises(UsageError, match="no fault reaches a server that is running already"):
+    with pytest.raises(UsageError, match="a fault can't be injected into a running server"):
         parity_of({"routes": (), "attach": url, "against": other, "fault": "swap-block:every=1,layer=0"})
 
 

@@ -109,7 +109,7 @@ def test_of_runs_that_noted_nothing_it_is_told_that_nobody_checked(capsys: Said)
     change(Path("older"))  # which nobody can know
     assert trtx(["compare", "base", "older", "--max-regression", "5%"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    told = "nobody checked that the figures of older are of its records (agg-c1, agg-c2, disagg-c1 and 1 more: "
+    told = "the metrics of older were not checked against its records (agg-c1, agg-c2, disagg-c1 and 1 more: "
     assert shown.count(told + UNNOTED) == 1 and "figures of base" not in shown
     assert trtx(["compare", "base", "older", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["comparisons"]
@@ -121,7 +121,7 @@ def test_of_runs_that_noted_nothing_it_is_told_that_nobody_checked(capsys: Said)
 def test_records_that_are_gone_are_not_checked(capsys: Said) -> None:
     (Path("next") / RECORDS).unlink()
     assert trtx(["compare", "base", "next"]) == 0
-    told = f"nobody checked that the figures of next are of its records (agg-c2: trial-01/{RECORDS_FILE}"
+    told = f"the metrics of next were not checked against its records (agg-c2: trial-01/{RECORDS_FILE}"
     assert told in " ".join(capsys.readouterr().out.split())
 
 
@@ -134,7 +134,7 @@ def test_a_baseline_says_whether_its_records_were_checked_as_it_was_saved(capsys
     del checked["records_unchecked"], checked["sha256"]  # as an older trtx saved it
     Path("baselines/base.json").write_text(json.dumps(checked))
     assert trtx(["baseline", "show", "base"]) == 0
-    told = "nobody checked that the figures of base are of its records (it was saved before records were checked; its "
+    told = "the metrics of base were not checked against its records (it was saved before records were checked; its "
     told += "file has no SHA-256 of itself, as an older trtx wrote it)"
     assert told in " ".join(capsys.readouterr().out.split())
 
@@ -142,7 +142,7 @@ def test_a_baseline_says_whether_its_records_were_checked_as_it_was_saved(capsys
 def test_the_verdict_of_a_gate_says_so_of_its_baseline_in_every_form(capsys: Said) -> None:
     judged(Path("next"), baseline="older", max_regression="5%")
     told = (
-        f"nobody checked that the figures of older are of its records (agg-c1, agg-c2, disagg-c1 and 1 more: {UNNOTED}"
+        f"the metrics of older were not checked against its records (agg-c1, agg-c2, disagg-c1 and 1 more: {UNNOTED}"
         "; other files: what they were as the run ended was not noted)"
     )
     assert json.loads(Path("next/verdict.json").read_text())["baseline"]["records_unchecked"] == [told]

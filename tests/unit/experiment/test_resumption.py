@@ -200,13 +200,11 @@ def test_a_dataset_that_changed_is_refused_by_what_it_holds(tmp_path: Path) -> N
     resumption.check_dataset(run)
     dataset.write_text('{"text": "b"}\n')
     with pytest.raises(
-        UsageError, match=r"chats\.jsonl holds has changed; its cells would not compare, so start a new"
+        UsageError, match=r"the content of input_file .*chats\.jsonl has changed; its cells would not be comparable, so"
     ):
         resumption.check_dataset(run)
     dataset.unlink()
-    with pytest.raises(
-        UsageError, match=r"chats\.jsonl can't be read \(No such file or directory\); expected a dataset"
-    ):
+    with pytest.raises(UsageError, match=r"chats\.jsonl can't be read \(No such file or directory\); check its path"):
         resumption.check_dataset(run)
 
 
@@ -224,7 +222,9 @@ def test_a_killed_sweep_is_collected_per_worker_as_it_was_counted(tmp_path: Path
 def test_an_attached_run_without_its_deployment_can_not_be_gone_on_with(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     write_lock(run.run_dir, run.spec, Provenance(replace(CONDITIONS, deployment=None), {}))
-    with pytest.raises(UsageError, match=r"run\.lock\.yaml has no deployment; .*start a new run"):
+    with pytest.raises(
+        UsageError, match=r"run\.lock\.yaml does not say which deployment was measured.*start a new run"
+    ):
         resumption.read_recorded(run.run_dir, run.spec).target("attached")
 
 
@@ -267,7 +267,7 @@ def test_a_directory_that_is_no_run_of_this_trtx_is_refused(tmp_path: Path, text
 
 def test_a_run_that_ended_as_it_was_planned_is_refused_and_told_from_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"ended before anything of it was measured; start the run anew"):
+    with pytest.raises(UsageError, match=r"ended before anything was measured, so it can't be resumed"):
         read_lock(tmp_path)
 
 

@@ -93,7 +93,7 @@ def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str,
         ('load: {trials: "3"}', 'load.trials is "3"; expected a whole number'),
         ("load: {isl: 128.0}", "load.isl.0 is 128.0; expected a whole number"),
         ('gate: {min_goodput: "2"}', 'gate.min_goodput is "2"; expected a number'),
-        ('load: {extra_inputs: {a: "\\ud800"}}', "no Unicode"),
+        ('load: {extra_inputs: {a: "\\ud800"}}', "half a Unicode character"),
     ],
 )
 def test_a_value_of_another_type_is_not_taken_for_one_of_the_fields(tmp_path: Path, text: str, says: str) -> None:
@@ -121,7 +121,7 @@ def test_what_takes_a_stream_is_not_judged_where_none_is_asked(tmp_path: Path, g
     file.write_text(f"load: {{streaming: false}}\ngate: {gate}\n")
     with pytest.raises(UsageError) as refused:
         load_sweep(file, {})
-    assert f"gate judges {names} of a stream, and load.streaming is false, so no request has it" in str(refused.value)
+    assert f"gate judges {names}, which only streamed answers have, but load.streaming is false" in str(refused.value)
     file.write_text(f"gate: {gate}\n")
     load_sweep(file, {})
 
@@ -221,16 +221,16 @@ def test_encode_workers_are_an_axis_of_both_modes_and_none_of_them_stand_in_no_l
 @pytest.mark.parametrize(
     ("sweep", "says"),
     [
-        ({"axes": {"prefil": [1]}}, "axes.prefil is no axis: expected one of workers"),
-        ({"axes": {"mode": ["agg"]}}, "axes.mode is no axis: modes is the list of them"),
+        ({"axes": {"prefil": [1]}}, "axes.prefil is not an axis: expected one of workers"),
+        ({"axes": {"mode": ["agg"]}}, "axes.mode is not an axis: modes is the list of them"),
         ({"axes": {"prefill": [1, 2]}}, "axes.prefill belongs to mode disagg, and modes are agg"),
         ({"axes": {"workers": [0]}}, "axes.workers has '0'"),
         ({"axes": {"workers": []}}, "axes.workers"),
-        ({"axes": {"workers": [1, 1]}}, "axes.workers names a value twice"),
+        ({"axes": {"workers": [1, 1]}}, "axes.workers lists a value twice"),
         ({"axes": {"recipe": ["no-such"]}}, "axes.recipe: "),
         ({"axes": {"workers": [1, 2]}, "topology": {"port": 8000}}, "port 8000 can't serve agg-1w and agg-2w"),
         ({"axes": {"workers": [1, 2]}, "max_cells": 5}, "2 topologies at 3 loads make 6 cells, and max_cells is 5"),
-        ({"axes": {"workers": [1]}, "attach": {"url": "http://127.0.0.1:9"}}, "axes shape what trtx serves"),
+        ({"axes": {"workers": [1]}, "attach": {"url": "http://127.0.0.1:9"}}, "axes configure what trtx serves"),
         ({"load": {"request_rate": [1], "concurrency": [1]}}, "two ways to say when a request is sent"),
         ({"load": {"concurrency": []}}, "concurrency is an empty list"),
         ({"load": {"burstiness": 0.5}}, "burstiness spaces requests of a request_rate"),
@@ -248,7 +248,7 @@ def test_axes_and_loads_that_make_no_sweep_are_one_sentence(sweep: dict[str, Any
 def test_arms_are_topologies_under_their_own_labels() -> None:
     spec = load_sweep(None, {"arms": {"one": {"engine": "paced"}, "two": {"engine": "paced", "workers": 2}}})
     assert [(one.label, one.spec.workers, one.spec.port) for one in spec.topologies] == [("one", 1, 0), ("two", 2, 0)]
-    with pytest.raises(UsageError, match="arms say all of each topology, so modes would change nothing"):
+    with pytest.raises(UsageError, match="arms are complete topologies, so modes would have no effect"):
         load_sweep(None, {"arms": {"one": {}}, "modes": ["agg"]})
     with pytest.raises(UsageError, match="arms"):
         load_sweep(None, {"arms": {"../one": {}}})

@@ -532,7 +532,7 @@ def test_a_field_of_an_evaluation_is_kept_in_the_record_of_a_run(field: str, tmp
 @pytest.mark.parametrize("field", ["modes", "topology"])
 def test_what_shapes_a_topology_is_refused_beside_an_attachment(field: str, tmp_path: Path) -> None:
     value = {"modes": ["agg"], "topology": {"engine": "paced"}}[field]
-    with pytest.raises(UsageError, match=f"{field} shapes what trtx serves; leave one of them out"):
+    with pytest.raises(UsageError, match=f"{field} configures what trtx serves; leave one of them out"):
         _asked({"attach": {"url": "http://127.0.0.1:9"}, field: value}, tmp_path)
 
 

@@ -161,7 +161,7 @@ def test_a_baseline_keeps_what_each_sample_is_worth_and_one_without_scores_says_
     assert set(verdicts(found, ":drop:").values()) == {Verdict.REGRESSED}
     silent = judged(run, baseline=str(a_run(tmp_path / "silent")), max_regression="5%")
     assert not verdicts(silent, ":drop:") and silent.baseline is not None
-    assert "it has no scores, so those of this run are compared with none" in silent.baseline.differences
+    assert "it has no scores, so the scores of this run are not compared" in silent.baseline.differences
 
 
 def test_other_questions_than_the_baselines_are_told_and_have_no_verdict(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_two_files_of_an_ab_run_ask_the_same(tmp_path: Path) -> None:
     for name, asked in (("a", {"tasks": ["sums"], "max_drop": 0.1}), ("b", {"tasks": ["sums"]})):
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"topology": {"engine": "paced"}, "eval": asked}))
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    with pytest.raises(UsageError, match=r"eval of .*a.yaml is another than that of the other file"):
+    with pytest.raises(UsageError, match=r"eval of .*a.yaml differs from that of the other file"):
         ab.ab_spec(a, b, 3, {"max_regression": "5%"})
     b.write_text(a.read_text())
     spec = ab.ab_spec(a, b, 3, {"max_regression": "5%"})
@@ -245,22 +245,22 @@ def test_runs_are_compared_by_their_scores_too(
     assert "regressed" in shown("before", "after", "--max-drop", "0.1", code=1)
     assert "pass" in shown("after", "before", "--max-drop", "0.1")
     scored(Path("more"), {"sums": RIGHT, "words": RIGHT})
-    dropped = "Not judged: words was scored and is not, so nothing is said of it."
+    dropped = "Not judged: words was scored there but not in this run, so it is not compared."
     assert dropped in shown("more", "before", "--max-drop", "0.1")
     shutil.rmtree("worse/eval/disagg")
     ended_early = shown("base", "worse", "--max-drop", "0.9", code=2)
-    assert "worse has no scores of disagg, as it ended before them" in ended_early
+    assert "worse has no scores of disagg, because it ended early" in ended_early
     assert "Speed is not compared: after measured none." in shown("base", "after")
     assert "Scores are not compared: silent has none." in shown("base", "silent")
-    assert "after has scores and no speed, silent has speed and no scores" in shown("silent", "after", code=2)
-    assert "silent has no scores, and --max-drop judges them" in shown("base", "silent", "--max-drop", "0.1", code=2)
+    assert "after has only scores and silent has only speed" in shown("silent", "after", code=2)
+    assert "silent has no scores, but --max-drop judges scores" in shown("base", "silent", "--max-drop", "0.1", code=2)
     refused = shown("before", "after", "--max-regression", "5%", code=2)
     assert "before is a run of trtx eval, which measures no speed" in refused
     assert "--metrics means nothing for runs of trtx eval" in shown(
         "before", "after", "--metrics", "request_latency:p50", code=2
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2
-    assert "is a run of trtx eval, and a baseline has speed too" in capsys.readouterr().err
+    assert "is a run of trtx eval, which measures no speed" in capsys.readouterr().err
 
 
 # A value of each field that decides what is asked, another than its default.
@@ -311,9 +311,7 @@ def test_scores_that_nobody_asks_for_any_more_are_told(tmp_path: Path) -> None:
     spec = read_lock(run).model_copy(update={"gate": GateSpec(baseline=str(base), max_regression="5%")})
     prepare(run, spec)
     told = gate.judge(run, spec).baseline
-    assert (
-        told is not None and "it has scores and this run asks for none, so nothing is said of them" in told.differences
-    )
+    assert told is not None and "it has scores but this run has none, so they are not compared" in told.differences
 
 
 def test_topologies_of_different_tokenizers_are_not_asked_the_same(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
-"""Every verb that goes on with a run looks its relative paths up where the run began: a rule of one place."""
+"""Relative paths of a run are looked up where it began."""
 
 from __future__ import annotations
 
-import ast
-import inspect
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trtx.errors import UsageError
-from trtx.experiment import directory, evaluation, fidelity
-from trtx.experiment.bench import runner
-from trtx.experiment.directory import goes_on, where_it_began
-from trtx.experiment.parity import run as parity
+from trtx.experiment import directory
+from trtx.experiment.directory import where_it_began
 from trtx.runs.forms import LOCK
 
 
@@ -23,29 +20,21 @@ def begun(run_dir: Path, at: str | None) -> Path:
     return run_dir
 
 
-def test_all_that_resume_are_of_the_rule() -> None:
-    for module in (runner, evaluation, fidelity, parity):
-        tree = ast.parse(inspect.getsource(module))
-        verbs = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("resume")]
-        assert verbs, f"{module.__name__} resumes nothing"
-        for verb in verbs:
-            assert [ast.unparse(one) for one in verb.decorator_list] == ["directory.goes_on"], verb.name
-
-
 def test_paths_begin_there_and_the_caller_stays_where_he_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     run_dir = begun(tmp_path / "run", str(tmp_path))
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("SSL_CERT_FILE", "authority.pem")
-    seen = goes_on(lambda given: (given, Path.cwd()))(Path("../run"))
-    assert (seen[0].resolve(), seen[1]) == (run_dir, tmp_path) and Path.cwd() == tmp_path / "here"
+    with where_it_began(run_dir):
+        assert Path.cwd() == tmp_path and os.environ["SSL_CERT_FILE"] == str(tmp_path / "here" / "authority.pem")
+    assert Path.cwd() == tmp_path / "here"
     with where_it_began(begun(tmp_path / "older", None)):
         assert Path.cwd() == tmp_path / "here", "nobody knows where an older run began"
 
 
 def test_a_directory_that_is_gone_is_refused_but_for_a_copy_of_the_lock(tmp_path: Path) -> None:
     run_dir = begun(tmp_path / "run", str(tmp_path / "gone"))
-    with pytest.raises(UsageError, match="where its relative paths are looked up"), where_it_began(run_dir):
+    with pytest.raises(UsageError, match="from where its relative paths are resolved"), where_it_began(run_dir):
         pass
     before = Path.cwd()
     with where_it_began(run_dir / LOCK.file, is_copy=True):

@@ -61,7 +61,9 @@ def _judge_kl(found: TopologyFidelity, limit: float) -> Judgement:
         why = f"{told}, and the bound {limit:g} lies within the interval; ask more prompts"
         return _judged(found, criterion, Verdict.NO_VERDICT, why, part.kl, limit, "nats")
     if part.shared < LEAST_SHARED:
-        why = f"{told}; what the rest hides is not known; expected {100 * LEAST_SHARED:g} % at least to say it is small"
+        why = (
+            f"{told}; the rest is unknown, so at least {100 * LEAST_SHARED:g} % are needed to call the divergence small"
+        )
         return _judged(found, criterion, Verdict.NO_VERDICT, why, part.kl, limit, "nats")
     return _incomplete(
         found, _judged(found, criterion, Verdict.PASS, f"{told}, at most {limit:g}", part.kl, limit, "nats")

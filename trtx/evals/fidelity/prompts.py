@@ -38,7 +38,7 @@ def read_prompts(asked: int | Path, model: Path) -> Prompts:
         return Prompts("generated, as trtx build's proof asks them", tuple(held_out_prompts(encode, asked)[:asked]))
     entries = read_calibration(asked, MOST + 1, "prompt file").entries
     if len(entries) > MOST:
-        raise UsageError(f"prompt file {shown(asked)} has more than {MOST:,} prompts; expected fewer, so shorten it")
+        raise UsageError(f"prompt file {shown(asked)} has more than {MOST:,} prompts; shorten the file")
     template = None
     found = []
     for number, entry in enumerate(entries, start=1):

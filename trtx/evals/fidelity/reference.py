@@ -58,11 +58,9 @@ def _source_of(build: Path) -> Reference:
         name = str(manifest.source["name"])
         source = read_source(name, on_gpu=False)
     except UsageError as error:
-        raise UsageError(f"what {build} was built from is not found ({error}); {_NAME_IT}") from error
+        raise UsageError(f"the source of {build} is not found ({error}); {_NAME_IT}") from error
     if source.weights_hash != manifest.inputs.get("weights_sha256"):
-        raise UsageError(
-            f"{build} was built from {name}, and {source.path} holds other weights now; expected the same: {_NAME_IT}"
-        )
+        raise UsageError(f"{build} was built from {name}, but {source.path} has different weights now; {_NAME_IT}")
     return Reference(name, source.path, source.checkpoint.dtype)
 
 
@@ -73,7 +71,7 @@ def check_same_vocabulary(reference: Path, served: Path) -> None:
         differing = sum(after.get(token) != id_ for token, id_ in before.items()) + len(after.keys() - before.keys())
         raise UsageError(
             f"the tokenizers of the reference {reference} and of the served {served} differ in {differing} tokens; "
-            f"expected one, since token ids are compared; {_NAME_IT}"
+            f"but token ids are compared; {_NAME_IT}"
         )
     sizes = [_vocab_size(path) for path in (reference, served)]
     if None not in sizes and sizes[0] != sizes[1]:
@@ -158,8 +156,8 @@ def _check_fits(prompts: Prompts, osl: int, most: int) -> None:
     for number, prompt in enumerate(prompts.tokens, start=1):
         if len(prompt) + osl + 1 > most:
             raise UsageError(
-                f"prompt {number} has {len(prompt)} tokens, and with --osl {osl} it is longer than the reference takes "
-                f"({most}); shorten it, or ask for less"
+                f"prompt {number} has {len(prompt)} tokens, and with --osl {osl} it exceeds the {most} tokens that the "
+                f"reference supports; shorten the prompt, or lower --osl"
             )
 
 

@@ -54,7 +54,7 @@ class Pass:
         return len(self.answers) + self.cancelled + self.too_late
 
 
-def ask_all(
+async def ask_all(
     server: Server,
     prompts: Sequence[Prompt],
     *,
@@ -69,18 +69,6 @@ def ask_all(
     Passes with different ``salt`` share no cached KV, if the server supports salts. ``watch`` and ``check`` are called
     50 times a second and may raise; then all requests are aborted and the exception is re-raised.
     """
-    return asyncio.run(_ask_all(server, prompts, salt, osl, concurrency, check, watch))
-
-
-async def _ask_all(
-    server: Server,
-    prompts: Sequence[Prompt],
-    salt: str,
-    osl: int,
-    concurrency: int,
-    check: Callable[[], None],
-    watch: Callable[[Pass], None],
-) -> Pass:
     state, waiting = Pass(), iter(prompts)
     async with _client(server, concurrency) as http:
 
@@ -265,7 +253,7 @@ class Stream:
         if failure is None and not len(self.token_ids) == len(self.logprobs) == len(self.top):
             failure = f"{len(self.token_ids)} tokens with {len(self.logprobs)} log-probabilities"
         if failure is None and not all(self.top):
-            failure = "a token without the likeliest ones beside it"
+            failure = "a token without its most likely alternatives"
         return Answer(
             index=prompt.index,
             token_ids=tuple(self.token_ids),

@@ -63,7 +63,7 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
     if tolerance is None:
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
         return
-    told = f"two identical runs differ by {tolerance.largest:.2g} at most, {tolerance.mean:.2g} on average"
+    told = f"two identical runs differ by at most {tolerance.largest:.2g}, {tolerance.mean:.2g} on average"
     if tolerance.floor == 0.0 and (tolerance.largest > 0.0 or reference.compared.divergences):
         reason = f"{told}, and --deterministic promises the same bits"
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.MISSED, reason=reason)
@@ -71,8 +71,8 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
     if tolerance.floor is not None and tolerance.largest > PLAUSIBLE * tolerance.floor:
         worst = reference.compared.worst[0]
         reason = (
-            f"{told}, in {tolerance.dtype}, where rounding leaves {PLAUSIBLE * tolerance.floor:.2g} at most (request "
-            f"{worst.index}, token {worst.position} of its {worst.part}): nothing can be held against such a reference"
+            f"{told}, in {tolerance.dtype}, where rounding explains at most {PLAUSIBLE * tolerance.floor:.2g} (request "
+            f"{worst.index}, token {worst.position} of its {worst.part}): nothing can be compared with such a reference"
         )
         yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason=reason)
         return
@@ -230,6 +230,6 @@ def _doubt(tolerance: Tolerance, distance: float) -> str | None:
     if tolerance.floor is not None or distance > widest:
         return None
     return (
-        "nobody said what both are computed in, and half precision alone rounds as far as "
-        f"{widest:.2g}: name it, beside --url with --dtype, else as dtype of the engine config"
+        "the data type of the computation is not known, and half precision alone rounds by up to "
+        f"{widest:.2g}; give it with --dtype for --url, else as dtype in the engine config"
     )

@@ -36,7 +36,7 @@ def ordinary_ids(model_path: Path) -> tuple[int, ...]:
         tokenizer: Any = load_decoder(model_path)
     except UsageError as error:
         raise UsageError(
-            f"parity makes its prompts of token ids: bring the model's tokenizer.json ({error})"
+            f"parity draws its prompts from the vocabulary, so it needs the model's tokenizer.json ({error})"
         ) from error
     added = set(tokenizer.get_added_tokens_decoder())
     return tuple(sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added))

@@ -118,8 +118,8 @@ def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
     """
     if job.endpoint_type == "chat" and model.tokenizer is not None and not model.tokenizer.chat_template:
         raise UsageError(
-            f"the model in {model.tokenizer_name} has no chat template, and --endpoint-type is chat; leave it out, and "
-            "prompts are sent as they are"
+            f"the model in {model.tokenizer_name} has no chat template, which --endpoint-type chat needs; leave it "
+            "out to send the prompts unchanged"
         )
     folders = [OWN_TASKS, *([_folder(job.task_dir)] if job.task_dir else [])]
     about: tuple[tuple[str, Any], ...] = () if job.tokenizer is None else (("tokenizer", job.tokenizer),)
@@ -164,7 +164,7 @@ def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, Any], ...], *, 
         return TaskManager(include_path=list(paths), include_defaults=include_defaults, metadata=dict(about))
     except Exception as error:  # an error of YAML, of the file system, or in a task file
         logger.exception("task folders")
-        raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); mend them") from error
+        raise UsageError(f"the task files in {paths[-1]} can't be read ({_short(error)}); correct them") from error
 
 
 def _folder(path: str) -> Path:
@@ -205,7 +205,8 @@ def _load(name: str, manager: TaskManager) -> dict[str, Any]:
         if isinstance(error, ImportError) and (package := _missing_package(error)) is not None:
             extra = "longbench" if package in _OF_LONGBENCH else "eval"
             raise UsageError(
-                f"task {name} needs the package {package}, which is not installed; install it beside trtx[{extra}]"
+                f"task {name} needs the package {package}, which is not installed; install it in addition to "
+                f"trtx[{extra}]"
             ) from error
         # datasets and huggingface_hub (5.2, 1.x) raise errors of a dozen classes for missing data.
         logger.exception("task %s", name)
@@ -253,13 +254,13 @@ def _dataset_of(name: str, manager: TaskManager) -> str:
 
 def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> LoadedTask:
     if getattr(task, "MULTIMODAL", False):
-        raise UsageError(f"task {name} shows images or sound, which no worker serves yet; leave it out")
+        raise UsageError(f"task {name} has images or sound, which trtx eval does not support yet; leave it out")
     if getattr(task, "UNSAFE_CODE", False):
-        raise UsageError(f"task {name} runs the code that a model writes, which trtx does not; leave it out")
+        raise UsageError(f"task {name} runs code that the model writes, which trtx does not allow; leave it out")
     if task.OUTPUT_TYPE != "generate_until" and model.tokenizer is None:
         raise UsageError(
-            f"task {name} scores log-probabilities of tokens, and no tokenizer is here; give its directory with "
-            "--tokenizer"
+            f"task {name} scores log-probabilities of tokens, and no tokenizer is on this machine; give its "
+            "directory with --tokenizer"
         )
     # As in lm-eval: a task may require zero examples.
     if job.num_fewshot is not None and task.get_config("num_fewshot") != 0:

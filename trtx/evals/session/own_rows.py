@@ -28,7 +28,8 @@ def own_rows(job: Job, model: ServedModel) -> OwnRows:
     asked = [task for task in OWN if task in job.tasks]
     if model.tokenizer is None:
         raise UsageError(
-            f"task {asked[0]} counts tokens, and no tokenizer is here; give its directory with --tokenizer"
+            f"task {asked[0]} needs a tokenizer to count tokens, and no tokenizer is on this machine; give its "
+            "directory with --tokenizer"
         )
     return OwnRows(
         _needle(job, model) if needle.TASK in asked else [], _perplexity(job, model) if texts.TASK in asked else []
@@ -49,7 +50,7 @@ def _needle(job: Job, model: ServedModel) -> list[dict[str, Any]]:
 
 def _perplexity(job: Job, model: ServedModel) -> list[dict[str, Any]]:
     if job.text is None:
-        raise UsageError("task perplexity scores a text of yours; name its file with --text")
+        raise UsageError("task perplexity needs a text to score; give its file with --text")
     found = texts.read_texts(Path(job.text))
     return [{**row, "tokens": len(model.tok_encode(row["text"]))} for row in found]
 

@@ -109,7 +109,9 @@ def of_run(run_dir: Path) -> Baseline:
     if not (run_dir / LOCK.file).exists():
         raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
     if is_evaluation(run_dir):
-        raise UsageError(f"{run_dir} is a run of trtx eval, and a baseline has speed too; expected one of trtx bench")
+        raise UsageError(
+            f"{run_dir} is a run of trtx eval, which measures no speed; save a baseline from a run of trtx bench"
+        )
     for check, is_it in (("fidelity", is_fidelity), ("parity", is_parity)):
         if is_it(run_dir):
             raise UsageError(
@@ -123,7 +125,7 @@ def of_run(run_dir: Path) -> Baseline:
     refuse_changed(run_dir, kept)
     documents = refuse_changed_documents(run_dir)
     if not cells:
-        raise UsageError(f"{run_dir} has no finished cell; expected a run that measured some; go on with it first")
+        raise UsageError(f"{run_dir} has no finished cell; resume the run first")
     name = name_of(run_dir)
     asked = LOCK.read(run_dir, AskedRun)
     saved_at = asked.provenance.environment.started_at
@@ -140,9 +142,7 @@ def of_run(run_dir: Path) -> Baseline:
 def of_scored_run(run_dir: Path) -> Baseline:
     """The baseline that a run of ``trtx eval`` represents: scores without speed. Raises UsageError without scores."""
     if not (scores := scores_of_run(run_dir)):
-        raise UsageError(
-            f"{run_dir} has no scores; expected a run that was scored; go on with it by trtx eval --resume"
-        )
+        raise UsageError(f"{run_dir} has no scores; resume it with trtx eval --resume")
     documents = refuse_changed_documents(run_dir)
     told = LOCK.read(run_dir, AskedOf).provenance
     judged = VERDICT.find(run_dir, RunVerdict)
@@ -176,7 +176,7 @@ def conditions_of_run(run_dir: Path) -> Conditions:
 def records_unchecked(*compared: Baseline) -> tuple[str, ...]:
     """One sentence for each baseline whose metrics were not checked against its records."""
     return tuple(
-        f"nobody checked that the figures of {one.name} are of its records ({one.records_unchecked})"
+        f"the metrics of {one.name} were not checked against its records ({one.records_unchecked})"
         for one in compared
         if one.records_unchecked is not None
     )
@@ -207,8 +207,8 @@ def read_baseline(path: Path) -> Baseline:
     _refuse_twice(path, cells)
     if stored.sha256 not in (None, _sha256(fields)):
         raise UsageError(
-            f"{path} was changed since it was saved: its sha256 is of other content; put the file back from a copy, or "
-            "save the baseline again from its run"
+            f"{path} was changed since it was saved (its sha256 differs); restore the file from a copy, or save the "
+            "baseline again from its run"
         )
     return Baseline(
         stored.name, stored.run, stored.saved_at, stored.verdict, stored.conditions, stored.promoted_at,
@@ -231,9 +231,9 @@ def _refuse_twice(path: Path, cells: Sequence[Cell]) -> None:
     for cell in cells:
         numbers = [trial.number for trial in cell.trials]
         if names.count(cell.name) > 1:
-            raise UsageError(f"{path}: cell {cell.name} stands there twice; expected each once; {RESTORE}")
+            raise UsageError(f"{path}: cell {cell.name} is listed twice; expected once; {RESTORE}")
         if len(set(numbers)) < len(numbers):
-            raise UsageError(f"{path}: a trial of {cell.name} stands there twice; expected each once; {RESTORE}")
+            raise UsageError(f"{path}: a trial of {cell.name} is listed twice; expected once; {RESTORE}")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
@@ -256,7 +256,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:
         raise UsageError(
-            f"{path} can't be written ({error.strerror}); make room there, or name another place"
+            f"{path} can't be written ({error.strerror}); free some space, or choose another directory"
         ) from error
 
 

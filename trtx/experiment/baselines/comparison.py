@@ -63,22 +63,22 @@ def _refuse_nothing_in_common(
     without_scores = [one.name for one in both if not one.scores]
     if limit is not None and without_speed:
         raise UsageError(
-            f"{without_speed[0]} is a run of trtx eval, which measures no speed, and --max-regression judges it; leave "
-            "it out, or expect runs of trtx bench"
+            f"{without_speed[0]} is a run of trtx eval, which measures no speed, but --max-regression judges "
+            "speed; leave it out, or compare runs of trtx bench"
         )
     if max_drop is not None and without_scores:
         raise UsageError(
-            f"{without_scores[0]} has no scores, and --max-drop judges them; leave it out, or expect runs with scores"
+            f"{without_scores[0]} has no scores, but --max-drop judges scores; leave it out, or name runs with scores"
         )
     if max_drop is not None and candidate.unscored:
         raise UsageError(
-            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, as it ended before them, and "
-            "--max-drop judges them; leave it out, or go on with that run first"
+            f"{candidate.name} has no scores of {', '.join(candidate.unscored)}, because it ended early, but "
+            "--max-drop judges scores; leave it out, or resume that run first"
         )
     if without_speed and without_scores:
         raise UsageError(
-            f"{without_speed[0]} has scores and no speed, {without_scores[0]} has speed and no scores: nothing of them "
-            "can be compared; expected two of a kind"
+            f"{without_speed[0]} has only scores and {without_scores[0]} has only speed, so they can't be compared; "
+            "name two runs of the same kind"
         )
 
 

@@ -170,17 +170,15 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
         if key not in known:
             near = get_close_matches(key, known, n=3, cutoff=0.5)
             expected = f"did you mean {' or '.join(near)}" if near else f"expected one of {', '.join(sorted(known))}"
-            raise UsageError(
-                f"--allow-different {quoted(key)} is no condition that baselines are compared by; {expected}"
-            )
+            raise UsageError(f"--allow-different {quoted(key)} is not a condition of baselines; {expected}")
     refused = [
         one for one in found if one.group in COMPARED_BY and one.name not in allowed and one.group not in allowed
     ]
     if refused:
         ways = " ".join(f"--allow-different {one.name}" for one in refused)
         raise UsageError(
-            f"{source} is of other conditions: {'; '.join(map(str, refused))}; expected the same, or compare all the "
-            f"same with {ways}"
+            f"{source} was measured under other conditions: {'; '.join(map(str, refused))}; use the same, or allow the "
+            f"difference with {ways}"
         )
 
 

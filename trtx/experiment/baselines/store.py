@@ -58,16 +58,14 @@ class Baselines:
         )
         raise UsageError(
             f"no baseline is called {quoted(name)} in {str(self.directory)!r}; "
-            + (f"did you mean {' or '.join(near)}" if near else f"expected one of it, and {has}")
+            + (f"did you mean {' or '.join(near)}" if near else f"expected a baseline in that directory; {has}")
         )
 
     def check_can_save(self, name: str) -> None:
         """Raises UsageError if ``name`` belongs to a promoted baseline."""
         path = self.path(name)
         if path.exists() and read_baseline(path).promoted_at is not None:
-            raise UsageError(
-                f"{path} is promoted, and saving would replace it; save under another name, which can be promoted then"
-            )
+            raise UsageError(f"{path} is promoted and would be replaced; save under another name, and promote that one")
 
     def check_can_write(self) -> None:
         """Raises UsageError if baselines can't be written here. Writes nothing."""
@@ -84,9 +82,7 @@ class Baselines:
         self.check_can_save(name)
         measured = of_run(run_dir)
         if without := [cell.name for cell in measured.cells if cell.figures is None]:
-            raise UsageError(
-                f"{run_dir} has no result of {', '.join(without)}; expected one of each cell; measure again"
-            )
+            raise UsageError(f"{run_dir} has no result for {', '.join(without)}; measure these cells again")
         path = self.path(name)
         write_baseline(path, replace(measured, name=name, saved_at=datetime.now(UTC).replace(microsecond=0)))
         return path
@@ -103,8 +99,8 @@ class Baselines:
             raise UsageError(f"{name} can't be promoted: its run {candidate.run} {was}; expected a run that passed")
         if invalid := [one.cell for one in candidate.samples("whole") if one.validity is Level.INVALID]:
             raise UsageError(
-                f"{name} can't be promoted: INVALID in its run {candidate.run}: {', '.join(invalid)}; expected cells "
-                "that others can be judged by; measure again"
+                f"{name} can't be promoted, because cells of its run {candidate.run} are INVALID "
+                f"({', '.join(invalid)}); measure again"
             )
         now = datetime.now(UTC).replace(microsecond=0)
         promoted = replace(candidate, promoted_at=now, superseded_by=None)
@@ -141,8 +137,8 @@ class Baselines:
         promoted = [one for one in self.all() if one.is_current]
         if not promoted:
             raise UsageError(
-                f"{str(self.directory)!r} has no promoted baseline; expected one to pick; promote a candidate with "
-                "trtx baseline promote NAME, or name it"
+                f"{str(self.directory)!r} has no promoted baseline to choose from; promote a candidate with "
+                "trtx baseline promote NAME, or name one"
             )
         why = []
         for one in promoted:
@@ -153,8 +149,8 @@ class Baselines:
                 return one
             why.append(f"{one.name}: {other[0] if other else f'it has no cell {lacking[0]}'}")
         raise UsageError(
-            f"no promoted baseline in {str(self.directory)!r} is of this machine, model and load "
-            f"({'; '.join(why[:3])}); save one of a run here, and promote it"
+            f"no promoted baseline in {str(self.directory)!r} matches this machine, model and load "
+            f"({'; '.join(why[:3])}); save a baseline of a run on this machine, and promote it"
         )
 
 
@@ -191,7 +187,7 @@ def open_measured(text: str, baselines: Baselines) -> Baseline:
             raise UsageError(f"{quoted(text)} can't be read as a baseline: {error}") from error
     if "/" in text:
         raise UsageError(
-            f"{quoted(text)} is not there; expected a run directory, a baseline's file, or the name of one"
+            f"{quoted(text)} does not exist; expected a run directory, a baseline's file, or the name of one"
         )
     try:
         return baselines.get(text)

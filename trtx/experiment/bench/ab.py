@@ -49,8 +49,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     """
     if a.stem == b.stem:
         raise UsageError(
-            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, and topologies go by the names of their "
-            "files; give one of them another name, or copy it for an A/A run"
+            f"{shown(a)} and {shown(b)} are both called {quoted(a.stem)}, but the files' names are the names of the "
+            "topologies; rename one of them, or copy it for an A/A run"
         )
     for path in (a, b):
         _refuse_another_run(path)
@@ -59,26 +59,25 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     gate = _gate_of(a, b, *(spec.gate for spec in specs.values()))
     for path, spec in zip((a, b), specs.values(), strict=True):
         if len(spec.topologies) != 1:
-            told = ", ".join(spec.labels) or "none, as it attaches"
-            raise UsageError(f"{shown(path)} has the topologies {told}; expected one, which A and B are one each of")
+            told = ", ".join(spec.labels) or "none, because it attaches"
+            raise UsageError(f"{shown(path)} has the topologies {told}; expected exactly one")
     loads = [spec.load.model_dump(mode="json") for spec in specs.values()]
     if differing := [name for name in loads[0] if loads[0][name] != loads[1][name] and name != "trials"]:
         name = differing[0]
         raise UsageError(
-            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; expected one load in "
-            "both, or they would be compared by it"
+            f"load.{name} is {loads[0][name]} in {shown(a)} and {loads[1][name]} in {shown(b)}; use the same "
+            "load in both"
         )
     first, second = (spec.eval for spec in specs.values())
     if first != second:
         said = a if first is not None else b
         raise UsageError(
-            f"eval of {shown(said)} is another than that of the other file; expected the same in {shown(a)} and "
-            f"{shown(b)}, or in neither, or their scores would not compare"
+            f"eval of {shown(said)} differs from that of the other file; use the same in {shown(a)} and "
+            f"{shown(b)}, or in neither"
         )
     if rounds < 2 and gate.get("max_regression"):
         raise UsageError(
-            f"--max-regression {gate['max_regression']}: {rounds} round has no interval; expected --rounds 2 or more, "
-            "5 to begin with"
+            f"--max-regression {gate['max_regression']}: one round gives no interval; use --rounds 2 or more, such as 5"
         )
     return load_sweep(
         None,
@@ -101,8 +100,8 @@ def _refuse_another_run(path: Path) -> None:
     said = document.get("gate") if isinstance(document, dict) else None
     if isinstance(said, dict) and (other := [name for name in _OF_ANOTHER_RUN if name in said]):
         raise UsageError(
-            f"gate.{other[0]} of {shown(path)} is of another run, and an A/B run holds B against A; leave it out, and "
-            "give --max-regression"
+            f"gate.{other[0]} of {shown(path)} belongs to a comparison with another run, but an A/B run compares B "
+            "with A; leave it out, and use --max-regression"
         )
 
 
@@ -113,8 +112,8 @@ def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, A
         if gates[0].get(name) != gates[1].get(name):
             has, lacks = (told(gate[name]) if name in gate else "not there" for gate in gates)
             raise UsageError(
-                f"gate.{name} is {has} in {shown(a)} and {lacks} in {shown(b)}; expected one gate in both, or in "
-                "neither, or their cells would be judged by different ones"
+                f"gate.{name} is {has} in {shown(a)} and {lacks} in {shown(b)}; use the same gate in "
+                "both, or in neither"
             )
     return gates[0]
 

@@ -42,9 +42,9 @@ def _known(axes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
             why = _NO_AXIS.get(
                 name, f"expected one of {', '.join(AXIS_FIELDS)}, or overrides.FIELD of an engine config"
             )
-            raise ValueError(f"axes.{name} is no axis: {why}")
+            raise ValueError(f"axes.{name} is not an axis: {why}")
         if len(set(map(repr, values))) != len(values):
-            raise ValueError(f"axes.{name} names a value twice; expected each once")
+            raise ValueError(f"axes.{name} lists a value twice; list each once")
     return axes
 
 
@@ -66,7 +66,7 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
         own = {name: values for name, values in axes.items() if _OWN_MODE.get(name, mode) == mode}
         if (count := math.prod(map(len, own.values()))) > MAX_TOPOLOGIES:
             raise ValueError(
-                f"axes make {count} topologies of mode {mode}; expected at most {MAX_TOPOLOGIES}, so take values out"
+                f"axes make {count} topologies of mode {mode}; expected at most {MAX_TOPOLOGIES}, so remove some values"
             )
         for values in itertools.product(*own.values()):
             chosen = dict(zip(own, values, strict=True))
@@ -100,7 +100,7 @@ def refuse_replaced(document: Mapping[str, Any], typed: Mapping[str, Any], sourc
 
 # For fields whose option has a different name.
 _OPTIONS = {"engine_configs": "--config or --recipe", "overrides": "--set"}
-_IN_PLACE = "whose values take its place; leave one of them out"
+_IN_PLACE = "whose values replace it; leave one of them out"
 
 
 def _replaced(topology: Mapping[str, Any], axes: Iterable[str]) -> Iterator[tuple[str, str, str]]:

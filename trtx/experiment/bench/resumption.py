@@ -14,8 +14,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
-
 from trtx.bench import (
     Target,
     cell_directory,
@@ -32,13 +30,15 @@ from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
 from trtx.config.wording import shown
 from trtx.errors import UsageError
+from trtx.evals import marker
 from trtx.experiment.bench.schedule import Step, schedule, without
 from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
+from trtx.experiment.directory import RunSpec
 from trtx.experiment.provenance import read_dataset
-from trtx.experiment.scoring import is_scored
+from trtx.experiment.scoring import SESSION_LOG, is_scored
 from trtx.experiment.targets import target_of
 from trtx.launch import members
-from trtx.runs.forms import LOCK, PLAN, AskedRun, Deployment, Environment
+from trtx.runs.forms import LOCK, PLAN, AskedOf, Deployment, Environment
 from trtx.topology import Plan
 
 ATTEMPTS = "attempts"
@@ -50,8 +50,15 @@ _CONDITIONS = (
 )  # fmt: skip
 _PLANNED = ("engine", "model", "model_path", "gpu_names", "engine_configs")
 
+Spec = TypeVar("Spec", bound=RunSpec)
 
-Spec = TypeVar("Spec", bound=BaseModel)
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """Content of ``plan.json``."""
+
+    topologies: dict[str, Plan]
+    checkpoints: dict[str, str]  # by topology, from :func:`fingerprint`
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,9 @@ class Recorded(Generic[Spec]):
         """
         if self.environment.deployment is None:
             path = self.run_dir / LOCK.file
-            raise UsageError(f"{path} has no deployment; expected the one that was measured; start a new run")
+            raise UsageError(
+                f"{path} does not say which deployment was measured, so the run can't be resumed; start a new run"
+            )
         return self.environment.deployment
 
     def target(self, label: str) -> Target:
@@ -83,30 +92,22 @@ class Recorded(Generic[Spec]):
         return target_of(label, self.plans[label])
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDocument:
-    """Content of ``plan.json``."""
-
-    topologies: dict[str, Plan]
-    checkpoints: dict[str, str]  # by topology, from :func:`fingerprint`
-
-
-def read_recorded(run_dir: Path, spec: ExperimentSpec) -> Recorded[ExperimentSpec]:
+def read_recorded(run_dir: Path, spec: Spec) -> Recorded[Spec]:
     """Reads ``plan.json`` and the manifest's provenance. Raises UsageError if the run ended before it wrote them."""
-    told = LOCK.read(run_dir, AskedRun).provenance
-    planned = PlanDocument({}, {}) if spec.attach is not None else PLAN.read(run_dir, PlanDocument)
+    told = LOCK.read(run_dir, AskedOf).provenance
+    planned = PLAN.read(run_dir, PlanDocument) if spec.topologies else PlanDocument({}, {})
     return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
 
 
-def wait_for_the_end(recorded: Recorded[Any], also: Sequence[str] = ()) -> None:
+def wait_for_the_end(recorded: Recorded[Any]) -> None:
     """Waits until all processes of a killed attempt have ended; their load would interfere, and they hold the GPUs.
 
-    ``also``: additional markers of such processes. Raises UsageError if some still run after END_S.
+    Raises UsageError if some still run after END_S.
     """
-    markers = [*also, *(plan.marker for plan in recorded.plans.values())]
+    markers = [marker(recorded.run_dir / SESSION_LOG), *(plan.marker for plan in recorded.plans.values())]
     markers += [f"TMPDIR={event.scratch}" for event in read_journal(recorded.run_dir) if isinstance(event, LoadStarted)]
     deadline = time.monotonic() + END_S
-    while alive := {pid for marker in markers for pid in members(marker, ())}:
+    while alive := {pid for one in markers for pid in members(one, ())}:
         if time.monotonic() > deadline:
             raise UsageError(
                 f"processes of an earlier attempt of {recorded.run_dir} still run (pid "
@@ -161,7 +162,7 @@ def check_dataset(recorded: Recorded[ExperimentSpec]) -> None:
     """Raises UsageError if the input_file's content has changed or can't be read."""
     before, now = recorded.dataset_sha256, read_dataset(recorded.spec.load)
     if before is not None and before != now:
-        _refuse(recorded.run_dir, [f"what input_file {shown(recorded.spec.load.input_file)} holds has changed"])
+        _refuse(recorded.run_dir, [f"the content of input_file {shown(recorded.spec.load.input_file)} has changed"])
 
 
 def check_deployment(recorded: Recorded[Any], now: Deployment) -> None:
@@ -199,7 +200,8 @@ def fingerprint(model_path: Path) -> str:
 def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
     if differences:
         raise UsageError(
-            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not compare, so start a new run"
+            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not be comparable, so start a new "
+            "run"
         )
 
 

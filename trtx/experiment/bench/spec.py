@@ -71,7 +71,7 @@ class Attach(BaseModel):
                 return EtcdAuth(ca=ca, certificate=certificate, key=key)
             case Password(username=username, password_file=file):
                 return EtcdAuth(username=username, password_file=file)
-        raise UsageError("etcd_auth names a token, which etcd takes none of; give certificates or a password")
+        raise UsageError("etcd_auth has a token, which etcd does not accept; use certificates or a password")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -83,12 +83,14 @@ class Attach(BaseModel):
     @classmethod
     def _absolute(cls, value: str) -> str:
         if "@" in value.rpartition("//")[2].partition("/")[0]:  # the URL isn't shown, because it contains a password
-            raise ValueError("url holds a user name or password, which would stand in every report; leave it out")
+            raise ValueError("url has a user name or password, which would appear in every report; leave them out")
         if not _is_address(value):
-            raise ValueError(f"url {shown_address(value)} is no address; expected such as http://127.0.0.1:8000")
+            raise ValueError(
+                f"url {shown_address(value)} is not an address; expected for example http://127.0.0.1:8000"
+            )
         if "?" in value or "#" in value:
             address = value.partition("#")[0].partition("?")[0]
-            raise ValueError(f"url {quoted(address)} goes on with a query, which no request would carry; leave it out")
+            raise ValueError(f"url {quoted(address)} has a query, which is not sent with requests; leave it out")
         return value.rstrip("/").removesuffix("/v1").rstrip("/")  # OpenAI clients are configured with the suffix /v1
 
 
@@ -133,7 +135,7 @@ class ExperimentSpec(BaseModel):
         if self.attach is not None:
             if shaped := [name for name, said in (("axes", self.axes), ("arms", self.arms)) if said]:
                 raise ValueError(
-                    f"{shaped[0]} shape what trtx serves, and attach measures what is served already; leave them out"
+                    f"{shaped[0]} configure what trtx serves, but attach measures a running server; leave them out"
                 )
         elif self.topology.port and len(self.topologies) > 1:
             raise ValueError(
@@ -146,7 +148,7 @@ class ExperimentSpec(BaseModel):
         if self.cell_count > self.max_cells:
             raise ValueError(
                 f"{len(self.labels)} topologies at {self.load.load_count} loads make {self.cell_count} cells, and "
-                f"max_cells is {self.max_cells}; take values out of an axis, or allow more with max_cells"
+                f"max_cells is {self.max_cells}; remove values from an axis, or raise max_cells"
             )
         return self
 
@@ -156,8 +158,8 @@ class ExperimentSpec(BaseModel):
         judged += self.gate.compared if self.gate.limit is not None else ()
         if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.figure.of_stream]):
             raise ValueError(
-                f"gate judges {', '.join(lacking)} of a stream, and load.streaming is false, so no request has it; "
-                "judge request_latency or a throughput, or let answers stream"
+                f"gate judges {', '.join(lacking)}, which only streamed answers have, but load.streaming is false; "
+                "judge request_latency or a throughput, or set load.streaming to true"
             )
 
     def _refuse_images_beyond(self, topology: NamedTopology) -> None:
@@ -256,12 +258,12 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
     _refuse_unencoded(document, path)
     if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):
         raise UsageError(
-            f"{_source(path)}attach measures what is served already, and {unused[0]} shapes what trtx serves; "
+            f"{_source(path)}attach measures a running server, and {unused[0]} configures what trtx serves; "
             "leave one of them out"
         )
     if document.get("arms") and (unused := [key for key in ("modes", "topology", "axes") if key in document]):
         raise UsageError(
-            f"{_source(path)}arms say all of each topology, so {unused[0]} would change nothing; leave one of them out"
+            f"{_source(path)}arms are complete topologies, so {unused[0]} would have no effect; leave one of them out"
         )
     _refuse_what_yaml_blurs(document, path)
     topology = document.get("topology") or {}
@@ -280,14 +282,15 @@ def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
         spec = validate_strictly(ExperimentSpec, document)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
-            raise UsageError(f"{_source(path)}a text in it is no Unicode, half a character; write it anew") from error
+            raise UsageError(
+                f"{_source(path)}it has a text with half a Unicode character (a lone surrogate); write the text again"
+            ) from error
         raise UsageError(_sentence(error, path)) from error
     for one in spec.topologies:
         refuse_idle(one.spec, in_topology, _source(path))
     if spec.eval is not None and "max_drop" in spec.eval.model_fields_set and spec.gate.baseline is None:
         raise UsageError(
-            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline), which alone it bounds; name "
-            "one, or leave it out"
+            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline); name one, or leave it out"
         )
     return spec
 

@@ -142,8 +142,8 @@ def _judge_usage(sample: Sample) -> Judgement | None:
         cell=sample.cell,
         criterion="uncounted_request_count:avg:le:0",
         verdict=Verdict.NO_VERDICT,
-        reason=f"{uncounted:,} of {answers:,} answers carry no usage, so nobody counted their tokens; expected one "
-        "each; switch usage on at the server",
+        reason=f"{uncounted:,} of {answers:,} answers carry no usage, so their tokens were not counted; switch usage "
+        "on at the server",
         value=uncounted,
         limit=0,
         unit="requests",

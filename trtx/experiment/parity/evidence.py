@@ -129,15 +129,15 @@ def evidence_of(
         shares = _ended_since(before, after)
         counts += [Count(f"requests of {name}", value) for name, value in shares.items()]
         if not plan.routes_by_prefix:
-            missing = "the router does not look at KV"
+            missing = "the router does not route by KV"
         elif None in shares.values():
             missing = "the workers do not say how many requests they ended"
         elif sum(bool(one) for one in shares.values()) < 2:
             missing = "the router sent every request to one worker"
         elif reused is None:
-            missing = "the answers do not say what was found in a cache"
+            missing = "the answers do not report cached tokens"
         elif not reused:
-            missing = "no request found KV, so the router had nothing to choose by"
+            missing = "no request found cached KV, so the router had no reason to choose a worker"
     elif route == "migrated":
         counts, missing = _of_migration(counts, before, after, whole, kill)
     elif route == "chunked":
@@ -147,7 +147,7 @@ def evidence_of(
         if most is None:
             missing = "the workers do not publish how many tokens a step takes"
         elif cut is None:
-            missing = "the answers do not say what was found in a cache"
+            missing = "the answers do not report cached tokens"
         elif not cut:
             missing = f"no prompt had more than {most} tokens to compute"
     return Evidence(tuple(counts), missing, corrupted=corrupted)
@@ -192,11 +192,11 @@ def _of_migration(
         Count("answers that went on elsewhere", moved),
     ]
     if not moved:
-        return counts, f"{kill.worker} was killed, and no answer of it went on elsewhere"
+        return counts, f"{kill.worker} was killed, but none of its answers continued on another worker"
     if broken is None:
         return counts, "the frontend does not say whether a stream broke"
     if not broken:
-        return counts, f"{kill.worker} was killed, and the frontend saw no stream of it break"
+        return counts, f"{kill.worker} was killed, but the frontend saw none of its streams break"
     return counts, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,8 +79,10 @@ class Asking:
         # An attached server may have cached KV from an earlier run or an aborted pass.
         salt = f"{label}-{secrets.token_hex(4)}"
         spec = self.spec
-        return ask_all(
-            server, self.prompts, salt=salt, osl=spec.osl, concurrency=spec.concurrency, check=check, watch=watch
+        return asyncio.run(
+            ask_all(
+                server, self.prompts, salt=salt, osl=spec.osl, concurrency=spec.concurrency, check=check, watch=watch
+            )
         )
 
     def _write(self, label: str, asked: Pass) -> tuple[Answer, ...]:

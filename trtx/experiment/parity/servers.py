@@ -34,8 +34,8 @@ def ask_deployments(spec: ParitySpec) -> dict[str, Deployment]:
     if len(found) == 2 and len({(one.url, one.model) for one in found.values()}) == 1:
         one = next(iter(found.values()))
         raise UsageError(
-            f"--url and --against name the same model of the same server ({one.model} at {one.url}), which would be "
-            "held against itself; expected another server, or a model for trtx to serve"
+            f"--url and --against name the same model of the same server ({one.model} at {one.url}), so it would be "
+            "compared with itself; name another server, or a model for trtx to serve"
         )
     return found
 
@@ -59,8 +59,8 @@ def check_lengths_of(spec: ParitySpec, deployments: Mapping[str, Deployment]) ->
         most = ask_context_length(one)
         if most is not None and asked > most:
             raise UsageError(
-                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, and the context of {one.model} at "
-                f"{one.url} is {most}; ask for less"
+                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, but the context length of "
+                f"{one.model} at {one.url} is {most}; lower them"
             )
 
 
@@ -97,7 +97,8 @@ def check_same(run_dir: Path, now: Mapping[str, Deployment]) -> None:
         ]
         if differing:
             raise UsageError(
-                f"{run_dir} can't be resumed: {'; '.join(differing)}; its passes would not compare, so start a new run"
+                f"{run_dir} can't be resumed: {'; '.join(differing)}; its passes would not be comparable, so start a "
+                "new run"
             )
 
 
@@ -123,8 +124,8 @@ class Presence:
                 self._check()
                 if time.monotonic() > deadline:
                     raise NoVerdictError(
-                        f"{self._deployment.url} answers no more ({self._told}); passes that had ended are kept, and "
-                        "--resume makes the others once it is back"
+                        f"{self._deployment.url} no longer answers ({self._told}); finished passes are kept, so "
+                        "continue with --resume once the server is back"
                     )
                 time.sleep(_PAUSE_S)
 

@@ -17,9 +17,8 @@ from trtx.evals.parity import Shape
 from trtx.evals.parity.gate import EPSILON
 from trtx.experiment.bench.axes import NamedTopology
 from trtx.experiment.bench.spec import Attach
-from trtx.experiment.directory import PROVENANCE
+from trtx.experiment.directory import read_manifest
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
-from trtx.runs.forms import LOCK
 from trtx.topology import Plan
 
 Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]
@@ -60,14 +59,14 @@ class ParitySpec(BaseModel):
     @model_validator(mode="after")
     def _compares_something(self) -> ParitySpec:
         if bool(self.routes) == (self.attach is not None):
-            raise ValueError("routes are served, or a server is attached; expected one of both")
+            raise ValueError("either routes or an attached server is compared; expected exactly one of them")
         if self.attach is None and (self.against or self.dtype):
-            raise ValueError("against and dtype are of a server that is attached; expected attach")
+            raise ValueError("against and dtype belong to an attached server; expected attach")
         if self.attach is not None and self.max_num_tokens is not None:
-            raise ValueError("max_num_tokens is of the route chunked, and a server is attached; leave it out")
+            raise ValueError("max_num_tokens belongs to the route chunked, but a server is attached; leave it out")
         if self.attach is not None and self.fault is not None:
             raise ValueError(
-                f"{KV_FAULT_VARIABLE} is set, and no fault reaches a server that is running already; unset it"
+                f"{KV_FAULT_VARIABLE} is set, but a fault can't be injected into a running server; unset it"
             )
         return self
 
@@ -161,13 +160,7 @@ def read_parity_spec(run_dir: Path) -> ParitySpec:
     """Reads the spec from a run's manifest. Raises UsageError if it isn't a run of ``trtx eval parity``, or is
     unreadable.
     """
-    if not (run_dir / LOCK.file).exists():
-        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx eval parity")
-    fields = LOCK.load(run_dir)
-    if "routes" not in fields:
-        raise UsageError(f"{run_dir} is no run of trtx eval parity; go on with it by the verb that began it")
-    asked = {name: value for name, value in fields.items() if name not in (PROVENANCE, "topologies")}
-    return LOCK.restored(asked, ParitySpec, str(run_dir / LOCK.file))
+    return read_manifest(run_dir, "trtx eval parity", ParitySpec)
 
 
 def planted_fault() -> str | None:
@@ -179,7 +172,7 @@ def check_fault(fault: str, plan: Plan) -> None:
     """Raises UsageError if no worker of ``plan`` can inject ``fault``."""
     asked = parse_kv_fault(fault)
     if plan.engine != "torch":
-        raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, and engine {plan.engine} knows no fault; choose torch")
+        raise UsageError(f"{KV_FAULT_VARIABLE} is {fault}, but engine {plan.engine} can't inject a fault; use torch")
     layers = read_model_config(plan.model_path).num_layers
     if asked.layer >= layers:
         raise UsageError(
@@ -192,12 +185,12 @@ def check_lengths(spec: ParitySpec, plan: Plan) -> None:
     """Raises UsageError if prompt and answer exceed the limit of the model or of a worker of ``plan``."""
     asked = spec.isl + spec.osl
     context = resolve_checkpoint(str(plan.model_path)).context_by(plan.engine)
-    bounds = [(f"the context of {plan.model}", context)]
+    bounds = [(f"the context length of {plan.model}", context)]
     bounds += [(f"max_seq_len of {role} workers", one.get("max_seq_len")) for role, one in plan.engine_configs.items()]
     for name, most in bounds:
         if most is not None and asked > most:
             raise UsageError(
-                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, and {name} is {most}; ask for less"
+                f"--isl {spec.isl} and --osl {spec.osl} make {asked} tokens, but {name} is {most}; lower them"
             )
 
 

@@ -62,13 +62,16 @@ CALL = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "tor
             ("--bench", "--etcd http://10.0.0.1:2379"),
             "--bench holds --etcd, and the job's frontends tell of its workers",
         ),
-        (("--bench", "--isl 100000 --osl 8"), "--bench: isl 100000 and osl 8 make 100008 tokens, and the context of"),
+        (
+            ("--bench", "--isl 100000 --osl 8"),
+            "--bench: isl 100000 and osl 8 make 100008 tokens, but the context length of",
+        ),
         (
             ("--set", "max_seq_len=64", "--bench", "--isl 40 --osl 30"),
             "--bench: isl 40 and osl 30 make 70 tokens, and agg workers of tiny-trained take max_seq_len 64",
         ),
         (("--bench", "--baseline nobody --max-regression 5%"), "--bench: 'nobody' is no run directory or file, and no"),
-        (("--bench", "--baseline ./a.json --max-regression 5%"), "--bench: './a.json' is not there; expected a run"),
+        (("--bench", "--baseline ./a.json --max-regression 5%"), "--bench: './a.json' does not exist; expected a run"),
         (("--bench", "--save-baseline a/b"), "--bench: "),
         (("--bench", "--concurrency '3"), "--bench \"--concurrency '3\" can't be split into words"),
         (("--container-image", "c", "--model-dir", "/m:1"), "--model-dir '/m:1' can't be mounted in a container"),

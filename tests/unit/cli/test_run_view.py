@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtx.cli.eval_view import EvalView
+from trtx.cli.run_view import RunProgress
 from trtx.evals.messages import Progress
 
 
@@ -12,6 +12,6 @@ from trtx.evals.messages import Progress
 def test_the_end_of_a_task_says_how_many_samples_were_answered(
     answered: int, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with EvalView() as view:
-        view.listener.on_progress(Progress("agg", "sums", 10, answered, 10, 0, None, None, None, None))
+    with RunProgress() as view:
+        view.on_scored(Progress("agg", "sums", 10, answered, 10, 0, None, None, None, None))
     assert told in capfd.readouterr().err.splitlines()
