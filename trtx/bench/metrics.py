@@ -11,14 +11,28 @@ metrics cover the requests sent within it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
-from trtx.bench.figures import Extent, Figures, Heading, Number, Records, Spread, figure, per_device
+from trtx.bench.figures import Extent, Figures, Number, Records, Spread, figure, per_device
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
 
-@figure(Number[int], title="requests", unit="requests", meaning="requests that succeeded")
+class Heading(Enum):
+    """Column groups of the report page, in page order: throughput before latency, in the order a reader decides."""
+
+    TOKEN_THROUGHPUT = "tokens/s"
+    REQUEST_THROUGHPUT = "requests/s"
+    IMAGE_THROUGHPUT = "images/s"
+    TTFT = "TTFT, ms"
+    ITL = "ITL, ms"
+    E2E = "E2E, ms"
+    LENGTHS = "tokens"
+    TIME = "time"
+
+
+@figure(Number[int], title="requests", unit="requests", heading=None, meaning="requests that succeeded")
 def request_count(records: Records) -> int:
     return sum(record.succeeded for record in records)
 
@@ -27,6 +41,7 @@ def request_count(records: Records) -> int:
     Number[int],
     title="failed",
     unit="requests",
+    heading=None,
     meaning="requests whose answer is not whole: HTTP errors, timeouts, cancelled ones, no finish reason or [DONE], or "
     "not the tokens that were asked; no other figure has them",
     better="lower",
@@ -39,6 +54,7 @@ def error_request_count(records: Records) -> int:
     Number[int],
     title="uncounted",
     unit="requests",
+    heading=None,
     meaning="requests that succeeded, but whose answer has no usage; what takes tokens can't be computed then",
     better="lower",
 )
@@ -50,6 +66,7 @@ def uncounted_request_count(records: Records) -> int:
     Number[float],
     title="error rate",
     unit="%",
+    heading=None,
     meaning="failed requests / all requests × 100; 0 when none was",
     better="lower",
 )
@@ -182,7 +199,6 @@ output_token_throughput_per_device = per_device(
     title="tokens/s/{device}",
     unit="tokens/s/{device}",
     meaning="tokens/s over all GPUs of the topology, prefill's too; over all its workers where no GPU of it is known",
-    better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
     label="a {device}",
     table={None: "/{device}"},
@@ -252,12 +268,12 @@ def output_sequence_length(records: Records) -> float | None:
     return _mean(_counted(records, "output_sequence_length"))
 
 
-@figure(Extent, title="ISL", unit="tokens", meaning="the shortest and the longest prompt, as counted", since=3)
+@figure(Extent, title="ISL", unit="tokens", heading=None, meaning="the shortest and the longest prompt, as counted")
 def input_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "input_sequence_length")
 
 
-@figure(Extent, title="OSL", unit="tokens", meaning="the shortest and the longest answer, as counted", since=3)
+@figure(Extent, title="OSL", unit="tokens", heading=None, meaning="the shortest and the longest answer, as counted")
 def output_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "output_sequence_length")
 
@@ -268,7 +284,7 @@ def most_common_errors(records: Records) -> Reasons:
 
 
 def _values(records: Records, tag: str) -> list[float]:
-    values = (getattr(record, tag) for record in records if record.succeeded)
+    values = (record.value(tag) for record in records if record.succeeded)
     return [value for value in values if value is not None]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench import Figure, samples_needed
-from trtx.bench.figures import Heading, all_figures
+from trtx.bench.figures import all_figures
 from trtx.bench.judge.sample import Metric
-from trtx.bench.metrics import error_request_count, request_count
+from trtx.bench.metrics import Heading, error_request_count, request_count
 from trtx.report.view import Part, Row, RunView
 from trtx.stats.intervals import CONFIDENCE, Interval
 
