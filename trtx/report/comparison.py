@@ -338,7 +338,7 @@ def _sides(shown: ArmsShown) -> list[str]:
 
 
 def _unchecked(comparison: Comparison) -> list[str]:
-    unknown = (f"{name} is not known of either, so nobody checked that it is the same" for name in comparison.unchecked)
+    unknown = (f"{name} is not known for both sides, so it was not compared" for name in comparison.unchecked)
     return [*unknown, *comparison.records_unchecked]
 
 

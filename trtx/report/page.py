@@ -31,7 +31,7 @@ from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
 _HEADLINED = 4  # maximum number of cells in a headline
-_CROSS = "A cross: requests failed, or the cell is INVALID."
+_CROSS = "A cross marks a cell that is INVALID or has failed requests."
 _PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
 # Functions that the template calls.
@@ -83,12 +83,12 @@ def page(view: RunView) -> str:
 def _captions(view: RunView) -> dict[str, tuple[str, str]]:
     """Title and explanation of each chart."""
     bars = " Bars: intervals over the trials." if view.trials > 1 else ""
-    tails = ", and dotted the highest percentile with enough samples" if shows_tails(view) else ""
+    tails = "; the dotted line is the highest percentile with enough samples" if shows_tails(view) else ""
     return {
         "pareto": (
             "Pareto front",
-            "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, which failed "
-            f"requests, missing trials and INVALID keep a cell off.{bars}",
+            "Up and to the right is better; c is concurrency, r is requests/s. Hollow points are not on the front. A "
+            f"cell that is INVALID, lacks trials or has failed requests is never on it.{bars}",
         ),
         "throughput": ("Throughput against load", f"Output tokens of all users together. {_CROSS}{bars}"),
         "ttft": ("Time to first token against load", f"Median{tails}. {_CROSS}{bars}"),

@@ -83,7 +83,7 @@ def compared_with(baseline: ComparedWith) -> str:
 
 def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
     """One sentence for each condition that differs or is unknown."""
-    unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
+    unchecked = (f"{one} is not known for both sides, so it was not compared" for one in baseline.unchecked)
     return (*baseline.differences, *unchecked, *baseline.records_unchecked)
 
 
@@ -102,10 +102,10 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     ]
     table = terminal_table(heads("cell", "criterion", "measured", "verdict", text=("criterion", "verdict")), rows)
     if verdict.baseline is not None:
-        ratios = "Of a metric: its ratio to the baseline's, and the interval of that."
+        ratios = "A metric is shown as its ratio to the baseline, with the ratio's interval."
         table.caption = f"{ratios} {compared_with(verdict.baseline)}"
     if verdict.window == "steady":
-        table.caption = f"{table.caption or ''} Figures are of the steady part of each trial.".strip()
+        table.caption = f"{table.caption or ''} Metrics cover the steady part of each trial.".strip()
     return Group(table, *_doubted(shown))
 
 
