@@ -53,7 +53,8 @@ bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer vllm=DIR" for vLLM beside them
 	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
 
-goldens: $(SETUP) ## write the files anew that follow from the records of the kept run, and fail: look at them
+	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
+goldens: $(SETUP) ## rewrite the files that trtx makes of the golden run, and fail: look at the difference
 	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
 
 lock: $(SETUP) ## rewrite requirements.lock

@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recomputed.figures import SAMPLES_NEEDED, Figures, Request, cell_figures, read_requests, steady_span
+from recomputed.figures import (
+    PER_DEVICE,
+    SAMPLES_NEEDED,
+    SINCE,
+    Figures,
+    Request,
+    cell_figures,
+    read_requests,
+    steady_span,
+)
 from recomputed.intervals import mean_interval
 
 DIGITS, INTERVAL_DIGITS = 12, 9
 OTHER = "(not checked here)"  # a field that is no figure
-PER_DEVICE = "output_token_throughput_per_device"
+UNKNOWN = "not recomputed: benchmarks/recomputed/figures.py has no such metric"
 
 
 @dataclass
@@ -32,7 +41,7 @@ class Comparison:
             for name in {**says, **found}:
                 inner = f"{where}.{name}" if where else name
                 if name not in found:
-                    self.mismatches.append((file, inner, _text(says[name]), "not known to this script"))
+                    self.mismatches.append((file, inner, _text(says[name]), UNKNOWN))
                 elif name not in says:
                     self.mismatches.append((file, inner, "not there", _text(found[name])))
                 else:
@@ -71,7 +80,7 @@ class Cell:
         if name == PER_DEVICE:
             total, devices = figures["output_token_throughput"], self.says["device_count"]
             return None if total is None or not devices else float(total / devices)
-        value = figures[name]
+        value = figures.get(name)
         found: float | None = value[statistic] if isinstance(value, dict) and statistic else value
         return found
 
@@ -106,8 +115,8 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
             comparison.tree(file, f"{trial['directory']}: records", says["load"]["request_count"], len(requests))
             cell.trials[trial["number"]] = requests
             spans.append(span := steady_span(requests, concurrency))
-        figures = cell_figures([requests]) if requests else None
-        steady = cell_figures([requests], [span]) if span else None
+        figures = _known(says, cell_figures([requests])) if requests else None
+        steady = _known(says, cell_figures([requests], [span])) if span else None
         cell.recomputed.append({"figures": figures, "steady": steady})
         expected = {
             "number": OTHER, "directory": OTHER, "failure": OTHER,
@@ -119,14 +128,19 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
             comparison.tree(file, f"{trial['directory']}.errors", reasons, figures["error_request_count"])
     if cell.trials:
         usable = list(cell.trials.values())
-        cell.parts["figures"] = cell_figures(usable)
+        cell.parts["figures"] = _known(says, cell_figures(usable))
         known = [span for span in spans if span is not None]
-        cell.parts["steady"] = cell_figures(usable, known) if len(known) == len(usable) else None
+        cell.parts["steady"] = _known(says, cell_figures(usable, known)) if len(known) == len(usable) else None
     others = ("schema_version", "name", "topology", "load", "device", "device_count", "trials_asked", "trials")
     told = [name for name in ("pictures", "handoffs") if name in says]  # by workers, which aiperf's records don't say
     expected = {**dict.fromkeys((*others, *told, "validity"), OTHER), **cell.parts, "status": cell_status(cell)}
     comparison.tree(file, "", says, {**expected, PER_DEVICE: cell.number("figures", PER_DEVICE, None)})
     return cell
+
+
+def _known(says: dict[str, Any], figures: Figures) -> Figures:
+    """The metrics that existed when the cell was written."""
+    return {name: value for name, value in figures.items() if SINCE.get(name, 0) <= says["schema_version"]}
 
 
 def _status(figures: Figures | None) -> str:

@@ -14,7 +14,37 @@ from typing import Any
 
 SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/figures.md
 HELD_SHARE = Fraction(3, 4)  # of a closed loop's slots, on average; docs/validity.md
-LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
+PER_DEVICE = "output_token_throughput_per_device"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A metric that is one number."""
+
+    title: str = ""  # of its column in summary.md
+    has_interval: bool = False  # in the summaries
+    median_of: str = ""  # the latency whose samples it is a median of
+    of_images: bool = False  # it has a column and an interval only if requests have images
+
+
+# All metrics of one number, as in the summaries. cell_figures computes them.
+NUMBERS = {
+    "request_count": Number(),
+    "error_request_count": Number(),
+    "uncounted_request_count": Number(),
+    "request_error_rate": Number(),
+    "benchmark_duration": Number(),
+    "request_throughput": Number(has_interval=True),
+    "images_per_second": Number("images/s", has_interval=True, of_images=True),
+    "output_token_throughput": Number("tokens/s", has_interval=True),
+    "output_token_throughput_per_user": Number("tokens/s/user", has_interval=True, median_of="inter_token_latency"),
+    PER_DEVICE: Number("tokens/s/{device}", has_interval=True),
+    "input_sequence_length": Number(),
+    "output_sequence_length": Number(),
+}
+# All metrics that are distributions over requests, with their titles. aiperf records each under the same name, in ms.
+LATENCIES = {"time_to_first_token": "TTFT", "inter_token_latency": "ITL", "request_latency": "E2E"}
+SINCE = {"images_per_second": 5}  # the first version of cell.json with the metric, if it was added after version 4
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 RATES = (
     "benchmark_duration",

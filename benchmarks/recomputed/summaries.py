@@ -9,19 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, PER_DEVICE, Cell, Comparison, cell_status
-from recomputed.figures import LATENCIES, RATES, SAMPLES_NEEDED
+from recomputed.cells import DIGITS, INTERVAL_DIGITS, OTHER, Cell, Comparison, cell_status
+from recomputed.figures import LATENCIES, NUMBERS, SAMPLES_NEEDED
 
-MEDIANS = ("output_token_throughput_per_user",)  # of 1 / ITL
-WITH_INTERVAL = ("output_token_throughput", "output_token_throughput_per_user", PER_DEVICE, "request_throughput")
-IMAGES = "images_per_second"  # it has columns, and with them intervals, where requests have images
 PARTS = {"figures": "", "steady": "steady_"}
 
 
 def check_summaries(comparison: Comparison, lock: dict[str, Any], cells: dict[str, Cell]) -> None:
     names = [f"{label}-{load['label']}" for label in lock["topologies"] for load in lock["load"]["cells"]]
     device = "gpu" if any(cell.says["device"] == "gpu" for cell in cells.values()) else "worker"
-    shown = (*WITH_INTERVAL, IMAGES) if lock["load"].get("image_batch_size") else WITH_INTERVAL
+    has_images = bool(lock["load"].get("image_batch_size"))
+    shown = [name for name, one in NUMBERS.items() if one.has_interval and (has_images or not one.of_images)]
     expected = {name: _row(cells.get(name), device, shown) for name in names}
     run = comparison.run
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
@@ -77,12 +75,9 @@ def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[s
         "trials_asked": cell.says["trials_asked"] if cell else None,
         "status": cell_status(cell) if cell else "missing",
     }
-    numbers: tuple[str, ...] = ("request_count", "error_request_count", "uncounted_request_count")
-    numbers += ("request_error_rate", *RATES, "output_token_throughput_per_user", PER_DEVICE)
-    numbers += ("input_sequence_length", "output_sequence_length")
     statistics = ("avg", *(f"p{q}" for q in SAMPLES_NEEDED))
     for part, prefix in PARTS.items():
-        shown: list[tuple[str, str | None, str]] = [(name, None, name) for name in numbers]
+        shown: list[tuple[str, str | None, str]] = [(name, None, name) for name in NUMBERS]
         shown += [(name, statistic, f"{name}_{statistic}") for name in LATENCIES for statistic in statistics]
         for name, statistic, plain in shown:
             key = prefix + plain.replace("_per_device", f"_per_{device}")
@@ -100,7 +95,7 @@ def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[s
 
 def _latency(cell: Cell | None, part: str, name: str, statistic: str) -> float | None:
     figures = cell and cell.parts[part]
-    return figures[name][statistic] if figures and figures[name] else None
+    return figures[name][statistic] if figures and figures.get(name) else None
 
 
 def _check_markdown(
@@ -109,13 +104,9 @@ def _check_markdown(
     """The table of summary.md: each number with its three digits, its ~ and its ±."""
     lines = [line for line in text.split("\n\n", 3)[2].splitlines() if line.startswith("|")]
     header, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
-    plain = {
-        "images/s": IMAGES,
-        "tokens/s": "output_token_throughput",
-        "tokens/s/user": "output_token_throughput_per_user",
-        f"tokens/s/{'GPU' if device == 'gpu' else device}": PER_DEVICE,
-    }
-    latencies = dict(zip(("TTFT", "ITL", "E2E"), LATENCIES, strict=True))
+    device = "GPU" if device == "gpu" else device
+    plain = {one.title.format(device=device): name for name, one in NUMBERS.items() if one.title}
+    latencies = {title: name for name, title in LATENCIES.items()}
     found = {f"{row[0]}-{row[1]}": dict(zip(header[3:], row[3:], strict=True)) for row in rows}
     for name in {**dict.fromkeys(names), **found}:
         cell, expected = cells.get(name), dict.fromkeys(("requests",), OTHER)
@@ -133,7 +124,8 @@ def _shown(cell: Cell | None, name: str, statistic: str | None) -> str:
     value = _latency(cell, "figures", name, statistic) if statistic else cell.number("figures", name, None)
     if value is None:
         return "–"
-    of, percentile = ("inter_token_latency", "p50") if name in MEDIANS else (name, statistic)
+    median_of = NUMBERS[name].median_of if name in NUMBERS else ""
+    of, percentile = (median_of, "p50") if median_of else (name, statistic)
     needed = SAMPLES_NEEDED[int(percentile[1:])] if percentile else 0
     unsure = percentile and (_latency(cell, "figures", of, "count") or 0) < needed
     ends = cell.interval("figures", name, statistic)

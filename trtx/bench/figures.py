@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from trtx.bench.records import RequestRecord
+from trtx.bench.records import RequestRecord, read_also
 from trtx.bench.windows import Span, sent_in
 from trtx.stats.percentiles import percentile, samples_needed
 
@@ -30,19 +30,6 @@ M = TypeVar("M", bound="Measured[Any]")
 Better = Literal["higher", "lower"]
 PERCENTILES = (50, 90, 95, 99)
 FIRST_SCHEMA = 4  # oldest schema of cell.json that is read; metrics added later state their schema
-
-
-class Heading(Enum):
-    """Column groups of the report page, in page order: throughput before latency, in the order a reader decides."""
-
-    TOKEN_THROUGHPUT = "tokens/s"
-    REQUEST_THROUGHPUT = "requests/s"
-    IMAGE_THROUGHPUT = "images/s"
-    TTFT = "TTFT, ms"
-    ITL = "ITL, ms"
-    E2E = "E2E, ms"
-    LENGTHS = "tokens"
-    TIME = "time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +75,10 @@ class Figure(ABC, Generic[T]):
     title: str
     unit: str
     meaning: str  # formula in words, for the report page and docs/figures.md
+    heading: Enum | None  # column group of the report page; None: not on the page
     # The better direction for a server; None: the metric describes the load, not the server.
     better: Better | None = None
     statistic: str = "avg"  # aiperf's name for the statistic in column None
-    heading: Heading | None = None  # None: not on the page
     label: str = ""  # label below the heading for a column that is not a percentile; unique within the heading
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns of the terminal table, with their headers
     markdown: Sequence[int | None] = ()  # columns of summary.md
@@ -145,6 +132,7 @@ class Measured(Figure[T]):
     """A metric that is computed from the records of a cell's trials and stored in the cell's file."""
 
     formula: Callable[[Records], Any]
+    reads: Sequence[str] = ()  # aiperf's metrics that the formula reads and that are no field of RequestRecord
     window: Window = whole  # selects the records of a trial to compute from
     since: int = FIRST_SCHEMA  # first schema of cell.json with this metric; it is None in older cells
 
@@ -305,12 +293,13 @@ def latest_schema() -> int:
 
 def figure(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
     """Decorates a formula: returns its metric record, which takes the function's name."""
+    read_also(said.get("reads", ()))
     return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
 
 
 def per_device(of: Number[float | None], **said: Any) -> PerDevice:
     """Creates the per-device record of another metric."""
-    return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, **said))
+    return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, better=of.better, **said))
 
 
 def _taken_in(record: F) -> F:

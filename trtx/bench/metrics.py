@@ -11,14 +11,28 @@ metrics cover the requests sent within it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
-from trtx.bench.figures import Extent, Figures, Heading, Number, Records, Spread, figure, per_device
+from trtx.bench.figures import Extent, Figures, Number, Records, Spread, figure, per_device
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
 
-@figure(Number[int], title="requests", unit="requests", meaning="requests that succeeded")
+class Heading(Enum):
+    """Column groups of the report page, in page order: throughput before latency, in the order a reader decides."""
+
+    TOKEN_THROUGHPUT = "tokens/s"
+    REQUEST_THROUGHPUT = "requests/s"
+    IMAGE_THROUGHPUT = "images/s"
+    TTFT = "TTFT, ms"
+    ITL = "ITL, ms"
+    E2E = "E2E, ms"
+    LENGTHS = "tokens"
+    TIME = "time"
+
+
+@figure(Number[int], title="requests", unit="requests", heading=None, meaning="successful requests")
 def request_count(records: Records) -> int:
     return sum(record.succeeded for record in records)
 
@@ -27,8 +41,9 @@ def request_count(records: Records) -> int:
     Number[int],
     title="failed",
     unit="requests",
-    meaning="requests whose answer is not whole: HTTP errors, timeouts, cancelled ones, no finish reason or [DONE], or "
-    "not the tokens that were asked; no other figure has them",
+    heading=None,
+    meaning="requests without a complete answer: HTTP errors, timeouts, cancellations, no finish reason or [DONE], or "
+    "another number of tokens than requested; no other metric includes them",
     better="lower",
 )
 def error_request_count(records: Records) -> int:
@@ -39,7 +54,8 @@ def error_request_count(records: Records) -> int:
     Number[int],
     title="uncounted",
     unit="requests",
-    meaning="requests that succeeded, but whose answer has no usage; what takes tokens can't be computed then",
+    heading=None,
+    meaning="successful requests whose answer has no usage; metrics that need token counts can't be computed then",
     better="lower",
 )
 def uncounted_request_count(records: Records) -> int:
@@ -50,7 +66,8 @@ def uncounted_request_count(records: Records) -> int:
     Number[float],
     title="error rate",
     unit="%",
-    meaning="failed requests / all requests × 100; 0 when none was",
+    heading=None,
+    meaning="failed requests / all requests × 100; 0 without requests",
     better="lower",
 )
 def request_error_rate(records: Records) -> float:
@@ -65,7 +82,7 @@ def _duration_within(records: Records, span: Span) -> float | None:
     Number[float | None],
     title="duration",
     unit="s",
-    meaning="first measured request's start to the last one's end, failed ones too; mean over trials",
+    meaning="first measured request's start to the last one's end, failed ones included; mean over trials",
     heading=Heading.TIME,
     label="s",
     mean_over_trials=True,
@@ -86,7 +103,7 @@ def _request_throughput_within(records: Records, span: Span) -> float | None:
     Number[float | None],
     title="requests/s",
     unit="requests/s",
-    meaning="requests that succeeded / duration; mean over trials",
+    meaning="successful requests / duration; mean over trials",
     better="higher",
     heading=Heading.REQUEST_THROUGHPUT,
     label="all",
@@ -117,7 +134,7 @@ def _images_per_second_within(records: Records, span: Span) -> float | None:
     Number[float | None],
     title="images/s",
     unit="images/s",
-    meaning="images of requests that succeeded / duration, where each has some; mean over trials",
+    meaning="images of successful requests / duration, if each of them has images; mean over trials",
     better="higher",
     heading=Heading.IMAGE_THROUGHPUT,
     label="all",
@@ -137,7 +154,7 @@ def images_per_second(records: Records) -> float | None:
     Number[float | None],
     title="tokens/s",
     unit="tokens/s",
-    meaning="output tokens of requests that succeeded / duration, all users together; mean over trials",
+    meaning="output tokens of successful requests / duration, all users together; mean over trials",
     better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
     label="all",
@@ -181,8 +198,7 @@ output_token_throughput_per_device = per_device(
     output_token_throughput,
     title="tokens/s/{device}",
     unit="tokens/s/{device}",
-    meaning="tokens/s over all GPUs of the topology, prefill's too; over all its workers where no GPU of it is known",
-    better="higher",
+    meaning="tokens/s / all GPUs of the topology, including those for prefill; / all its workers if no GPU is known",
     heading=Heading.TOKEN_THROUGHPUT,
     label="a {device}",
     table={None: "/{device}"},
@@ -194,7 +210,7 @@ output_token_throughput_per_device = per_device(
     Spread,
     title="TTFT",
     unit="ms",
-    meaning="request sent to first content received",
+    meaning="from the request to the first content of its answer",
     better="lower",
     heading=Heading.TTFT,
     of_stream=True,
@@ -209,8 +225,8 @@ def time_to_first_token(records: Records) -> list[float]:
     Spread,
     title="ITL",
     unit="ms",
-    meaning="(latency − TTFT) / (output tokens − 1), one sample a request; an answer of one token, or that came in one "
-    "piece, gives none",
+    meaning="(latency − TTFT) / (output tokens − 1), one sample per request; an answer of one token, or in one piece, "
+    "has none",
     better="lower",
     heading=Heading.ITL,
     table={50: "ITL"},
@@ -222,7 +238,12 @@ def inter_token_latency(records: Records) -> list[float]:
 
 
 @figure(
-    Spread, title="E2E", unit="ms", meaning="request sent to last content received", heading=Heading.E2E, better="lower"
+    Spread,
+    title="E2E",
+    unit="ms",
+    meaning="from the request to the last content of its answer",
+    heading=Heading.E2E,
+    better="lower",
 )
 def request_latency(records: Records) -> list[float]:
     return _values(records, "request_latency")
@@ -232,7 +253,7 @@ def request_latency(records: Records) -> list[float]:
     Number[float | None],
     title="ISL",
     unit="tokens",
-    meaning="input length, mean, as the server counted it: text, and what images expand to",
+    meaning="mean input length as counted by the server, including the tokens of images",
     heading=Heading.LENGTHS,
     label="ISL",
 )
@@ -244,7 +265,7 @@ def input_sequence_length(records: Records) -> float | None:
     Number[float | None],
     title="OSL",
     unit="tokens",
-    meaning="output length, mean, as the server counted it",
+    meaning="mean output length as counted by the server",
     heading=Heading.LENGTHS,
     label="OSL",
 )
@@ -252,12 +273,24 @@ def output_sequence_length(records: Records) -> float | None:
     return _mean(_counted(records, "output_sequence_length"))
 
 
-@figure(Extent, title="ISL", unit="tokens", meaning="the shortest and the longest prompt, as counted", since=3)
+@figure(
+    Extent,
+    title="ISL",
+    unit="tokens",
+    heading=None,
+    meaning="the shortest and the longest prompt as counted by the server",
+)
 def input_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "input_sequence_length")
 
 
-@figure(Extent, title="OSL", unit="tokens", meaning="the shortest and the longest answer, as counted", since=3)
+@figure(
+    Extent,
+    title="OSL",
+    unit="tokens",
+    heading=None,
+    meaning="the shortest and the longest answer as counted by the server",
+)
 def output_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "output_sequence_length")
 
@@ -268,7 +301,7 @@ def most_common_errors(records: Records) -> Reasons:
 
 
 def _values(records: Records, tag: str) -> list[float]:
-    values = (getattr(record, tag) for record in records if record.succeeded)
+    values = (record.value(tag) for record in records if record.succeeded)
     return [value for value in values if value is not None]
 
 

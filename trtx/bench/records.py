@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ class RequestRecord:
     cached_input_tokens: float | None = None  # tokens found in the prefix cache; None: not in the usage
     image_count: float | None = None  # None: aiperf counted no images
     models: tuple[str, ...] = ()  # model names in the answer; empty: it names none, or they were not recorded
+    # aiperf's other metrics that formulas read (``reads`` of a metric's record), by aiperf's name
+    others: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def succeeded(self) -> bool:
@@ -42,6 +45,18 @@ class RequestRecord:
     def is_counted(self) -> bool:
         """Whether the server reported the answer's token count."""
         return self.output_sequence_length is not None
+
+    def value(self, name: str) -> float | None:
+        """A metric of the request by aiperf's name; None if aiperf recorded no number for it."""
+        return getattr(self, name) if name in self.__slots__ else self.others.get(name)
+
+
+_others: set[str] = set()
+
+
+def read_also(names: Iterable[str]) -> None:
+    """Adds metrics of aiperf to those that are read from its records into ``RequestRecord.others``."""
+    _others.update(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +106,5 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         cached_input_tokens=value("usage_prompt_cache_read_tokens"),
         image_count=value("num_images"),
         models=tuple(metadata.get(NAMED_MODELS, ())),
+        others={name: found for name in _others if (found := value(name)) is not None},
     )

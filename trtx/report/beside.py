@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trtx.bench.metrics import output_token_throughput_per_device
 from trtx.report.columns import MISSING, number
 from trtx.report.scores import ScoreLine, Scores
-from trtx.report.verdict import table_cell
+from trtx.report.tables import table_cell
 from trtx.report.view import Row, RunView
 
 

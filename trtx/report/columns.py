@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench import Figure, samples_needed
-from trtx.bench.figures import Heading, all_figures
+from trtx.bench.figures import all_figures
 from trtx.bench.judge.sample import Metric
-from trtx.bench.metrics import error_request_count, request_count
+from trtx.bench.metrics import Heading, error_request_count, request_count
 from trtx.report.view import Part, Row, RunView
 from trtx.stats.intervals import CONFIDENCE, Interval
 
@@ -135,10 +135,10 @@ def intervals_text(view: RunView) -> str:
     """An explanation of the intervals, or of why there are none."""
     if view.trials > 1:
         return (
-            f"± is half of Student's interval of {100 * CONFIDENCE:g} % over the trials; a number has none where a "
-            "trial lacks it, or the requests that its percentile needs."
+            f"± is half of Student's interval of {100 * CONFIDENCE:g} % over the trials. A number has no interval if a "
+            "trial lacks the number, or the requests that its percentile needs."
         )
-    return "No intervals: a cell has one trial, and an interval over trials takes two or more (--trials)."
+    return "No intervals: a cell has one trial, and an interval over trials needs at least two (--trials)."
 
 
 def needed(columns: Iterable[Column]) -> dict[int, int]:

@@ -18,8 +18,9 @@ from trtx.bench.judge.checks import Level
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.judge.sample import parse_metric
 from trtx.report.columns import MISSING, number
+from trtx.report.tables import table_cell
 from trtx.report.validity import MARKS
-from trtx.report.verdict import ratio, ratio_text, table_cell, verdict_style
+from trtx.report.verdict import ratio, ratio_text, verdict_style
 from trtx.report.view import RunView
 from trtx.report.whole_table import WholeTable
 from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
@@ -337,7 +338,7 @@ def _sides(shown: ArmsShown) -> list[str]:
 
 
 def _unchecked(comparison: Comparison) -> list[str]:
-    unknown = (f"{name} is not known of either, so nobody checked that it is the same" for name in comparison.unchecked)
+    unknown = (f"{name} is not known for both sides, so it was not compared" for name in comparison.unchecked)
     return [*unknown, *comparison.records_unchecked]
 
 

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.files import name_of, write_text
-from trtx.bench.intact import KeptDocuments, read_kept_documents
-from trtx.bench.journal import read_journal
-from trtx.bench.judge.judgement import Verdict
-from trtx.report.junit import scores_junit_xml
-from trtx.report.left_out import left_out_conditions
-from trtx.report.notes import notes_of
-from trtx.report.page import in_script, plotly_source
+from trtx.report.eval_report import (
+    Conditions,
+    EvalReport,
+    ReportChart,
+    ReportSection,
+    machine_conditions,
+    on_terminal,
+    report_fields,
+    shared_of,
+    write_report,
+)
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
-from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
-from trtx.report.whole_table import WholeTable
-from trtx.runs.forms import LOCK, SUMMARY, VERDICT, AskedEvaluation, RunVerdict
+from trtx.report.tables import heads, terminal_table
+from trtx.report.verdict import MISSING
+from trtx.runs.forms import LOCK, AskedEvaluation, Provenance
 
-_STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
+_SCORES = heads(
+    "topology", "task", "metric", "score", "95 % interval", "chance", "answered", "shots", text=("task", "metric")
+)
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationView:
+class EvaluationView(EvalReport):
     """The data that all output formats of a run show."""
 
-    name: str
     asked: AskedEvaluation
     scores: Scores
-    verdict: RunVerdict | None
-    told: tuple[str, ...]  # restarts and an early end, from the journal
-    documents: KeptDocuments  # whether the underlying files have changed
+
+    kind = "scores"
+    judged = "topology and task"
+
+    @property
+    def provenance(self) -> Provenance:
+        return self.asked.provenance
 
     @property
     def model(self) -> str:
-        measured = self.asked.provenance.measured.values()
-        deployment = self.asked.provenance.environment.deployment
-        return next((one.model for one in measured), None) or (deployment.model if deployment else MISSING)
+        deployment = self.provenance.environment.deployment
+        known = next((one.model for one in self.provenance.measured.values()), None)
+        return known or (deployment.model if deployment else MISSING)
 
     @property
     def lines(self) -> tuple[ScoreLine, ...]:
@@ -62,25 +66,30 @@ class EvaluationView:
         return (*self.documents.notes, *self.told, *self.scores.notes)
 
     @property
-    def conditions(self) -> tuple[tuple[str, str], ...]:
-        """Conditions besides the model on which scores depend."""
+    def conditions(self) -> Conditions:
         scored = self.scores.scored
         found = [("lm-eval", ", ".join(sorted({one.lm_eval for one in scored})) or MISSING)]
         if scored:
             first, shots = scored[0], self.asked.num_fewshot
             found += [
                 ("prompts", first.endpoint_type),
-                ("samples a task", "all" if first.limit is None else f"the first {first.limit}"),
-                ("few-shot examples", "as each task says" if shots is None else str(shots)),
+                ("samples per task", "all" if first.limit is None else f"the first {first.limit}"),
+                ("few-shot examples", "set by each task" if shots is None else str(shots)),
                 ("requests in flight", str(self.asked.concurrency)),
             ]
-        environment = self.asked.provenance.environment
-        found.append(("machine", environment.cpu))
-        if environment.gpus:
-            found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
-        found += left_out_conditions(self.asked.provenance)
-        found.append(("files", self.documents.told))
-        return tuple(found)
+        return (*found, *machine_conditions(self))
+
+    @property
+    def sections(self) -> tuple[ReportSection, ...]:
+        rows = tuple(
+            (
+                line.topology, line.task.task, line.metric, line.value, line.interval, line.chance, line.answered,
+                str(line.task.num_fewshot),
+            )
+            for line in self.lines
+        )  # fmt: skip
+        scores = ReportSection("Scores", _SCORES, rows, scores=tuple(line.score for line in self.lines))
+        return (scores, *map(_retrieval, self.grids))
 
 
 def is_evaluation(run_dir: Path) -> bool:
@@ -90,14 +99,7 @@ def is_evaluation(run_dir: Path) -> bool:
 
 def read_evaluation_view(run_dir: Path) -> EvaluationView:
     asked = LOCK.read(run_dir, AskedEvaluation)
-    return EvaluationView(
-        name=name_of(run_dir),
-        asked=asked,
-        scores=read_scores(run_dir, asked.topologies),
-        verdict=VERDICT.find(run_dir, RunVerdict),
-        told=notes_of(read_journal(run_dir)),
-        documents=read_kept_documents(run_dir),
-    )
+    return EvaluationView(**shared_of(run_dir), asked=asked, scores=read_scores(run_dir, asked.topologies))
 
 
 def render_evaluation(run_dir: Path) -> EvaluationView:
@@ -105,89 +107,29 @@ def render_evaluation(run_dir: Path) -> EvaluationView:
     content.
     """
     view = read_evaluation_view(run_dir)
-    SUMMARY.write(run_dir, evaluation_fields(view))
-    write_text(run_dir / "summary.md", evaluation_markdown(view))
-    write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
-    write_text(run_dir / "report.html", _page(view))
+    write_report(run_dir, view, evaluation_fields(view))
     return view
 
 
 def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
     """The fields of ``summary.json``."""
-    return {
-        "run": view.name,
-        "model": view.model,
-        "conditions": dict(view.conditions),
-        "notes": list(view.notes),
-        "verdict": verdict_json(view.verdict),
-        "scores": [plain(one) for one in view.scores.scored],
-    }
+    return report_fields(view, scores=[plain(one) for one in view.scores.scored])
 
 
 def evaluation_table(view: EvaluationView) -> RenderableType:
     """A terminal table for 80 columns."""
-    told: list[RenderableType] = [scores_table(view.lines)]
+    parts: list[RenderableType] = [scores_table(view.lines)]
     for grid in view.grids:
-        told += [Text(), Text(f"{grid.topology}, {grid.task}: {grid.caption}"), _retrieval_table(grid)]
-    if view.notes:
-        told += [Text(), *(Text(note, "yellow") for note in view.notes)]
-    if view.verdict is not None:
-        told += [Text(), Text(headline(view.verdict), _STYLE.get(view.verdict.verdict, "bold red"))]
-    return Group(*told)
+        caption = Text(f"{grid.topology}, {grid.task}: {grid.caption}")
+        parts += [Text(), caption, terminal_table(heads(*grid.heads, numbers=grid.heads[:1]), grid.rows)]
+    return on_terminal(view, *parts)
 
 
-def evaluation_markdown(view: EvaluationView) -> str:
-    rows = [
-        f"| {line.topology} | {table_cell(line.task.task)} | {line.metric} | {line.value} | {line.interval} | "
-        f"{line.chance} | {line.answered} |"
-        for line in view.lines
-    ]
-    text = [
-        f"# {view.model}: scores",
-        "",
-        "; ".join(f"{name}: {value}" for name, value in view.conditions) + ".",
-        "",
-        "| topology | task | metric | score | 95 % interval | chance | answered |",
-        "|---|---|---|--:|--:|--:|--:|",
-        *rows,
-        *(line for grid in view.grids for line in _retrieval_markdown(grid)),
-        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
-        *verdict_markdown(view.verdict),
-    ]
-    return "\n".join(text) + "\n"
-
-
-def _retrieval_table(grid: RetrievalGrid) -> Table:
-    table = WholeTable()
-    table.add_column("tokens", justify="right", no_wrap=True)
-    for depth in grid.depths:
-        table.add_column(f"depth {depth} %", justify="right", overflow="fold")
-    for row in grid.rows:
-        table.add_row(*row)
-    return table
-
-
-def _retrieval_markdown(grid: RetrievalGrid) -> list[str]:
-    return [
-        "",
-        f"{grid.topology}, {grid.task}: {grid.caption}.",
-        "",
-        f"| tokens | {' | '.join(f'depth {depth} %' for depth in grid.depths)} |",
-        f"|--:|{'--:|' * len(grid.depths)}",
-        *(f"| {' | '.join(row)} |" for row in grid.rows),
-    ]
-
-
-def _page(view: EvaluationView) -> str:
-    judged = () if view.verdict is None else lines(view.verdict)
-    drawn = {grid.name: heat_map(grid) for grid in view.grids}
-    return _template().render(
-        view=view, judged=judged, headline=view.verdict and headline(view.verdict),
-        drawn=in_script(drawn), plotly=plotly_source() if drawn else "",
-    )  # fmt: skip
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((resources.files("trtx.report") / "evaluation.html.j2").read_text(encoding="utf-8"))
+def _retrieval(grid: RetrievalGrid) -> ReportSection:
+    return ReportSection(
+        f"Retrieval over length and depth: {grid.topology}, {grid.task}",
+        heads(*grid.heads, numbers=grid.heads[:1]),
+        grid.rows,
+        f"Each field shows the {grid.caption}, with the 95 % interval.",
+        ReportChart(grid.name, heat_map(grid), grid.height_px, grid.least_width_px),
+    )

@@ -6,19 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined, Template
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from trtx.bench.documents import plain
-from trtx.bench.files import name_of, write_text
-from trtx.bench.intact import KeptDocuments, read_kept_documents
-from trtx.bench.journal import read_journal
 from trtx.evals.fidelity.forms import (
     REFERENCE,
     ComparedSequence,
@@ -31,16 +24,37 @@ from trtx.evals.fidelity.forms import (
     reference_directory,
 )
 from trtx.evals.fidelity.gate import why_no_interval
-from trtx.report.junit import scores_junit_xml
-from trtx.report.left_out import left_out_conditions
-from trtx.report.notes import notes_of
-from trtx.report.verdict import MISSING, headline, lines, markdown_line, verdict_json, verdict_markdown, verdict_style
-from trtx.report.whole_table import WholeTable
-from trtx.runs.forms import LOCK, SUMMARY, VERDICT, AskedTopology, Attached, Provenance, RunVerdict
+from trtx.report.eval_report import (
+    Conditions,
+    EvalReport,
+    ReportSection,
+    machine_conditions,
+    on_terminal,
+    report_fields,
+    shared_of,
+    write_report,
+)
+from trtx.report.tables import heads, terminal_table
+from trtx.report.verdict import MISSING
+from trtx.runs.forms import LOCK, AskedTopology, Attached, Provenance
 from trtx.stats.intervals import Interval
 
 _OVER = {"text": "text", "prompt": "prompts"}
 _FARTHEST = 10  # number of sequences listed on the page
+_REFERENCE = heads(
+    "topology", "over", "tokens", "KL, nats a token, at least", "95 % interval", "seen %", "same likeliest token %",
+    "95 % interval", "perplexity", "increase %", "95 % interval",
+    text=("over",),
+)  # fmt: skip
+_FAR = heads(
+    "topology", "sequence", "tokens of text", "KL, nats a token, at least", "largest", "at token",
+    "same likeliest token %",
+)  # fmt: skip
+_NOTE = (
+    "Text: the reference's greedy continuation of each prompt. Seen: the reference's probability of the tokens that "
+    "both sides report, which are compared one by one. All other tokens are compared as one group, so the true "
+    "divergence may be larger."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +139,20 @@ class FarSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityView:
+class FidelityView(EvalReport):
     """The data that all output formats of a run show."""
 
-    name: str
     asked: AskedFidelity
     reference: ReferenceFacts | None  # None: the run ended before it was computed
     found: tuple[TopologyFidelity, ...]
     missing: dict[str, int]  # incompletely compared topologies -> number of compared sequences
     farthest: tuple[FarSequence, ...]
-    verdict: RunVerdict | None
-    told: tuple[str, ...]  # restarts and an early end, from the journal
-    documents: KeptDocuments  # whether the underlying files have changed
+
+    kind = "fidelity"
 
     @property
-    def model(self) -> str:
-        measured = self.asked.provenance.measured.values()
-        return next((one.model for one in measured), MISSING)
+    def provenance(self) -> Provenance:
+        return self.asked.provenance
 
     @property
     def lines(self) -> tuple[FidelityLine, ...]:
@@ -174,9 +185,8 @@ class FidelityView:
             )
 
     @property
-    def conditions(self) -> tuple[tuple[str, str], ...]:
-        """Conditions besides the model on which metrics depend."""
-        of, environment = self.reference, self.asked.provenance.environment
+    def conditions(self) -> Conditions:
+        of = self.reference
         found = [("reference", MISSING if of is None else f"{of.model}, {of.dtype}, embedded engine on {of.device}")]
         if of is not None:
             found.append(("prompts", f"{of.sequences}, {of.prompts}"))
@@ -186,12 +196,29 @@ class FidelityView:
             ("tokens after each", f"{self.asked.osl} at most"),
             ("requests in flight", str(self.asked.concurrency)),
         ]
-        found.append(("machine", environment.cpu))
-        if environment.gpus:
-            found.append(("GPUs", ", ".join(gpu.name for gpu in environment.gpus)))
-        found += left_out_conditions(self.asked.provenance)
-        found.append(("files", self.documents.told))
-        return tuple(found)
+        return (*found, *machine_conditions(self))
+
+    @property
+    def sections(self) -> tuple[ReportSection, ...]:
+        rows = tuple(
+            (
+                line.topology, line.over, line.positions, line.kl, line.kl_interval, line.shared, line.agreement,
+                line.agreement_interval, line.perplexities, line.increase, line.increase_interval,
+            )
+            for line in self.lines
+        )  # fmt: skip
+        return (ReportSection("Against the reference", _REFERENCE, rows, _NOTE),)
+
+    @property
+    def details(self) -> tuple[ReportSection, ...]:
+        rows = tuple(
+            (
+                far.topology, str(far.index), str(far.positions), f"{far.kl:.3g}", f"{far.largest:.3g}", str(far.at),
+                f"{far.agreement_pct:.1f}",
+            )
+            for far in self.farthest
+        )  # fmt: skip
+        return (ReportSection("Farthest from the reference", _FAR, rows),) if rows else ()
 
 
 def is_fidelity(run_dir: Path) -> bool:
@@ -204,15 +231,12 @@ def read_fidelity_view(run_dir: Path) -> FidelityView:
     found = {label: read_fidelity(run_dir, label) for label in asked.topologies}
     compared = {label: read_compared(fidelity_directory(run_dir, label)) for label in asked.topologies}
     return FidelityView(
-        name=name_of(run_dir),
+        **shared_of(run_dir),
         asked=asked,
         reference=REFERENCE.find(reference_directory(run_dir), ReferenceFacts),
         found=tuple(one for one in found.values() if one is not None),
         missing={label: len(compared[label]) for label, one in found.items() if one is None},
         farthest=tuple(far for label in asked.topologies for far in _farthest(label, compared[label])),
-        verdict=VERDICT.find(run_dir, RunVerdict),
-        told=notes_of(read_journal(run_dir)),
-        documents=read_kept_documents(run_dir),
     )
 
 
@@ -236,79 +260,28 @@ def render_fidelity(run_dir: Path) -> FidelityView:
     content.
     """
     view = read_fidelity_view(run_dir)
-    SUMMARY.write(run_dir, fidelity_fields(view))
-    write_text(run_dir / "summary.md", fidelity_markdown(view))
-    write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
-    write_text(run_dir / "report.html", _page(view))
+    write_report(run_dir, view, fidelity_fields(view))
     return view
 
 
 def fidelity_fields(view: FidelityView) -> dict[str, Any]:
     """The fields of ``summary.json``."""
-    return {
-        "run": view.name,
-        "model": view.model,
-        "conditions": dict(view.conditions),
-        "notes": list(view.notes),
-        "verdict": verdict_json(view.verdict),
-        "reference": None if view.reference is None else plain(view.reference),
-        "fidelity": [plain(one) for one in view.found],
-    }
+    reference = None if view.reference is None else plain(view.reference)
+    return report_fields(view, reference=reference, fidelity=[plain(one) for one in view.found])
 
 
 def fidelity_table(view: FidelityView) -> RenderableType:
     """A terminal table for 80 columns."""
-    table = WholeTable()
-    table.add_column("topology", overflow="fold")
-    table.add_column("over", no_wrap=True)
-    for heading in ("KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in view.lines:
-        table.add_row(
+    columns = heads("topology", "over", "KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%", text=("over",))
+    rows = [
+        (
             line.topology, line.over, line.kl, line.kl_interval, line.shared, line.agreement, line.agreement_interval,
             line.increase,
-        )  # fmt: skip
-    if view.lines:
-        table.caption = (
-            "KL: nats a token, at least; seen: the reference's probability of the tokens that were compared one by "
-            "one. top-1: the likeliest token is the same."
         )
-    told: list[RenderableType] = [table]
-    if view.notes:
-        told += [Text(), *(Text(note, "yellow") for note in view.notes)]
-    if view.verdict is not None:
-        told += [Text(), Text(headline(view.verdict), verdict_style(view.verdict.verdict))]
-    return Group(*told)
-
-
-def fidelity_markdown(view: FidelityView) -> str:
-    rows = [
-        f"| {line.topology} | {line.over} | {line.positions} | {line.kl} | {line.kl_interval} | {line.shared} | "
-        f"{line.agreement} | {line.agreement_interval} | {line.perplexities} | {line.increase} | "
-        f"{line.increase_interval} |"
         for line in view.lines
-    ]
-    text = [
-        f"# {view.model}: fidelity",
-        "",
-        "; ".join(f"{name}: {value}" for name, value in view.conditions) + ".",
-        "",
-        "| topology | over | tokens | KL, nats a token, at least | 95 % | seen % | same likeliest token % | 95 % | "
-        "perplexity | increase % | 95 % |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-        *rows,
-        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
-        *verdict_markdown(view.verdict),
-    ]
-    return "\n".join(text) + "\n"
-
-
-def _page(view: FidelityView) -> str:
-    judged = () if view.verdict is None else lines(view.verdict)
-    return _template().render(view=view, judged=judged, headline=view.verdict and headline(view.verdict))
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((resources.files("trtx.report") / "fidelity.html.j2").read_text(encoding="utf-8"))
+    ]  # fmt: skip
+    caption = (
+        "KL: nats a token, at least; seen: the reference's probability of the tokens that were compared one by one. "
+        "top-1: the likeliest token is the same."
+    )
+    return on_terminal(view, terminal_table(columns, rows, caption if rows else ""))

@@ -61,7 +61,7 @@ _REQUEST: dict[str, tuple[Kind, str]] = {
     "image_count": ("Float64", "images"),
     "models": ("string", ""),
 }
-_OF_RECORD = [field.name for field in fields(RequestRecord)]
+_OF_RECORD = [field.name for field in fields(RequestRecord) if field.name != "others"]
 _READING: dict[str, tuple[Kind, str]] = {
     "reading_ns": ("Int64", "ns since 1970"),
     "gpu_sm_clock_mhz_min": ("Float64", "MHz"),

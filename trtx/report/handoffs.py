@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, told_pair
 from trtx.report.columns import MISSING, number
+from trtx.report.tables import heads, markdown_table
 from trtx.report.view import RunView
 
 HANDOFF_HEADINGS = (
@@ -49,8 +50,5 @@ def _worst(pairs: Mapping[str, HandoffCounts]) -> str:
 
 def handoffs_markdown(view: RunView) -> list[str]:
     rows = handoff_rows(view)
-    if not rows:
-        return []
-    lines = ["", "## Handoffs", "", HANDOFF_MEANING, "", f"| {' | '.join(HANDOFF_HEADINGS)} |"]
-    lines += [f"|---|{'--:|' * (len(HANDOFF_HEADINGS) - 2)}---|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+    columns = heads(*HANDOFF_HEADINGS, text=("worst pair",))
+    return ["", "## Handoffs", "", HANDOFF_MEANING, "", *markdown_table(columns, rows)] if rows else []

@@ -16,7 +16,7 @@ def notes_of(journal: tuple[Event, ...]) -> tuple[str, ...]:
             count = len(event.restarts)
             notes.append(
                 f"{event.topology}: {count} restart{'s' if count > 1 else ''} while it was measured: {deaths}. "
-                "Its figures include them."
+                "Its metrics include them."
             )
         if isinstance(event, RunResumed):
             notes = [note for note in notes if not note.startswith(_ENDED_EARLY)]

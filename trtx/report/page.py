@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib import resources
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from trtx.bench.judge.checks import Level
 from trtx.bench.judge.judgement import Verdict
@@ -30,16 +24,24 @@ from trtx.report.forest import forest, forest_height_px
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.pictures import HEADINGS, MEANING, picture_rows
 from trtx.report.series import marks
+from trtx.report.templates import in_script, plotly_source, rendered
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons, records_text
 from trtx.report.verdict import against_baseline, compared_with, lines
 from trtx.report.verdict import headline as verdict_headline
 from trtx.report.view import Part, Row, RunView
 
 _HEADLINED = 4  # maximum number of cells in a headline
-_CROSS = "A cross: requests failed, or the cell is INVALID."
+_CROSS = "A cross marks a cell that is INVALID or has failed requests."
 _PARTS: dict[Part, str] = {"whole": "Whole trials", "steady": "Steady part"}
 
-_CLASSES = {Verdict.PASS: "good-text", Verdict.NO_VERDICT: "open-text"}
+# Functions that the template calls.
+_FUNCTIONS = {
+    one.__name__: one
+    for one in (
+        against_baseline, by_level, compared_with, difference_text, doubtful, forest_height_px, intervals_text,
+        level_text, not_checked, reason_text, reasons, records_text, requests_text, score_text,
+    )
+} | {"UNSURE": UNSURE, "MISSING": MISSING, "verdict_headline": verdict_headline}  # fmt: skip
 
 
 def page(view: RunView) -> str:
@@ -48,49 +50,45 @@ def page(view: RunView) -> str:
     headings = page_columns(view)
     judged = () if view.verdict is None else lines(view.verdict)
     arms = {f"forest-{place}": shown for place, shown in enumerate(arms_shown(view))}
-    return _template().render(
-        view=view,
-        needed=needed(column for _, columns in headings for column in columns),
-        failed=error_request_count,
-        figures=[figure for figure in shown_figures(view) if figure.heading],
-        parts=[(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
-        pictures=picture_rows(view),
-        picture_headings=HEADINGS,
-        picture_meaning=MEANING,
-        handoffs=handoff_rows(view),
-        handoff_headings=HANDOFF_HEADINGS,
-        handoff_meaning=HANDOFF_MEANING,
-        charts=[(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
-        marks=marks(view),
-        pill=_pill(view),
-        drawn=in_script(drawn),
-        arms=arms,
-        forests=in_script({name: forest(shown) for name, shown in arms.items()}),
-        plotly=plotly_source(),
-        headline=_headline(view),
-        best=_best(view),
-        beside=beside(view),
-        throughput_title=throughput_title(view),
-        not_passed=[line for line in judged if line.judgement.verdict is not Verdict.PASS],
-        passed=[line for line in judged if line.judgement.verdict is Verdict.PASS],
-        baseline=view.verdict and view.verdict.baseline,
-    )
-
-
-def in_script(value: Any) -> Markup:
-    """JSON without a raw "<", so that no label can close the script element."""
-    return Markup(json.dumps(value, sort_keys=True).replace("<", "\\u003c"))
+    content = {
+        "view": view,
+        "needed": needed(column for _, columns in headings for column in columns),
+        "failed": error_request_count,
+        "figures": [figure for figure in shown_figures(view) if figure.heading],
+        "parts": [(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        "pictures": picture_rows(view),
+        "picture_headings": HEADINGS,
+        "picture_meaning": MEANING,
+        "handoffs": handoff_rows(view),
+        "handoff_headings": HANDOFF_HEADINGS,
+        "handoff_meaning": HANDOFF_MEANING,
+        "charts": [(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
+        "marks": marks(view),
+        "pill": _pill(view),
+        "drawn": in_script(drawn),
+        "arms": arms,
+        "forests": in_script({name: forest(shown) for name, shown in arms.items()}),
+        "plotly": plotly_source(),
+        "headline": _headline(view),
+        "best": _best(view),
+        "beside": beside(view),
+        "throughput_title": throughput_title(view),
+        "not_passed": [line for line in judged if line.judgement.verdict is not Verdict.PASS],
+        "passed": [line for line in judged if line.judgement.verdict is Verdict.PASS],
+        "baseline": view.verdict and view.verdict.baseline,
+    }
+    return rendered("page.html.j2", {**_FUNCTIONS, **content})
 
 
 def _captions(view: RunView) -> dict[str, tuple[str, str]]:
     """Title and explanation of each chart."""
     bars = " Bars: intervals over the trials." if view.trials > 1 else ""
-    tails = ", and dotted the highest percentile with enough samples" if shows_tails(view) else ""
+    tails = "; the dotted line is the highest percentile with enough samples" if shows_tails(view) else ""
     return {
         "pareto": (
             "Pareto front",
-            "Up and to the right is better; c is concurrency, r requests/s. Hollow: not on the front, which failed "
-            f"requests, missing trials and INVALID keep a cell off.{bars}",
+            "Up and to the right is better; c is concurrency, r is requests/s. Hollow points are not on the front. A "
+            f"cell that is INVALID, lacks trials or has failed requests is never on it.{bars}",
         ),
         "throughput": ("Throughput against load", f"Output tokens of all users together. {_CROSS}{bars}"),
         "ttft": ("Time to first token against load", f"Median{tails}. {_CROSS}{bars}"),
@@ -158,29 +156,3 @@ def _best(view: RunView) -> list[dict[str, Any]]:
 
 def _first(pair: tuple[float, Row]) -> float:
     return pair[0]
-
-
-@cache
-def plotly_source() -> Markup:
-    """Plotly's source, which makes the page independent of the network."""
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"requests_text": requests_text, "UNSURE": UNSURE, "MISSING": MISSING}
-    environment.globals |= {"by_level": by_level, "doubtful": doubtful, "level_text": level_text, "reasons": reasons}
-    environment.globals |= {"reason_text": reason_text, "forest_height_px": forest_height_px}
-    environment.globals |= {"intervals_text": intervals_text, "not_checked": not_checked}
-    environment.globals["records_text"] = records_text
-    environment.globals |= {"score_text": score_text, "difference_text": difference_text}
-    environment.globals |= {
-        "against_baseline": against_baseline,
-        "compared_with": compared_with,
-        "verdict_headline": verdict_headline,
-    }
-    environment.globals["verdict_class"] = {one.value: _CLASSES.get(one, "failed-text") for one in Verdict}
-    return environment.from_string((resources.files("trtx.report") / "page.html.j2").read_text(encoding="utf-8"))

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import Document, plain
-from trtx.bench.files import name_of, write_text
-from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judge.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
-from trtx.report.junit import scores_junit_xml
-from trtx.report.left_out import left_out_conditions
-from trtx.report.notes import notes_of
-from trtx.report.verdict import MISSING, headline, lines, markdown_line, table_cell, verdict_json, verdict_markdown
-from trtx.report.whole_table import WholeTable
-from trtx.runs.forms import LOCK, SUMMARY, VERDICT, Deployment, Provenance, RunVerdict
+from trtx.report.eval_report import (
+    Conditions,
+    EvalReport,
+    ReportSection,
+    machine_conditions,
+    on_terminal,
+    report_fields,
+    shared_of,
+    write_report,
+)
+from trtx.report.tables import heads, terminal_table
+from trtx.report.verdict import MISSING, verdict_style
+from trtx.runs.forms import LOCK, Deployment, Provenance
 
 SERVERS = Document("servers.json", version=1, oldest=1, since="")
-_STYLE = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 _AGAIN = "again"  # suffix of the reference's name for its second pass
 _WORST = 10  # number of requests per route listed on the page
 _HANDS_OFF = "disagg"  # the only route affected by an injected fault
 # For an attached server, whose internals aren't visible.
 _UNCHECKED = "handoffs, migrations, prompts in several steps: not checked"
+_ROUTES = heads(
+    "route", "answered", "identical", "diverges at", "largest distance", "mean", "positions", "counted",
+    text=("counted",),
+)  # fmt: skip
+_POSITIONS = "Positions: tokens of answers and of prompts that had the same tokens before them on both sides."
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +126,19 @@ class RouteLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ParityView:
+class ParityView(EvalReport):
     """The data that all output formats of a run show."""
 
-    name: str
     asked: AskedParity
     parity: Parity | None  # None: the run ended before two passes could be compared
-    verdict: RunVerdict | None
-    told: tuple[str, ...]  # notes from the journal
-    documents: KeptDocuments  # whether the underlying files have changed
     servers: Mapping[str, KnownServer]  # attached servers by label
 
+    kind = "parity of routes"
+    judged = "route"
+
     @property
-    def model(self) -> str:
-        return next((one.model for one in self.asked.provenance.measured.values()), MISSING)
+    def provenance(self) -> Provenance:
+        return self.asked.provenance
 
     @property
     def lines(self) -> tuple[RouteLine, ...]:
@@ -194,23 +199,45 @@ class ParityView:
         return f"KV MAY HAVE BEEN CORRUPTED ON PURPOSE (TRTX_FAULT={fault}): in how many handoffs was not counted"
 
     @property
-    def conditions(self) -> tuple[tuple[str, str], ...]:
-        asked, here = self.asked, self.asked.provenance.environment
+    def conditions(self) -> Conditions:
+        asked = self.asked
         found = [
             ("requests", f"{asked.prompts} of at most {asked.isl} tokens, answers of {asked.osl}"),
             ("in flight", str(asked.concurrency)),
             ("seed", str(asked.seed)),
-            ("engine", ", ".join(sorted({one.engine or MISSING for one in asked.provenance.measured.values()}))),
-            ("machine", here.cpu),
+            (
+                "engine",
+                ", ".join(sorted({one.engine or MISSING for one in asked.provenance.measured.values()})) or MISSING,
+            ),
         ]
         found += [(label, one.told) for label, one in self.servers.items()]
         if self.servers:
-            found.append(("computed in", self.asked.dtype or MISSING))
-        if here.gpus:
-            found.append(("GPUs", ", ".join(gpu.name for gpu in here.gpus)))
-        found += left_out_conditions(self.asked.provenance)
-        found.append(("files", self.documents.told))
-        return tuple(found + ([("fault", asked.fault)] if asked.fault is not None else []))
+            found.append(("computed in", asked.dtype or MISSING))
+        fault = (("fault", asked.fault),) if asked.fault is not None else ()
+        return (*found, *machine_conditions(self), *fault)
+
+    @property
+    def sections(self) -> tuple[ReportSection, ...]:
+        rows = tuple(
+            (
+                line.name, line.answered, line.identical, line.diverges, line.largest, line.mean, line.positions,
+                line.counted,
+            )
+            for line in self.lines
+        )  # fmt: skip
+        return (ReportSection("Routes", _ROUTES, rows, f"{self.yardstick} {_POSITIONS}"),)
+
+    @property
+    def details(self) -> tuple[ReportSection, ...]:
+        return tuple(
+            ReportSection(
+                f"{line.name}: farthest from the reference",
+                heads("request", "part", "token", "distance", text=("part",)),
+                tuple((str(one.index), one.part, str(one.position), f"{one.distance:.2g}") for one in line.worst),
+            )
+            for line in self.lines
+            if line.worst
+        )
 
 
 def is_parity(run_dir: Path) -> bool:
@@ -219,7 +246,7 @@ def is_parity(run_dir: Path) -> bool:
 
 
 def read_parity_view(run_dir: Path) -> ParityView:
-    journal = read_journal(run_dir)
+    shared, journal = shared_of(run_dir), read_journal(run_dir)
     kills = tuple(
         f"{one.topology}: this run killed {one.worker} while {one.open_requests} streams were open there"
         for one in _of_last_starts(journal)
@@ -227,12 +254,9 @@ def read_parity_view(run_dir: Path) -> ParityView:
     )
     servers = SERVERS.find(parity_directory(run_dir), KnownServers)
     return ParityView(
-        name=name_of(run_dir),
+        **{**shared, "told": kills + shared["told"]},
         asked=LOCK.read(run_dir, AskedParity),
         parity=read_parity(run_dir),
-        verdict=VERDICT.find(run_dir, RunVerdict),
-        told=kills + notes_of(journal),
-        documents=read_kept_documents(run_dir),
         servers={} if servers is None else servers.servers,
     )
 
@@ -250,10 +274,7 @@ def render_parity(run_dir: Path) -> ParityView:
     content.
     """
     view = read_parity_view(run_dir)
-    SUMMARY.write(run_dir, parity_fields(view))
-    write_text(run_dir / "summary.md", parity_markdown(view))
-    write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
-    write_text(run_dir / "report.html", _page(view))
+    write_report(run_dir, view, parity_fields(view))
     return view
 
 
@@ -264,68 +285,20 @@ def parity_fields(view: ParityView) -> dict[str, Any]:
         compared = plain(line.route)["compared"]
         compared["worst"], compared["divergences"] = compared["worst"][:_WORST], compared["divergences"][:_WORST]
         routes.append({"name": line.name, **plain(line.route), "compared": compared})
-    return {
-        "run": view.name,
-        "model": view.model,
-        "conditions": dict(view.conditions),
-        "notes": list(view.notes),
-        "tolerance": None if view.parity is None or view.parity.tolerance is None else plain(view.parity.tolerance),
-        "verdict": verdict_json(view.verdict),
-        "routes": routes,
-    }
+    tolerance = None if view.parity is None or view.parity.tolerance is None else plain(view.parity.tolerance)
+    return report_fields(view, tolerance=tolerance, routes=routes)
 
 
 def parity_table(view: ParityView) -> RenderableType:
     """A terminal table for 80 columns."""
-    table = WholeTable()
-    table.add_column("route", no_wrap=True)
-    for name in ("answered", "identical", "diverges at", "largest", "mean"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for line in view.lines:
-        verdict = Text(MISSING) if line.verdict is None else _verdict_text(line.verdict)
-        table.add_row(line.name, line.answered, line.identical, line.diverges, line.largest, line.mean, verdict)
-    told: list[RenderableType] = [table, Text(), Text(view.yardstick)]
-    told += [Text(f"{line.name}: {line.counted}") for line in view.lines]
-    if view.notes:
-        told += [Text(), *(Text(note, "yellow") for note in view.notes)]
-    if view.verdict is not None:
-        told += [Text(), Text(headline(view.verdict), _STYLE.get(view.verdict.verdict, "bold red"))]
-    return Group(*told)
-
-
-def _verdict_text(verdict: Verdict) -> Text:
-    return Text(verdict.value, _STYLE.get(verdict, "bold red"))
-
-
-def parity_markdown(view: ParityView) -> str:
+    columns = heads("route", "answered", "identical", "diverges at", "largest", "mean", "verdict", text=("verdict",))
     rows = [
-        f"| {line.name} | {line.answered} | {line.identical} | {line.diverges} | {line.largest} | {line.mean} | "
-        f"{line.positions} | {table_cell(line.counted)} |"
+        (line.name, line.answered, line.identical, line.diverges, line.largest, line.mean, _verdict_text(line.verdict))
         for line in view.lines
     ]
-    text = [
-        f"# {view.model}: parity of routes",
-        "",
-        "; ".join(f"{name}: {value}" for name, value in view.conditions) + ".",
-        "",
-        "| route | answered | identical | diverges at | largest | mean | positions | counted |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
-        *rows,
-        "",
-        view.yardstick,
-        *(["", *(f"- {markdown_line(note)}" for note in view.notes)] if view.notes else []),
-        *verdict_markdown(view.verdict),
-    ]
-    return "\n".join(text) + "\n"
+    counted = [Text(f"{line.name}: {line.counted}") for line in view.lines]
+    return on_terminal(view, terminal_table(columns, rows), Text(), Text(view.yardstick), *counted)
 
 
-def _page(view: ParityView) -> str:
-    judged = () if view.verdict is None else lines(view.verdict)
-    return _template().render(view=view, judged=judged, headline=view.verdict and headline(view.verdict))
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((resources.files("trtx.report") / "parity.html.j2").read_text(encoding="utf-8"))
+def _verdict_text(verdict: Verdict | None) -> Text:
+    return Text(MISSING) if verdict is None else Text(verdict.value, verdict_style(verdict))

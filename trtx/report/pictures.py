@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtx.bench.pictures import PictureCounts
 from trtx.report.columns import MISSING, number
+from trtx.report.tables import heads, markdown_table
 from trtx.report.view import RunView
 
 # Column heading -> the worker stage whose mean time it shows.
@@ -42,8 +43,4 @@ def _cells(counts: PictureCounts) -> tuple[str, ...]:
 
 def pictures_markdown(view: RunView) -> list[str]:
     rows = picture_rows(view)
-    if not rows:
-        return []
-    lines = ["", "## Pictures", "", MEANING, "", f"| {' | '.join(HEADINGS)} |"]
-    lines += [f"|---|---|{'--:|' * (len(HEADINGS) - 2)}"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+    return ["", "## Pictures", "", MEANING, "", *markdown_table(heads(*HEADINGS, text=("role",)), rows)] if rows else []

@@ -54,6 +54,11 @@ class RetrievalGrid:
         )
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """Column headings of a table."""
+        return ("tokens", *(f"depth {depth} %" for depth in self.depths))
+
+    @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """Rows of a table: a length, then the share at each depth with its interval."""
         return tuple(

@@ -11,7 +11,7 @@ from rich.table import Table
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
-from trtx.report.whole_table import WholeTable
+from trtx.report.tables import heads, terminal_table
 
 MISSING = "–"
 
@@ -111,13 +111,6 @@ def _kept(run_dir: Path, label: str) -> int:
 
 def scores_table(lines: Sequence[ScoreLine]) -> Table:
     """A terminal table for 80 columns."""
-    table = WholeTable()
-    table.add_column("topology", no_wrap=True)
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    table.add_column("answered", justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(line.topology, line.task.task, line.metric, line.value, line.interval, line.answered)
-    return table
+    columns = heads("topology", "task", "metric", "score", "95 % interval", "answered", text=("task", "metric"))
+    rows = ((one.topology, one.task.task, one.metric, one.value, one.interval, one.answered) for one in lines)
+    return terminal_table(columns, rows)

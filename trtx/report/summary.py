@@ -12,6 +12,7 @@ from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_tex
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.handoffs import handoffs_markdown
 from trtx.report.pictures import pictures_markdown
+from trtx.report.tables import markdown_line, table_cell
 from trtx.report.validity import (
     doubtful,
     level_text,
@@ -22,7 +23,7 @@ from trtx.report.validity import (
     reasons_text,
     validity_json,
 )
-from trtx.report.verdict import markdown_line, table_cell, verdict_json, verdict_markdown
+from trtx.report.verdict import verdict_json, verdict_markdown
 from trtx.report.view import Part, Row, RunView
 from trtx.runs.forms import SUMMARY
 

@@ -13,7 +13,7 @@ from trtx.bench.documents import plain
 from trtx.bench.judge.judgement import Judgement, Verdict
 from trtx.bench.metrics import request_error_rate
 from trtx.evals.gate import UNANSWERED
-from trtx.report.whole_table import WholeTable
+from trtx.report.tables import heads, markdown_table, table_cell, terminal_table
 from trtx.runs.forms import ComparedWith, RunVerdict
 from trtx.stats.intervals import Interval
 
@@ -59,6 +59,10 @@ def verdict_style(verdict: Verdict) -> str:
     return _STYLES.get(verdict, "bold red")
 
 
+def _styled(verdict: Verdict) -> Text:
+    return Text(verdict.value, verdict_style(verdict))
+
+
 def ratio_text(interval: Interval) -> str:
     """Text such as ``0.998 (0.985–1.011)``."""
     return f"{ratio(interval.estimate)} ({ratio(interval.low)}–{ratio(interval.high)})"
@@ -79,7 +83,7 @@ def compared_with(baseline: ComparedWith) -> str:
 
 def against_baseline(baseline: ComparedWith) -> tuple[str, ...]:
     """One sentence for each condition that differs or is unknown."""
-    unchecked = (f"{one} is not known of either, so nobody checked that it is the same" for one in baseline.unchecked)
+    unchecked = (f"{one} is not known for both sides, so it was not compared" for one in baseline.unchecked)
     return (*baseline.differences, *unchecked, *baseline.records_unchecked)
 
 
@@ -92,19 +96,16 @@ def verdict_table(verdict: RunVerdict | None) -> RenderableType | None:
     shown = [] if verdict is None else [line for line in lines(verdict) if _is_told(line.judgement)]
     if verdict is None or not shown:
         return None
-    table = WholeTable()
-    table.add_column("cell", overflow="fold")
-    table.add_column("criterion", overflow="fold")
-    table.add_column("measured", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for line in shown:
-        one = line.judgement
-        table.add_row(one.cell, one.criterion, line.measured, Text(one.verdict.value, verdict_style(one.verdict)))
+    rows = [
+        (line.judgement.cell, line.judgement.criterion, line.measured, _styled(line.judgement.verdict))
+        for line in shown
+    ]
+    table = terminal_table(heads("cell", "criterion", "measured", "verdict", text=("criterion", "verdict")), rows)
     if verdict.baseline is not None:
-        ratios = "Of a metric: its ratio to the baseline's, and the interval of that."
+        ratios = "A metric is shown as its ratio to the baseline, with the ratio's interval."
         table.caption = f"{ratios} {compared_with(verdict.baseline)}"
     if verdict.window == "steady":
-        table.caption = f"{table.caption or ''} Figures are of the steady part of each trial.".strip()
+        table.caption = f"{table.caption or ''} Metrics cover the steady part of each trial.".strip()
     return Group(table, *_doubted(shown))
 
 
@@ -115,12 +116,12 @@ def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
     told = [f"**{verdict.verdict.value}**: {headline(verdict)}."]
     if verdict.baseline is not None:
         told.append(compared_with(verdict.baseline))
+    columns = heads("cell", "criterion", "measured", "verdict", "why", text=("criterion", "verdict", "why"))
     rows = [
-        f"| {line.judgement.cell} | {line.judgement.criterion} | {line.measured} | {line.judgement.verdict.value} | "
-        f"{table_cell('; '.join(line.remarks))} |"
-        for line in lines(verdict)
+        (one.judgement.cell, one.judgement.criterion, one.measured, one.judgement.verdict.value, "; ".join(one.remarks))
+        for one in lines(verdict)
     ]
-    table = ["| cell | criterion | measured | verdict | why |", "|---|---|--:|---|---|", *rows]
+    table = markdown_table(columns, rows)
     return ["", "## Verdict", "", " ".join(told), "", *table, *_differing(verdict.baseline)]
 
 
@@ -131,16 +132,6 @@ def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
 
 def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:
     return tuple(JudgedLine(one) for one in verdict.judgements)
-
-
-def table_cell(text: str) -> str:
-    """Text escaped for a Markdown table."""
-    return markdown_line(text).replace("|", "\\|")
-
-
-def markdown_line(text: str) -> str:
-    """Text on one line, with "<" escaped: Markdown would treat a server's text as HTML and hide it."""
-    return " ".join(text.split()).replace("<", "\\<")
 
 
 def _is_told(judgement: Judgement) -> bool:

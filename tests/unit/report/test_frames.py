@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pandas as pd
 import pytest
 
 from tests.unit.report.noted_digests import note_end
-from trtx.bench import Cell, cell_directory
-from trtx.bench.cells import CELL, read_cell
 from trtx.bench.figures import all_figures
 from trtx.bench.intact import read_kept_documents
 from trtx.bench.readings import GpuReading, ServerReading, write_readings
@@ -47,21 +44,6 @@ def test_rows_of_cells_are_those_of_the_csv_and_of_the_json(golden_run: Path) ->
     rows = json.loads((golden_run / "summary.json").read_text(encoding="utf-8"))["rows"]
     for found, row in zip(cells.astype(object).to_dict("records"), rows, strict=True):
         assert {name: None if value is pd.NA else value for name, value in found.items()} == row
-
-
-def test_a_row_of_a_trial_has_the_figures_of_its_requests_alone(run_of_two_trials: Path) -> None:
-    summary, requests = tables(run_of_two_trials)
-    trials = summary[summary["scope"] == "trial"].set_index(["topology", "load", "trial"])
-    measured = requests[requests["phase"] == "profiling"].groupby(["topology", "load", "trial"])
-    assert len(trials) == measured.ngroups > summary["scope"].eq("cell").sum()
-    for name in ("time_to_first_token", "inter_token_latency", "request_latency"):
-        for q in (50, 90, 99):
-            expected = measured[name].quantile(q / 100)
-            assert trials[f"{name}_p{q}"].to_dict() == pytest.approx(expected.to_dict(), rel=1e-12)
-        assert trials[f"{name}_count"].to_dict() == measured[name].count().to_dict()
-    seconds = (measured["end_ns"].max() - measured["start_ns"].min()) / 1e9
-    tokens = measured["output_sequence_length"].sum() / seconds
-    assert trials["output_token_throughput"].to_dict() == pytest.approx(tokens.to_dict(), rel=1e-12)
 
 
 def test_a_request_of_aiperf_is_one_row(golden_run: Path) -> None:
@@ -214,16 +196,3 @@ def test_the_page_has_every_column_with_its_unit(golden_run: Path) -> None:
         assert told == {name: table.attrs["units"].get(name, "") for name in table.columns if name not in figures}
         names = [figure.key(view.device) for figure in all_figures()]  # which docs/figures.md has
         assert not {column for column in figures if not column.removeprefix("steady_").startswith(tuple(names))}
-
-
-@pytest.fixture
-def run_of_two_trials(golden_run: Path) -> Path:
-    """The kept run, as if each cell's load had been measured twice: the second time as another cell's requests."""
-    for name, other in (("agg-c1", "disagg-c1"), ("agg-c2", "disagg-c2")):
-        directory = cell_directory(golden_run, name)
-        shutil.copytree(golden_run / "cells" / other / "trial-01", directory / "trial-02")
-        cell, second = read_cell(golden_run, name), read_cell(golden_run, other)
-        again = replace(second.trials[0], number=2, directory="trial-02")
-        both: Cell = replace(cell, trials=(*cell.trials, again), trials_asked=2)
-        CELL.write(directory, both.to_json())
-    return golden_run

@@ -155,7 +155,7 @@ def test_the_page_has_a_table_of_each_part_and_says_which_is_which(golden_run: P
     page = (golden_run / "report.html").read_text(encoding="utf-8")
     tables = dict(re.findall(r'<table class="of-(whole|steady)">(.*?)</table>', page, re.DOTALL))
     assert ">102<small>±25</small></td>" in tables["steady"] and ">102<" not in tables["whole"]
-    assert "Steady part: the requests sent while the load held" in page
+    assert "Steady part: the requests sent while the load was steady" in page
 
 
 def test_a_cell_without_a_steady_part_has_dashes_there_and_its_whole_figures(golden_run: Path) -> None:

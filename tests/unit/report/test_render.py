@@ -427,7 +427,7 @@ def test_prompts_that_are_not_as_long_as_asked_are_told_in_every_form(golden_run
     assert read_run(golden_run).is_clean  # the chat template's own tokens and merges
     counted(golden_run, isl=(3, 64), of="agg-c2")
     view = render(golden_run)
-    said = "the server counted prompts of 3 to 64 tokens, 64 were asked"
+    said = "the server counted prompts of 3 to 64 tokens; 64 were requested"
     assert not view.is_clean and f"agg-c2: {said}" in " ".join(_console_text(view).split())
     for name in ("summary.md", "summary.json", "summary.csv", "report.html"):
         text = (golden_run / name).read_text(encoding="utf-8")

@@ -42,7 +42,8 @@ def test_every_form_shows_each_field_and_its_interval(run: Path) -> None:
     assert "| tokens | depth 0 % | depth 50 % | depth 100 % |\n|--:|--:|--:|--:|\n" in told
     assert "| 512 | 1.00 (0.72–1.00) | 0.90 (0.60–0.98) | 0.50 (0.22–0.78) |" in told
     assert "| 1,024 | 0.00 (0.00–0.28) | – | – |" in told
-    assert "agg, needle: share retrieved, 0 to 10 samples each" in told and "met to within 8 tokens" in told
+    assert "## Retrieval over length and depth: agg, needle\n" in told
+    assert "share retrieved, 0 to 10 samples each" in told and "met to within 8 tokens" in told
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
         console.print(evaluation_table(read_evaluation_view(run)))

@@ -205,7 +205,7 @@ def test_a_cell_with_fewer_trials_than_asked_says_so(golden_run: Path, form: str
     judged(golden_run, {})
     change(golden_run, "agg-c1", trials_asked=3)
     view = render(golden_run)
-    said = "1 of 3 trials measured: trtx bench --resume goes on with it"
+    said = "1 of 3 trials measured; trtx bench --resume measures the rest"
     assert view.rows[0].status == "incomplete" and not view.is_clean
     assert said in (golden_run / form).read_text(encoding="utf-8")
     assert f"agg-c1: {said}\n" in console_text(golden_run)
