@@ -8,6 +8,7 @@ message, with marks in the texts, so that templates that treat roles differently
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ Render = Callable[[list[Message]], str | None]
 
 _MARK = "\x01{}\x01"
 """Control characters: repr() and JSON escape them, so a mark inside a printed list does not count as printed text."""
+_MARK_IN_STRING = f"m{uuid.uuid4().hex}n{{}}m"
+"""Letters and digits, in no client's text: a string as sent counts as printed in JSON, escaped, cut or capitalized."""
 
 
 class ContentForms:
@@ -34,7 +37,7 @@ class ContentForms:
             tried = [form(message) for message in messages]
             if not missing or (form is not dict and tried == messages):
                 continue
-            found = _printed(tried, render)
+            found = _printed(tried, render, is_sent=form is dict)
             for at in found & missing:
                 chosen[at] = tried[at]
             missing -= found
@@ -65,23 +68,28 @@ def _with_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _printed(messages: list[Message], render: Render) -> set[int]:
+def _printed(messages: list[Message], render: Render, *, is_sent: bool) -> set[int]:
     """Indices of the messages whose texts ``render`` prints, each of them; a message without text is not among them."""
     count = iter(range(1 << 30))
     marks: dict[int, list[str]] = {}
     marked = []
     for at, message in enumerate(messages):
         found: list[str] = []
-        marked.append({**message, "content": _marked(message.get("content"), count, found)})
+        marked.append({**message, "content": _marked(message.get("content"), count, found, is_sent=is_sent)})
         if found:
             marks[at] = found
-    text = render(marked)
-    return set() if text is None else {at for at, found in marks.items() if all(mark in text for mark in found)}
+    if (text := render(marked)) is None:
+        return set()
+    lower = text.lower()
+    return {at for at, found in marks.items() if all(mark in lower for mark in found)}
 
 
-def _marked(content: Any, count: Iterator[int], found: list[str]) -> Any:
+def _marked(content: Any, count: Iterator[int], found: list[str], *, is_sent: bool) -> Any:
     """``content`` with a mark at the end of each text, which goes to ``found``: at the end, since templates cut the
-    beginning of an answer that has a model's thoughts."""
+    beginning of an answer that has a model's thoughts. A string as sent has it at both ends."""
+    if isinstance(content, str) and is_sent:
+        found.append(_MARK_IN_STRING.format(next(count)))
+        return found[-1] + content + found[-1]
 
     def mark(text: str) -> str:
         found.append(_MARK.format(next(count)))
