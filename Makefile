@@ -53,7 +53,6 @@ bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer vllm=DIR" for vLLM beside them
 	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
 
-	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
 goldens: $(SETUP) ## rewrite the files that trtx makes of the golden run, and fail: look at the difference
 	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
 

@@ -122,8 +122,8 @@ def load_hf_tokenizer(model_dir: Path, *, trust_remote_code: bool = False) -> An
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         # transformers appends several lines of advice, whatever the cause
         raise _no_tokenizer(model_dir, " ".join(str(error).split())[:150]) from error
-    files = getattr(type(loaded), "vocab_files_names", {}).values()
-    if model_dir.is_dir() and files and not any((model_dir / name).is_file() for name in files):
+    files = getattr(type(loaded), "vocab_files_names", {}).values()  # GPT-2's lack tokenizer.json, which it reads
+    if model_dir.is_dir() and files and not any((model_dir / name).is_file() for name in ("tokenizer.json", *files)):
         raise _no_tokenizer(model_dir, f"it lacks {' and '.join(files)}")
     return loaded
 

@@ -64,6 +64,16 @@ def test_an_edited_file_is_refused_or_is_listed_as_not_covered(runs: dict[str, P
     assert "unchanged since the run ended" in (run / "report.html").read_text()
 
 
+def test_a_cell_that_was_taken_away_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    run = Path(shutil.copytree(runs["bench"], tmp_path / "without"))
+    cell = next(run.glob("cells/*/cell.json"))
+    cell.unlink()
+    assert call("report", str(run)).code == 0
+    assert f"not covered: {cell.relative_to(run).as_posix()} gone" in (run / "report.html").read_text()
+
+
 @pytest.mark.parametrize("verb", ["bench", "eval"])
 def test_what_the_end_of_a_run_notes_is_all_that_no_pattern_names(runs: dict[str, Path], verb: str) -> None:
     (ended,) = [event for event in read_journal(runs[verb]) if isinstance(event, RunEnded)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -41,6 +42,15 @@ def test_padding_and_truncation_that_were_saved_are_off(model: Path, setting: st
     expected = AutoTokenizer.from_pretrained(model)(text)["input_ids"]
     assert load_tokenizer(model).encode(text).ids == expected
     assert load_decoder(model).encode(text).ids == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer"])
+def test_tokenizer_json_alone_is_enough_for_every_class(model: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": name}))
+    assert load_tokenizer(model).encode("one two").ids == AutoTokenizer.from_pretrained(model)("one two")["input_ids"]
 
 
 def test_one_place_reads_tokenizer_files() -> None:

@@ -154,7 +154,8 @@ class KeptDocuments:
 def read_kept_documents(run_dir: Path) -> KeptDocuments:
     """Checks every file whose digest the end of the run recorded."""
     then: Mapping[str, FileDigest] | None = None
-    for event in read_journal(run_dir):
+    journal = read_journal(run_dir)
+    for event in journal:
         if isinstance(event, RunResumed):
             then = None
         elif isinstance(event, RunEnded | RunFailed):
@@ -163,7 +164,9 @@ def read_kept_documents(run_dir: Path) -> KeptDocuments:
         return KeptDocuments(unknown=True)
     changes = changes_in(run_dir, then, "the run ended")
     added = tuple(f"{name} was not there as the run ended" for name in documents_of(run_dir) if name not in then)
-    return KeptDocuments((*changes.changed, *added), changes.gone)
+    cells = [cell_directory(run_dir, name) / CELL.file for name in cell_digests_in(journal)]
+    lost = tuple(cell.relative_to(run_dir).as_posix() for cell in cells if not cell.is_file())
+    return KeptDocuments((*changes.changed, *added), (*changes.gone, *lost))
 
 
 def refuse_changed_documents(run_dir: Path, *, under: tuple[str, ...] = ("",)) -> KeptDocuments:

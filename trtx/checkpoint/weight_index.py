@@ -164,7 +164,7 @@ def without_weights(directory: Path) -> str:
     lacks = f"model directory {str(directory)!r} has no safetensors weights"
     if dead:
         return f"{lacks}: {dead[0]} links to a file that does not exist; download the whole checkpoint"
-    names = sorted(file.name for file in directory.iterdir()) if directory.is_dir() else []
+    names = sorted(file.name for file in directory.iterdir() if not file.is_dir()) if directory.is_dir() else []
     for pattern, advice in _INSTEAD:
         if found := next((name for name in names if re.fullmatch(pattern, name)), None):
             return f"{lacks}, neither {SINGLE} nor {INDEX}; it holds {found}, {advice}"

@@ -8,6 +8,7 @@ a form for each message, because a template may treat roles differently.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ Render = Callable[[list[Message]], str | None]
 
 _MARK = "\x01{}\x01"
 """Contains control characters, which repr() and JSON escape: a list printed as code does not contain the mark."""
+_MARK_IN_STRING = f"m{uuid.uuid4().hex}n{{}}m"
+"""Letters and digits that no client's text has: a string as sent counts as printed if JSON, escaped, cut or capitalized."""
 
 
 class ContentForms:
@@ -37,7 +40,7 @@ class ContentForms:
             tried = [form(message) for message in messages]
             if not missing or (form is not dict and tried == messages):
                 continue
-            found = _printed(tried, render)
+            found = _printed(tried, render, is_sent=form is dict)
             for at in found & missing:
                 chosen[at] = tried[at]
             missing -= found
@@ -68,25 +71,31 @@ def _with_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _printed(messages: list[Message], render: Render) -> set[int]:
+def _printed(messages: list[Message], render: Render, *, is_sent: bool) -> set[int]:
     """Indices of the messages that have texts and whose texts ``render`` prints all."""
     count = iter(range(1 << 30))
     marks: dict[int, list[str]] = {}
     marked = []
     for at, message in enumerate(messages):
         found: list[str] = []
-        marked.append({**message, "content": _marked(message.get("content"), count, found)})
+        marked.append({**message, "content": _marked(message.get("content"), count, found, is_sent=is_sent)})
         if found:
             marks[at] = found
-    text = render(marked)
-    return set() if text is None else {at for at, found in marks.items() if all(mark in text for mark in found)}
+    if (text := render(marked)) is None:
+        return set()
+    lower = text.lower()
+    return {at for at, found in marks.items() if all(mark in lower for mark in found)}
 
 
-def _marked(content: Any, count: Iterator[int], found: list[str]) -> Any:
+def _marked(content: Any, count: Iterator[int], found: list[str], *, is_sent: bool) -> Any:
     """``content`` with a mark at the end of each text. Appends the marks to ``found``.
 
-    The marks are at the end, because templates remove a model's thoughts from the beginning of its answers.
+    The marks are at the end, because templates remove a model's thoughts from the beginning of its answers. A string as
+    sent (``is_sent``) gets a mark at both ends.
     """
+    if isinstance(content, str) and is_sent:
+        found.append(_MARK_IN_STRING.format(next(count)))
+        return found[-1] + content + found[-1]
 
     def mark(text: str) -> str:
         found.append(_MARK.format(next(count)))

@@ -121,6 +121,7 @@ def test_what_is_there_in_place_of_the_weights_is_named_with_its_own_cure(
 ) -> None:
     import re
 
+    (tmp_path / "model.safetensors").mkdir()  # no file, and never named as one
     for name in names:
         (tmp_path / name).write_bytes(b"")
     assert weight_files(tmp_path) == theirs(tmp_path) == []

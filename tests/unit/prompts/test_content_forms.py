@@ -39,6 +39,10 @@ REFUSES_LISTS = (
     "{{ m.content }}{% endfor %}"
 )
 AS_JSON = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+STRING_PRINTED = (
+    "{{% for m in messages %}}{{% if m.content is string %}}{{{{ {} }}}}{{% else %}}{{% for p in m.content %}}"
+    "{{{{ p.text }}}}{{% endfor %}}{{% endif %}}{{% endfor %}}"
+)
 
 
 def parts(*texts: str) -> list[dict[str, str]]:
@@ -53,6 +57,9 @@ CASES = [
     (EITHER, STRING, STRING), (EITHER, LIST, LIST), (EITHER, [{"type": "image"}], [{"type": "image"}]),
     (TRIMMED, LIST, "a\nb"), (CONCATENATED, LIST, "a\nb"), (UPPER, LIST, "a\nb"), (REFUSES_LISTS, LIST, "a\nb"),
     (FIRST_PART, STRING, parts("a")), (AS_JSON, LIST, LIST), (AS_JSON, STRING, STRING), (EITHER, "", ""),
+    *[(STRING_PRINTED.format(way), "a b", "a b") for way in (
+        "m.content | tojson", "[m.content]", "m.content | upper", "m.content.split(' ')[0]", "m.content[2:]",
+    )],
 ]  # fmt: skip
 
 
