@@ -19,7 +19,7 @@ Render = Callable[[list[Message]], str | None]
 _MARK = "\x01{}\x01"
 """Contains control characters, which repr() and JSON escape: a list printed as code does not contain the mark."""
 _MARK_IN_STRING = f"m{uuid.uuid4().hex}n{{}}m"
-"""Letters and digits that no client's text has: a string as sent counts as printed if JSON, escaped, cut or capitalized."""
+"""Letters and digits that no client's text has: a string counts as printed if JSON, escaped, cut or capitalized."""
 
 
 class ContentForms:
