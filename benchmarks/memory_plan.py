@@ -68,7 +68,7 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     from trtx.checkpoint.model_config import read_model_config
     from trtx.config import config_family, load_engine_config
     from trtx.launch.machine import probe
-    from trtx.memory import Device, plan_memory
+    from trtx.memory import MemoryDevice, plan_memory
     from trtx.torch_engine.runner import RunnerArgs, create_runner
     from trtx.torch_engine.runner.weights import load_weights
 
@@ -83,7 +83,11 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     )  # fmt: skip
     values = config.values
     plan = plan_memory(
-        checkpoint.path, "agg", values, engine="torch", device=Device(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes)
+        checkpoint.path,
+        "agg",
+        values,
+        engine="torch",
+        device=MemoryDevice(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes),
     )
 
     device = torch.device("cuda", 0)

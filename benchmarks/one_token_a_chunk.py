@@ -16,14 +16,14 @@ from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRe
 from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
 
-from trtx.engine.paced import LLM, SamplingParams
+from trtx.engine.paced import PacedLLM, SamplingParams
 
 
 class OneTokenAChunk(LLMEngine):  # type: ignore[misc]  # dynamo ships no types for it
     def __init__(self, model: str, itl_ms: float) -> None:
         self._model = model
         self._itl_ms = itl_ms
-        self._llm: LLM | None = None
+        self._llm: PacedLLM | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[OneTokenAChunk, WorkerConfig]:
@@ -43,7 +43,7 @@ class OneTokenAChunk(LLMEngine):  # type: ignore[misc]  # dynamo ships no types 
         return cls(args.model, args.itl_ms), config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        self._llm = LLM(self._model, paced_itl_ms=self._itl_ms)
+        self._llm = PacedLLM(self._model, paced_itl_ms=self._itl_ms)
         context_length = self._llm.args.max_seq_len
         return EngineConfig(model=self._model, llm=LlmRegistration(context_length=context_length))
 

@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         answer = answers.Answer()
         for event in events:
             answer.add_text(event.partition("\n\n")[0])
-        if fault := answer.fault(answers.Asked.of(body)):
+        if fault := answer.fault(answers.RequestedOutput.of(body)):
             raise RuntimeError(fault)
         if answer.tokens is None:
             raise RuntimeError("no usage in the answer")

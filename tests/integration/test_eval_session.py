@@ -25,11 +25,11 @@ from tokenizers import Tokenizer
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 from trtx.evals import TopologyScores, needle
-from trtx.evals.forms import Asked, Sample, ScoredTask, read_samples
-from trtx.evals.messages import Endpoint, Job, NeedleAsked, Progress
+from trtx.evals.forms import Sample, SampleRequest, ScoredTask, read_samples
+from trtx.evals.messages import Endpoint, EvalJob, EvalProgress, NeedleAsked
 from trtx.evals.session import scoring
-from trtx.evals.session.asking import Asking
-from trtx.evals.session.client import Refused, ServerGone, retry_after
+from trtx.evals.session.asking import TopologyTasks
+from trtx.evals.session.client import ServerGone, ServerRefusal, retry_after
 from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager, version_of
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
@@ -62,13 +62,13 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def job(*tasks: str, folder: Path | None = None, **more: Any) -> Job:
+def job(*tasks: str, folder: Path | None = None, **more: Any) -> EvalJob:
     fields: dict[str, Any] = {"limit": 12, "num_fewshot": None, "endpoint_type": "completions", "concurrency": 1}
     task_dir = None if folder is None else str(folder)
-    return Job(tasks=tasks, task_dir=task_dir, tokenizer=None, **fields | more)
+    return EvalJob(tasks=tasks, task_dir=task_dir, tokenizer=None, **fields | more)
 
 
-def load(asked: Job, tokenizer: Any = None) -> LoadedTasks:
+def load(asked: EvalJob, tokenizer: Any = None) -> LoadedTasks:
     return load_tasks(asked, ServedModel(tokenizer, endpoint_type=asked.endpoint_type))
 
 
@@ -106,7 +106,7 @@ def test_a_task_without_a_version_has_none(folder: Callable[..., Path]) -> None:
     assert version_of(load(job("sums", folder=folder(more="metadata: {version: 0}\n"))).tasks[0].task) == "0"
 
 
-def refused(asked: Job, words: list[str]) -> str:
+def refused(asked: EvalJob, words: list[str]) -> str:
     with pytest.raises(UsageError) as error:
         load(asked)
     said = str(error.value)
@@ -217,7 +217,7 @@ def test_a_generation_is_sent_with_the_stops_that_servers_take(tokenizer: Any) -
     (repeated,) = ServedModel(tokenizer).questions(asked, repeat=1)
     assert repeated.body["seed"] == 1235
     found = ServedModel(tokenizer).asked(asked, [{"choices": [{"text": "so stop 5 no", "finish_reason": "stop"}]}])
-    assert isinstance(found, Asked) and found.text == "so "  # the last two are cut here
+    assert isinstance(found, SampleRequest) and found.text == "so "  # the last two are cut here
 
 
 def test_a_chat_is_sent_as_messages_and_one_to_go_on_with_as_tokens(tokenizer: Any) -> None:
@@ -259,7 +259,7 @@ def test_an_answer_without_a_text_is_refused(choices: Any, reason: str) -> None:
 
 def refusal(choices: Any) -> str:
     found = ServedModel().asked(Instance("generate_until", {}, ("a", {}), 0), [{"choices": choices}])
-    assert isinstance(found, Refused), found
+    assert isinstance(found, ServerRefusal), found
     return found.reason
 
 
@@ -285,7 +285,7 @@ def test_an_answer_that_stopped_at_once_is_an_empty_one(tokens: int) -> None:
     choice = {"message": {"content": None, "reasoning_content": None}, "finish_reason": "stop"}
     asked = Instance("generate_until", {}, ("a", {}), 0)
     found = ServedModel().asked(asked, [{"choices": [choice], "usage": {"completion_tokens": tokens}}])
-    assert isinstance(found, Asked) and (found.text, found.finish_reason) == ("", "stop")
+    assert isinstance(found, SampleRequest) and (found.text, found.finish_reason) == ("", "stop")
     for other, usage in (
         (choice, {"completion_tokens": 2}),  # of which none was shown
         (choice, {"completion_tokens": None}),
@@ -293,19 +293,19 @@ def test_an_answer_that_stopped_at_once_is_an_empty_one(tokens: int) -> None:
         (choice | {"finish_reason": "length"}, {"completion_tokens": tokens}),
         (choice | {"message": {"content": None, "reasoning_content": "so"}}, {"completion_tokens": tokens}),
     ):
-        assert isinstance(ServedModel().asked(asked, [{"choices": [other], "usage": usage}]), Refused)
+        assert isinstance(ServedModel().asked(asked, [{"choices": [other], "usage": usage}]), ServerRefusal)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call"])
 def test_an_answer_that_came_to_its_end_is_one(reason: str) -> None:
     asked = Instance("generate_until", {}, ("a", {}), 0)
     found = ServedModel().asked(asked, [{"choices": [{"message": {"content": "12"}, "finish_reason": reason}]}])
-    assert isinstance(found, Asked) and (found.text, found.finish_reason) == ("12", reason)
+    assert isinstance(found, SampleRequest) and (found.text, found.finish_reason) == ("12", reason)
 
 
 def answered(task: Any, texts: list[str]) -> list[Sample]:
     documents = task.documents[: len(texts)]
-    asked = [[Asked("generate_until", "", None, {}, text, None, None, "stop")] for text in texts]
+    asked = [[SampleRequest("generate_until", "", None, {}, text, None, None, "stop")] for text in texts]
     judged = scoring.judge(task.task, documents, asked)
     return [
         Sample(task.name, one.doc_id, one.key, {}, None, tuple(answers), of)
@@ -416,7 +416,7 @@ def test_perplexity_scores_each_text_as_it_stands_and_counts_its_tokens(tokenize
     (task,) = load(job("perplexity", text=str(path)), tokenizer).tasks
     assert [one.instances[0].args for one in task.documents] == [(text,) for text in texts]
     logprobs = [-2.5 * (number + 3) for number in range(12)]
-    asked = [[Asked("loglikelihood_rolling", "", None, {}, None, one, None, None)] for one in logprobs]
+    asked = [[SampleRequest("loglikelihood_rolling", "", None, {}, None, one, None, None)] for one in logprobs]
     judged = scoring.judge(task.task, task.documents, asked)
     found = scoring.scores(task.task, [
         Sample("perplexity", one.doc_id, one.key, {}, None, (), of)
@@ -530,11 +530,11 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
         server.server_close()
 
 
-def ask(asked: Job, url: str, directory: Path, tokenizer: Any = None) -> tuple[TopologyScores, list[Progress]]:
-    told: list[Progress] = []
+def ask(asked: EvalJob, url: str, directory: Path, tokenizer: Any = None) -> tuple[TopologyScores, list[EvalProgress]]:
+    told: list[EvalProgress] = []
     endpoint = Endpoint("here", url, "echo", str(directory), patience_s=1)
     model = ServedModel(tokenizer, endpoint_type=asked.endpoint_type)
-    return asyncio.run(Asking(asked, load(asked, tokenizer), model, endpoint, told.append).run()), told
+    return asyncio.run(TopologyTasks(asked, load(asked, tokenizer), model, endpoint, told.append).run()), told
 
 
 ODD = """
@@ -640,7 +640,7 @@ def test_a_server_that_takes_no_connection_in_time_is_told_so(folder: Callable[.
         at = Endpoint("attached", f"http://127.0.0.1:{full.getsockname()[1]}", "served", str(tmp_path / "out"), 0.0)
         asked = job("sums", folder=folder(), request_timeout_s=0.05)
         with pytest.raises(ServerGone, match=r"no connection within 0\.05 s, which the request timeout allows"):
-            asyncio.run(Asking(asked, load(asked), ServedModel(None), at, lambda progress: None).run())
+            asyncio.run(TopologyTasks(asked, load(asked), ServedModel(None), at, lambda progress: None).run())
         for one in taken:
             one.close()
 

@@ -16,7 +16,7 @@ from trtx.checkpoint.text import sentences
 from trtx.cli.app import run
 from trtx.evals import statistics
 from trtx.evals.fidelity import TopologyFidelity, read_fidelity
-from trtx.evals.fidelity.forms import Figure
+from trtx.evals.fidelity.forms import MeanOverPositions
 from trtx.evals.fidelity.reference import read_reference
 from trtx.evals.pairs import TopologyValues, paired_differences, read_values
 from trtx.stats.intervals import Interval
@@ -92,12 +92,13 @@ def _of_perplexity(costs: Costs) -> Iterator[str]:
     yield f"bf16: {costs.scores['bf16'].tasks[0].value:.5g}"
     for form in FORMATS:
         (found,) = paired_differences(costs.scores[form], costs.scores["bf16"])
-        told = _range(Figure(found.candidate.value - costs.scores["bf16"].tasks[0].value, found.interval))
+        told = _range(MeanOverPositions(found.candidate.value - costs.scores["bf16"].tasks[0].value, found.interval))
         of_each = change(costs, form)
-        yield f"{form}: {found.candidate.value:.5g}, {told}; of a document {_range(Figure(of_each.estimate, of_each))}"
+        documents = _range(MeanOverPositions(of_each.estimate, of_each))
+        yield f"{form}: {found.candidate.value:.5g}, {told}; of a document {documents}"
 
 
-def _range(figure: Figure) -> str:
+def _range(figure: MeanOverPositions) -> str:
     assert figure.interval is not None
     return f"{figure.value:.4g} ({figure.interval.low:.4g} to {figure.interval.high:.4g})"
 

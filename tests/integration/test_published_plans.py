@@ -26,8 +26,8 @@ from trtx.launch import find_published, name_of, prepare_hosts, publishing
 from trtx.launch.discovery import open_etcd
 from trtx.launch.events import Event
 from trtx.launch.host_preparation import plan_again
-from trtx.launch.presence import LOST_AFTER_S, Presence
-from trtx.launch.published import Asked, Published
+from trtx.launch.presence import LOST_AFTER_S, SharePresence
+from trtx.launch.published import Published, PublishedInputs
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.topology import Plan, PlannedHost
@@ -46,13 +46,13 @@ class Prepared:
     """Of two hosts, the second one a name alone: the planner lets none share a machine."""
 
     plan: Plan
-    asked: Asked
+    asked: PublishedInputs
 
     @property
     def published(self) -> Published:
         return Published.of(self.asked, self.plan.model_path)
 
-    def publishing(self, host: str = "node1", **changes: Any) -> AbstractContextManager[Presence]:
+    def publishing(self, host: str = "node1", **changes: Any) -> AbstractContextManager[SharePresence]:
         return publishing(self.plan, replace(self.published, asked=replace(self.asked, **changes)), host)
 
     def client(self) -> Etcd:

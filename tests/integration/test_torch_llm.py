@@ -22,7 +22,7 @@ from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.engine import embedded
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
-from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
 MODEL = "synthetic:tiny"
 SMALL: dict[str, Any] = {
@@ -209,7 +209,7 @@ def with_special_tokens(llm: LLM) -> Iterator[None]:
     tokenizer.post_processor = TemplateProcessing(single="$A")
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not FieldUse.REFUSED])
 def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(
     llm: LLM, with_special_tokens: None, name: str
 ) -> None:

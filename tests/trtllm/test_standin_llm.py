@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
-REFUSED = {name for name, known in FIELDS.items() if known.torch is Use.REFUSED}
+REFUSED = {name for name, known in FIELDS.items() if known.torch is FieldUse.REFUSED}
 pytestmark = pytest.mark.usefixtures("only_standin")
 
 PROMPT = "12 + 13 = "

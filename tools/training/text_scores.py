@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trtx.checkpoint.held_out import held_out_samples, held_out_texts
-from trtx.checkpoint.tasks import Sample
+from trtx.checkpoint.tasks import TrainingSample
 from trtx.stats.proportions import wilson_interval
 
 # Maps ids to the natural log-probabilities of ids[1:], each given all previous ids.
@@ -50,7 +50,7 @@ class Score:
     chat_perplexity: float
 
 
-def size(sample: Sample) -> int:
+def size(sample: TrainingSample) -> int:
     """Returns the difficulty of a sample, in the unit that ``DIFFICULTIES`` names."""
     unit = DIFFICULTIES[sample.task][0]
     if unit == "digits":

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY, config_json, write_model_files
-from trtx.checkpoint.tasks import TASKS, Sample, samples
+from trtx.checkpoint.tasks import TASKS, TrainingSample, samples
 from trtx.checkpoint.text import NOUNS, sentences
 from trtx.checkpoint.tokenizer import END_OF_TEXT, make_tokenizer
 
@@ -98,13 +98,13 @@ class Documents:
         return ids, weights
 
 
-def several_questions(table: Sample, rng: random.Random) -> list[tuple[str, str]]:
+def several_questions(table: TrainingSample, rng: random.Random) -> list[tuple[str, str]]:
     """Returns a chat with several questions about one look-up table, as pairs of prompt and completion."""
     pairs = [entry.split(" is ") for entry in table.key.split(", ")]
     before, turns = f"{table.key}. ", list[tuple[str, str]]()
     for name, value in rng.sample(pairs, min(len(pairs), QUESTIONS_PER_TABLE)):
         question = rng.choice((f"{name} ->", f"What is {name}?"))
-        prompt, answer = Sample("look-up", before + question, value, table.key).chat()
+        prompt, answer = TrainingSample("look-up", before + question, value, table.key).chat()
         turns.append((prompt if not turns else f"\n{prompt}", answer))
         before = ""
     return turns

@@ -15,32 +15,40 @@ from trtx.bench.aiperf.flags import check_load
 from trtx.bench.aiperf.process import AiperfHost
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
 from trtx.bench.failures import Reasons, describe
-from trtx.bench.figures import Distribution, Figure, Figures, Range
+from trtx.bench.figures import Distribution, Figures, Metric, ValueRange
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
 from trtx.bench.sent_dataset import as_sent, dataset_of
-from trtx.bench.sweep import PlannedTrial, Progress, changed_files, held_trials, planned_trials, rewrite_cells, sweep
+from trtx.bench.sweep import (
+    PlannedTrial,
+    SweepProgress,
+    changed_files,
+    held_trials,
+    planned_trials,
+    rewrite_cells,
+    sweep,
+)
 from trtx.stats.percentiles import samples_needed
 
 __all__ = [
     "AiperfHost",
     "Cell",
     "Distribution",
-    "Figure",
     "Figures",
     "ForeignProcess",
     "GpuReading",
     "Journal",
     "Load",
     "LoadSpec",
+    "Metric",
     "PlannedTrial",
-    "Progress",
-    "Range",
     "Reasons",
     "ServerReading",
+    "SweepProgress",
     "Target",
     "Trial",
+    "ValueRange",
     "as_sent",
     "cell_directory",
     "cell_name",

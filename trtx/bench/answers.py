@@ -21,7 +21,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOutput:
     """The length and form that a request body asks of its answer."""
 
     streaming: bool
@@ -126,7 +126,7 @@ class Answer:
         tokens = self._usage.get("completion_tokens") if isinstance(self._usage, Mapping) else None
         return tokens if _is_count(tokens) else None
 
-    def fault(self, asked: Asked) -> str | None:
+    def fault(self, asked: RequestedOutput) -> str | None:
         """The reason why the answer is incomplete or doesn't match the request, as one clause; None if it is complete.
 
         A complete answer has no error. Every choice has a finish reason, and a stream ends with ``[DONE]``. It has as
@@ -153,7 +153,7 @@ class Answer:
             return early_end(None)
         return "empty answer" if self._foreign is None else f"no completion in the answer: {self._foreign}"
 
-    def _miscount(self, asked: Asked) -> str | None:
+    def _miscount(self, asked: RequestedOutput) -> str | None:
         stopped = any(reason in _STOPS for reason in self.finish_reasons.values())
         most = asked.max_tokens
         if not self.is_counted:

@@ -16,7 +16,7 @@ from trtx.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     low: float
     high: float
     is_whole: bool = False  # only integers
@@ -36,15 +36,15 @@ class Range:
         )
 
 
-RANGES: Mapping[str, Range] = {
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1),
-    "top_k": Range(-1, 2**31 - 1, is_whole=True),
-    "min_p": Range(0, 1),
-    "frequency_penalty": Range(-2, 2),
-    "presence_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, 2, is_open=True),
-    "seed": Range(-(2**63), 2**63 - 1, is_whole=True),
+RANGES: Mapping[str, ByteRange] = {
+    "temperature": ByteRange(0, 2),
+    "top_p": ByteRange(0, 1),
+    "top_k": ByteRange(-1, 2**31 - 1, is_whole=True),
+    "min_p": ByteRange(0, 1),
+    "frequency_penalty": ByteRange(-2, 2),
+    "presence_penalty": ByteRange(-2, 2),
+    "repetition_penalty": ByteRange(0, 2, is_open=True),
+    "seed": ByteRange(-(2**63), 2**63 - 1, is_whole=True),
 }
 
 

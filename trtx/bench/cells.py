@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trtx.bench import cores, handoffs
-from trtx.bench.documents import RESTORE, Document, plain
+from trtx.bench.documents import RESTORE, DocumentKind, plain
 from trtx.bench.failures import Reasons, merge_reasons
-from trtx.bench.figures import FIRST_SCHEMA, Figure, Figures, PerDevice, all_figures, latest_schema
+from trtx.bench.figures import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.judge.validity import Validity, judge
@@ -32,7 +32,7 @@ from trtx.bench.windows import Phases, Span, phases_of
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-CELL = Document(
+CELL = DocumentKind(
     "cell.json",
     version=latest_schema(),
     oldest=FIRST_SCHEMA,
@@ -99,7 +99,7 @@ class Cell:
         """The reasons for failed requests, over all trials, most frequent first."""
         return merge_reasons(trial.errors for trial in self.trials)
 
-    def value(self, figure: Figure[T]) -> T | None:
+    def value(self, figure: Metric[T]) -> T | None:
         """The value of a metric over all trials; None if it can't be computed."""
         return None if self.figures is None else figure.read(self.figures, self.device_count)
 

@@ -30,7 +30,7 @@ RESTORE = "put the file back from a copy, or start a new run"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DocumentKind:
     """One kind of document: a file of a run directory, or one line of such a file."""
 
     file: str

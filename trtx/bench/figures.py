@@ -24,8 +24,8 @@ Records = Sequence[RequestRecord]
 Window = Callable[[Records], Records]
 T = TypeVar("T")
 N = TypeVar("N", int, float, int | None, float | None)
-F = TypeVar("F", bound="Figure[Any]")
-M = TypeVar("M", bound="Measured[Any]")
+F = TypeVar("F", bound="Metric[Any]")
+M = TypeVar("M", bound="MeasuredMetric[Any]")
 
 Better = Literal["higher", "lower"]
 PERCENTILES = (50, 90, 95, 99)
@@ -50,7 +50,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """The minimum and maximum over requests, which a mean would hide."""
 
     min: float
@@ -63,7 +63,7 @@ def whole(records: Records) -> Records:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Figure(ABC, Generic[T]):
+class Metric(ABC, Generic[T]):
     """One metric with all its metadata. In the texts of a per-device metric, ``{device}`` becomes GPU or worker.
 
     A column shows one number of the metric: None is the value itself or its mean, 90 is its 90th percentile.
@@ -128,7 +128,7 @@ class Figure(ABC, Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measured(Figure[T]):
+class MeasuredMetric(Metric[T]):
     """A metric that is computed from the records of a cell's trials and stored in the cell's file."""
 
     formula: Callable[[Records], Any]
@@ -161,7 +161,7 @@ class Measured(Figure[T]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Number(Measured[N]):
+class Number(MeasuredMetric[N]):
     """A single number, computed over the requests of all trials together, or as the mean of the trials' values."""
 
     mean_over_trials: bool = False
@@ -184,7 +184,7 @@ class Number(Measured[N]):
 
     def over_spans(self, trials: Sequence[Records], spans: Sequence[Span]) -> Any:
         if self.within is None:
-            return Measured.over_spans(self, trials, spans)
+            return MeasuredMetric.over_spans(self, trials, spans)
         return self._mean([self.within(trial, span) for trial, span in zip(trials, spans, strict=True)])
 
     def _mean(self, values: Sequence[Any]) -> Any:
@@ -193,7 +193,7 @@ class Number(Measured[N]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spread(Measured[Distribution | None]):
+class Spread(MeasuredMetric[Distribution | None]):
     """A distribution over requests. ``formula`` returns the samples, or none if the metric can't be computed."""
 
     percentiles: tuple[int, ...] = PERCENTILES
@@ -232,7 +232,7 @@ class Spread(Measured[Distribution | None]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Extent(Measured[Range | None]):
+class Extent(MeasuredMetric[ValueRange | None]):
     """A minimum and maximum. ``formula`` returns the samples, or none if they can't be computed. It is in no table."""
 
     @property
@@ -243,19 +243,19 @@ class Extent(Measured[Range | None]):
         samples = self.formula([record for trial in trials for record in trial])
         return {"min": min(samples), "max": max(samples)} if samples else None
 
-    def restored(self, kept: Any) -> Range | None:
-        return None if kept is None else Range(**kept)
+    def restored(self, kept: Any) -> ValueRange | None:
+        return None if kept is None else ValueRange(**kept)
 
     def form(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         number = _not_negative(handler.generate_schema(float))
         return core_schema.nullable_schema(_fields(dict.fromkeys(("min", "max"), number), {}))
 
-    def flat(self, value: Range | None, key: str) -> dict[str, Any]:
+    def flat(self, value: ValueRange | None, key: str) -> dict[str, Any]:
         return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PerDevice(Figure[float | None]):
+class PerDevice(Metric[float | None]):
     """Another metric divided by the number of the topology's GPUs (prefill included), or of its workers without known
     GPUs.
 
@@ -274,17 +274,17 @@ class PerDevice(Figure[float | None]):
         return None if total is None or not device_count else total / device_count
 
 
-_records: dict[str, Figure[Any]] = {}
+_records: dict[str, Metric[Any]] = {}
 
 
-def all_figures() -> tuple[Figure[Any], ...]:
+def all_figures() -> tuple[Metric[Any], ...]:
     """All metric records, in the order of ``metrics.py``, which is also the order of the summaries."""
     return tuple(_records.values())
 
 
 def latest_schema() -> int:
     """The current schema of cell.json: the one that added the most recent metric or percentile."""
-    figures = [record.since for record in all_figures() if isinstance(record, Measured)]
+    figures = [record.since for record in all_figures() if isinstance(record, MeasuredMetric)]
     parts = [
         max(record.percentiles_since.values(), default=0) for record in all_figures() if isinstance(record, Spread)
     ]
@@ -321,7 +321,7 @@ class Figures:
 
     stored: Mapping[str, Any]  # as in cell.json
 
-    def __getitem__(self, figure: Measured[T]) -> T:
+    def __getitem__(self, figure: MeasuredMetric[T]) -> T:
         return figure.restored(self.stored.get(figure.name))
 
     @classmethod
@@ -330,7 +330,7 @@ class Figures:
 
         The two are not comparable: both sides of a comparison must use the same one.
         """
-        measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
+        measured = [figure for figure in all_figures() if isinstance(figure, MeasuredMetric)]
         cut = {figure: [figure.window(trial) for trial in trials] for figure in measured}
         if spans is None:
             return cls({figure.name: figure.over(cut[figure]) for figure in measured})
@@ -338,7 +338,7 @@ class Figures:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        measured = [figure for figure in all_figures() if isinstance(figure, Measured)]
+        measured = [figure for figure in all_figures() if isinstance(figure, MeasuredMetric)]
         forms = {figure.name: _not_negative(figure.form(handler)) for figure in measured}
         fields = _fields(forms, {figure.name: figure.since for figure in measured})
         written = core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)

@@ -13,7 +13,7 @@ from trtx.bench.cells import CELL, Cell, cell_directory, read_cells
 from trtx.bench.digests import Changes, FileDigest, changes_in, changes_since, digests_of, documents_of
 from trtx.bench.journal import (
     CellWritten,
-    Event,
+    JournalEvent,
     RunEnded,
     RunFailed,
     RunResumed,
@@ -21,7 +21,7 @@ from trtx.bench.journal import (
     TrialStarted,
     read_journal,
 )
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
@@ -31,7 +31,7 @@ _TOLD = 3  # maximum number of files in one sentence
 Digests = Mapping[tuple[str, int], Mapping[str, FileDigest]]  # by cell and trial number
 
 
-def digests_in(journal: Iterable[Event]) -> Digests:
+def digests_in(journal: Iterable[JournalEvent]) -> Digests:
     """The file digests of each trial from its last end. A trial that was restarted without a recorded end has none."""
     found: dict[tuple[str, int], Mapping[str, FileDigest]] = {}
     for event in journal:
@@ -42,7 +42,7 @@ def digests_in(journal: Iterable[Event]) -> Digests:
     return found
 
 
-def cell_digests_in(journal: Sequence[Event]) -> dict[str, tuple[FileDigest, ...]]:
+def cell_digests_in(journal: Sequence[JournalEvent]) -> dict[str, tuple[FileDigest, ...]]:
     """The digests that each cell's file may have, by cell name: normally the one of the last write.
 
     If the journal ends with the write, the run may have been killed before the file was replaced, so the previous
@@ -212,8 +212,8 @@ def why_unchecked(kept: Mapping[str, Kept]) -> str | None:
 def beside_records(validity: Validity, kept: Kept) -> Validity:
     """The validity, updated: a cell whose metrics don't match its records is INVALID, whatever its earlier level."""
     if kept.told:
-        reason = Reason(NAME, Level.INVALID, f"{_some(kept.told)}; its figures are not those of its records")
-        return replace(validity, level=Level.INVALID, reasons=(reason, *validity.reasons))
+        reason = Reason(NAME, ValidityLevel.INVALID, f"{_some(kept.told)}; its figures are not those of its records")
+        return replace(validity, level=ValidityLevel.INVALID, reasons=(reason, *validity.reasons))
     if kept.unchecked is None:
         return validity
     return replace(validity, unchecked=(*validity.unchecked, Unchecked(NAME, kept.unchecked)))

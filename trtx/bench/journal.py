@@ -12,17 +12,17 @@ from pathlib import Path
 
 from trtx.bench.cells import CellStatus
 from trtx.bench.digests import FileDigest
-from trtx.bench.documents import RESTORE, Document, parsed
+from trtx.bench.documents import RESTORE, DocumentKind, parsed
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-JOURNAL = Document(
+JOURNAL = DocumentKind(
     "journal.jsonl", version=2, oldest=2, since="a sweep was one call of aiperf, and a topology was called by its mode"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class JournalEvent:
     """Something that happened at the time of creation. Its name in the journal is the class name: ``sweep_started``."""
 
     time: float = field(default_factory=lambda: round(time.time(), 3))  # seconds since 1970, UTC
@@ -33,7 +33,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopologyReady(Event):
+class TopologyReady(JournalEvent):
     topology: str
     load_seconds: float
     warm_up_seconds: float
@@ -49,13 +49,13 @@ class ProcessRestart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopologyStopping(Event):
+class TopologyStopping(JournalEvent):
     topology: str
     restarts: tuple[ProcessRestart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerKilled(Event):
+class WorkerKilled(JournalEvent):
     """The run itself killed the worker, to test what happens to its streams."""
 
     topology: str
@@ -64,27 +64,27 @@ class WorkerKilled(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepStarted(Event):
+class SweepStarted(JournalEvent):
     topology: str
     model: str
     cells: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadStarted(Event):
+class LoadStarted(JournalEvent):
     session: int  # session id of the aiperf host process
     scratch: str  # TMPDIR of the host and of every process it starts
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialStarted(Event):
+class TrialStarted(JournalEvent):
     cell: str
     trial: int
     argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialLengthened(Event):
+class TrialLengthened(JournalEvent):
     """The warm-up wasn't steady when it ended, so the trial is repeated with a longer one."""
 
     cell: str
@@ -94,7 +94,7 @@ class TrialLengthened(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnded(Event):
+class TrialEnded(JournalEvent):
     cell: str
     trial: int
     aiperf_exit_code: int | None  # None: aiperf was killed
@@ -103,7 +103,7 @@ class TrialEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellWritten(Event):
+class CellWritten(JournalEvent):
     """The cell's file is about to be replaced atomically by one with this digest."""
 
     cell: str
@@ -111,19 +111,19 @@ class CellWritten(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellEnded(Event):
+class CellEnded(JournalEvent):
     cell: str
     status: CellStatus
     failure: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepEnded(Event):
+class SweepEnded(JournalEvent):
     topology: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResumed(Event):
+class RunResumed(JournalEvent):
     command: str
     kept: tuple[str, ...]
     missing: tuple[str, ...]
@@ -131,13 +131,13 @@ class RunResumed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFailed(Event):
+class RunFailed(JournalEvent):
     error: str
     files: dict[str, FileDigest] | None = None  # like RunEnded.files
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunEnded(Event):
+class RunEnded(JournalEvent):
     files: dict[str, FileDigest] | None = None  # by path within the run directory; None: an older run without digests
 
 
@@ -147,7 +147,7 @@ class Journal:
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / JOURNAL.file
 
-    def note(self, event: Event) -> None:
+    def note(self, event: JournalEvent) -> None:
         """Appends one event as one line. Raises OSError, and leaves no partial line, if it can't be written."""
         fields = asdict(event)
         line = json.dumps(JOURNAL.versioned({"time": fields.pop("time"), "event": event.name(), **fields}))
@@ -168,7 +168,7 @@ class Journal:
             os.truncate(self.path, text.rfind(b"\n") + 1)
 
 
-def read_journal(run_dir: Path) -> tuple[Event, ...]:
+def read_journal(run_dir: Path) -> tuple[JournalEvent, ...]:
     """All events so far, in order; empty if there is no journal. A partial last line is ignored.
 
     Raises UsageError that names the line and the field that can't be read.
@@ -180,7 +180,7 @@ def read_journal(run_dir: Path) -> tuple[Event, ...]:
     return tuple(_event(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], start=1) if line)
 
 
-def _event(line: str, source: str) -> Event:
+def _event(line: str, source: str) -> JournalEvent:
     try:
         document = parsed(line)
     except (ValueError, RecursionError) as error:
@@ -188,7 +188,7 @@ def _event(line: str, source: str) -> Event:
     fields = JOURNAL.checked(document, source)
     if "time" not in fields:  # a new event would default to the current time
         raise UsageError(f"{source}: time is missing; expected it; {RESTORE}")
-    kinds = {kind.name(): kind for kind in Event.__subclasses__()}
+    kinds = {kind.name(): kind for kind in JournalEvent.__subclasses__()}
     name = fields.get("event")
     if not isinstance(name, str) or name not in kinds:
         raise UsageError(f"{source}: event is {quoted(name)}; expected one of {', '.join(kinds)}; {RESTORE}")

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from trtx.bench import cores, handoffs
 from trtx.bench.cores import CpuReading, CpuUse
-from trtx.bench.documents import Document, plain
+from trtx.bench.documents import DocumentKind, plain
 from trtx.bench.files import write_text
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.pictures import PictureCounts, grown
 from trtx.bench.windows import Span
 
-READINGS = Document("readings.json", version=1, oldest=1, since="")
+READINGS = DocumentKind("readings.json", version=1, oldest=1, since="")
 # Maximum distance between a reading and the edge of the measured part that it represents. Readings come about once a
 # second, and take longer while a worker is busy.
 _EDGE_NS = 3_000_000_000

@@ -54,7 +54,7 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SweepProgress:
     """Progress of a sweep: the current trial of a cell, and how many of its requests have ended."""
 
     cell: str
@@ -80,7 +80,7 @@ def sweep(
     run_dir: Path,
     *,
     trials: Sequence[PlannedTrial] | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[SweepProgress], None] = lambda progress: None,
     still_serving: Callable[[], None] = lambda: None,
     restarts: Callable[[], Sequence[str]] | None = None,
     read_server: Callable[[], ServerReading] | None = None,
@@ -224,7 +224,7 @@ class _Measured:
         self._moved_at = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
 
-    def run(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
+    def run(self, on_progress: Callable[[SweepProgress], None], still_serving: Callable[[], None]) -> None:
         """Runs the trial, and repeats it with a longer warm-up if the first warm-up wasn't steady."""
         self._run_once(on_progress, still_serving)
         if (why := self._why_not_warm()) is not None:
@@ -240,7 +240,7 @@ class _Measured:
             self._run_once(on_progress, still_serving)
         on_progress(self._progress("ended"))
 
-    def _run_once(self, on_progress: Callable[[Progress], None], still_serving: Callable[[], None]) -> None:
+    def _run_once(self, on_progress: Callable[[SweepProgress], None], still_serving: Callable[[], None]) -> None:
         load = replace(self.trial.load, warmup_request_count=self._warmup_request_count)
         self._attempt += 1
         sent = prepare_dataset(self.spec, self.run_dir, self.target)
@@ -328,9 +328,9 @@ class _Measured:
                 f"its log is {self.files.console}"
             )
 
-    def _progress(self, phase: Literal["starting", "running", "ended"]) -> Progress:
+    def _progress(self, phase: Literal["starting", "running", "ended"]) -> SweepProgress:
         load = self.trial.load
-        return Progress(
+        return SweepProgress(
             cell=self.name,
             trial=self.trial.number,
             trials=self.spec.trials,

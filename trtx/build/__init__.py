@@ -10,16 +10,16 @@ from trtx.build.builder import Build, build
 from trtx.build.formats import FORMATS, NO_FORMAT
 from trtx.build.manifest import Manifest, read_manifest
 from trtx.build.plan import BuildRequest
-from trtx.build.progress import Progress
+from trtx.build.progress import BuildProgress
 from trtx.build.proof import Proof
 
 __all__ = [
     "FORMATS",
     "NO_FORMAT",
     "Build",
+    "BuildProgress",
     "BuildRequest",
     "Manifest",
-    "Progress",
     "Proof",
     "build",
     "read_manifest",

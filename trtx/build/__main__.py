@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from trtx.build.progress import Phase
-from trtx.build.quantize import Job, quantize
+from trtx.build.quantize import QuantizeJob, quantize
 from trtx.build.store import is_disk_full
 from trtx.build.tensorrt import EngineJob, build_engine
 from trtx.errors import UsageError
@@ -39,7 +39,7 @@ def main() -> None:
 
         try:
             if kind == "quantize":
-                quantize(Job(**fields), tell)
+                quantize(QuantizeJob(**fields), tell)
             else:
                 build_engine(EngineJob(**fields), tell)
         except Exception as error:

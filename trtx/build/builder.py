@@ -15,9 +15,9 @@ from trtx.build.child import DiskFullError, run_child
 from trtx.build.formats import NO_FORMAT
 from trtx.build.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from trtx.build.plan import BuildPlan, BuildRequest, plan_build
-from trtx.build.progress import Clock, Listener, Progress
+from trtx.build.progress import BuildProgress, Clock, Listener
 from trtx.build.proof import Proof, check_supported, prove
-from trtx.build.quantize import Job
+from trtx.build.quantize import QuantizeJob
 from trtx.build.store import Partial, check_space, is_disk_full, no_space, partial_directory
 from trtx.build.tensorrt import EngineJob
 from trtx.errors import LaunchError, UnsupportedModel
@@ -41,7 +41,7 @@ def build(request: BuildRequest, *, on_progress: Listener) -> Build:
     no error is raised, and ``manifest.gate`` records it.
     """
     plan = plan_build(request)
-    with partial_directory(plan.target, on_wait=lambda: on_progress(Progress("waiting"))) as partial:
+    with partial_directory(plan.target, on_wait=lambda: on_progress(BuildProgress("waiting"))) as partial:
         if partial is not None:
             with _naming_a_full_disk(plan):
                 _make(plan, partial, on_progress)
@@ -84,7 +84,7 @@ def _make(plan: BuildPlan, partial: Partial, on_progress: Listener) -> None:
 
 
 def _quantize(plan: BuildPlan, calibration: Calibration, partial: Partial, on_progress: Listener) -> None:
-    job = Job(
+    job = QuantizeJob(
         source=str(plan.source.path),
         output=str(partial.path),
         form=plan.request.form,
@@ -111,10 +111,10 @@ def _build_engine(plan: BuildPlan, partial: Partial, on_progress: Listener) -> N
     contents.complete_engine(plan.source, partial.path)
 
 
-def _run(kind: str, job: Job | EngineJob, partial: Partial, on_progress: Listener) -> None:
+def _run(kind: str, job: QuantizeJob | EngineJob, partial: Partial, on_progress: Listener) -> None:
     """Runs a job in a child process. Its log moves into the build; after a crash it stays next to the build."""
     log = partial.target.with_name(f"{partial.target.name}.log")
-    on_progress(Progress("starting"))
+    on_progress(BuildProgress("starting"))
     try:
         run_child(kind, job, log=log, lock_fd=partial.lock_fd, on_progress=on_progress)
         log.rename(partial.path / "build.log")
@@ -139,7 +139,7 @@ def _prove(plan: BuildPlan, partial: Partial, on_progress: Listener) -> tuple[Pr
             plan.source.path,
             partial.path,
             kv_dtype=plan.request.kv_dtype,
-            on_step=lambda done, total: on_progress(Progress("proving", done, total)),
+            on_step=lambda done, total: on_progress(BuildProgress("proving", done, total)),
         )
     except UnsupportedModel as error:
         if plan.request.form != NO_FORMAT:

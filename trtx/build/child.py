@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trtx.build.progress import Listener, Progress
+from trtx.build.progress import BuildProgress, Listener
 from trtx.errors import LaunchError, UsageError
 
 _DOES = {"quantize": "quantizes the model", "tensorrt": "builds the TensorRT engine"}
@@ -68,7 +68,7 @@ def run_child(kind: str, job: Any, *, log: Path, lock_fd: int, on_progress: List
                 if "error" in event:
                     failure = event
                 else:
-                    on_progress(Progress(**event))
+                    on_progress(BuildProgress(**event))
         code = child.wait()
     finally:
         if child is not None:

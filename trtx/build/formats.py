@@ -10,14 +10,14 @@ from trtx.checkpoint.formats import BUILT as FORMATS
 from trtx.checkpoint.formats import BuiltFormat
 from trtx.checkpoint.model_config import head_shape
 from trtx.errors import UsageError
-from trtx.memory import Device
+from trtx.memory import MemoryDevice
 
 __all__ = ["FORMATS", "NO_FORMAT", "check_gpu", "check_model"]
 
 NO_FORMAT = "none"
 
 
-def check_gpu(form: BuiltFormat, gpu: Device) -> None:
+def check_gpu(form: BuiltFormat, gpu: MemoryDevice) -> None:
     """Raises UsageError if ``gpu`` can't run ``form``. A GPU of unknown capability passes."""
     if gpu.capability is not None and gpu.capability < form.oldest:
         runs = [name for name, other in FORMATS.items() if other.oldest <= gpu.capability]

@@ -27,7 +27,7 @@ from trtx.config import (
 from trtx.config.left_out import left_out_told, without_left_out
 from trtx.engine import installed_version
 from trtx.errors import UnsupportedModel, UsageError
-from trtx.memory import Device
+from trtx.memory import MemoryDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class BuildRequest:
     overrides: tuple[str, ...] = ()
     trtllm_version: str | None = None  # for the check of the engine configs; None: installed, or as they state
     max_ppl_increase: float | None = None
-    here: Device | None = None
-    target: Device | None = None
+    here: MemoryDevice | None = None
+    target: MemoryDevice | None = None
 
     @property
     def device(self) -> str:

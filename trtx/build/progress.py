@@ -11,7 +11,7 @@ Phase = Literal["waiting", "starting", "loading", "calibrating", "building", "ex
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """``done`` of ``total`` steps of a phase. A ``total`` of 0 means that the number of steps is unknown."""
 
     phase: Phase
@@ -19,7 +19,7 @@ class Progress:
     total: int = 0
 
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[BuildProgress], None]
 Tell = Callable[[Phase, int, int], None]  # (phase, done, total): reports progress from within the child
 
 
@@ -32,7 +32,7 @@ class Clock:
         self._phase: str | None = None
         self._since = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BuildProgress) -> None:
         if progress.phase != self._phase:
             self._close()
             self._phase = progress.phase

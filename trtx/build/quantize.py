@@ -22,7 +22,7 @@ MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QuantizeJob:
     """A quantization job.
 
     ``source``, ``output``: directories. ``device``: the torch device. ``dtype``: the model's dtype, such as bfloat16.
@@ -37,7 +37,7 @@ class Job:
     entries: tuple[Entry, ...]
 
 
-def quantize(job: Job, tell: Tell) -> None:
+def quantize(job: QuantizeJob, tell: Tell) -> None:
     """Writes the quantized weights to ``job.output`` in Hugging Face form, as TensorRT-LLM loads them."""
     import torch
 
@@ -135,7 +135,7 @@ def check_numbers(export: Path) -> None:
                 )
 
 
-def _load(job: Job) -> Any:
+def _load(job: QuantizeJob) -> Any:
     """Returns the transformers model on its device, with exactly the weights that the embedded engine serves."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -23,7 +23,7 @@ from trtx.build.source import Source
 from trtx.config import Role
 from trtx.engine import needs_gpu
 from trtx.errors import UsageError
-from trtx.memory import Device
+from trtx.memory import MemoryDevice
 
 _LAST = (1, 2)
 _SIZES = ("max_batch_size", "max_num_tokens", "max_seq_len")
@@ -44,7 +44,7 @@ class EngineJob:
     entries: tuple[Entry, ...]
 
 
-def check_backend(version: str | None, *, gpu: Device | None, source: Source, roles: tuple[Role, ...]) -> None:
+def check_backend(version: str | None, *, gpu: MemoryDevice | None, source: Source, roles: tuple[Role, ...]) -> None:
     """Raises UsageError if TensorRT-LLM ``version`` (None: not installed) can't build this engine."""
     if version is None:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtx.checkpoint.formats import Loading, Stored
+from trtx.checkpoint.formats import Loading, TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UnsupportedModel
 
@@ -18,7 +18,7 @@ class LinearModule:
     name: str
     rows: int
     columns: int
-    tensors: dict[str, Stored]
+    tensors: dict[str, TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
     covered = [name for name in rows if quantization is not None and quantization.covers(name)]
     if quantization is None or not covered:
         plain = (
-            LinearModule(name, count, columns, {"weight": Stored((count, columns))}) for name, count in rows.items()
+            LinearModule(name, count, columns, {"weight": TensorSpec((count, columns))}) for name, count in rows.items()
         )
         return Product(tuple(plain), has_bias, None)
     if others := [name for name in rows if name not in covered]:
@@ -86,13 +86,13 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
     return Product(tuple(modules), has_bias, quantization.loading)
 
 
-def layer_norms(config: ModelConfig, layer: int) -> dict[str, Stored]:
+def layer_norms(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
     """Returns the norm weights of a layer by name: the two layer norms, and the head norms if the model has them."""
     at = f"model.layers.{layer}"
     names = [f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"]
-    found = {name: Stored((config.hidden_size,)) for name in names}
+    found = {name: TensorSpec((config.hidden_size,)) for name in names}
     if config.qk_norm:
-        found |= {f"{at}.self_attn.{name}_norm.weight": Stored((config.head_dim,)) for name in ("q", "k")}
+        found |= {f"{at}.self_attn.{name}_norm.weight": TensorSpec((config.head_dim,)) for name in ("q", "k")}
     return found
 
 
@@ -102,12 +102,12 @@ def kv_scale_names(layer: int) -> tuple[str, str]:
     return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
 
 
-def checkpoint_tensors(config: ModelConfig) -> dict[str, Stored]:
+def checkpoint_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
     """Returns every tensor of the checkpoint by name, in the order in which random weights are generated.
 
     Raises UsageError.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorSpec] = {}
     has_kv_scales = config.quantization is not None and config.quantization.kv_cache_algorithm is not None
     for layer in range(config.num_layers):
         found |= layer_norms(config, layer)
@@ -115,11 +115,11 @@ def checkpoint_tensors(config: ModelConfig) -> dict[str, Stored]:
             for module in product.modules:
                 found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
             if product.has_bias:
-                found |= {f"{module.name}.bias": Stored((module.rows,)) for module in product.modules}
+                found |= {f"{module.name}.bias": TensorSpec((module.rows,)) for module in product.modules}
         if has_kv_scales:
-            found |= {name: Stored((), "float32", is_optional=True) for name in kv_scale_names(layer)}
-    found[EMBEDDING] = Stored((config.vocab_size, config.hidden_size))
-    found[FINAL_NORM] = Stored((config.hidden_size,))
+            found |= {name: TensorSpec((), "float32", is_optional=True) for name in kv_scale_names(layer)}
+    found[EMBEDDING] = TensorSpec((config.vocab_size, config.hidden_size))
+    found[FINAL_NORM] = TensorSpec((config.hidden_size,))
     if not config.tied_head:
-        found[HEAD] = Stored((config.vocab_size, config.hidden_size))
+        found[HEAD] = TensorSpec((config.vocab_size, config.hidden_size))
     return found

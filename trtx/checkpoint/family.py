@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trtx.checkpoint.rope import Mrope
+from trtx.checkpoint.rope import MropeSections
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +25,4 @@ class Family:
     qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
     qk_norm: bool = False
     takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
-    mrope: Mrope | None = None
+    mrope: MropeSections | None = None

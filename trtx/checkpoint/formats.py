@@ -30,7 +30,7 @@ _LARGE = 1 << 20  # rows and columns of an example module; all block and group s
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorSpec:
     """The shape of one stored tensor, and the ``dtype`` that the engine needs it in; None: the engine's own dtype.
 
     If the needed dtype is a float of 16 bits or more, the checkpoint may store any other such float.
@@ -45,11 +45,11 @@ class Stored:
         return prod(self.shape) * DTYPE_BYTES[self.dtype or own_dtype]
 
 
-def _scale(*shape: int, is_optional: bool = False) -> Stored:
-    return Stored(shape, "float32", is_optional)
+def _scale(*shape: int, is_optional: bool = False) -> TensorSpec:
+    return TensorSpec(shape, "float32", is_optional)
 
 
-Layout = Callable[[int, int, int], dict[str, Stored]]
+Layout = Callable[[int, int, int], dict[str, TensorSpec]]
 """Maps (rows, columns, group size) of a linear module to the tensors that an export stores for it, by suffix."""
 
 
@@ -72,7 +72,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class WeightFormat:
     """A format of the weights of a decoder's linear layers.
 
     ``algorithm``: the name of TensorRT-LLM's QuantAlgo, as in ModelOpt's exports. ``layout``: the tensors that an
@@ -96,7 +96,7 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltFormat(Format):
+class BuiltFormat(WeightFormat):
     """A format that ``trtx build`` can produce, with a recipe of ModelOpt."""
 
     name: str  # the value of --quant
@@ -107,72 +107,72 @@ class BuiltFormat(Format):
     generation: str  # the GPU generations in words
 
 
-def _fp8(rows: int, columns: int, _: int) -> dict[str, Stored]:
-    return {"weight": Stored((rows, columns), FP8_DTYPE), "weight_scale": _scale(), "input_scale": _scale()}
+def _fp8(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
+    return {"weight": TensorSpec((rows, columns), FP8_DTYPE), "weight_scale": _scale(), "input_scale": _scale()}
 
 
-def _int4_awq(rows: int, columns: int, group: int) -> dict[str, Stored]:
+def _int4_awq(rows: int, columns: int, group: int) -> dict[str, TensorSpec]:
     return {
-        "weight": Stored((rows // 2, columns), "uint8"),
+        "weight": TensorSpec((rows // 2, columns), "uint8"),
         "weight_scale": _scale(rows, columns // group),
         "pre_quant_scale": _scale(columns, is_optional=True),
     }
 
 
-def _nvfp4(rows: int, columns: int, _: int) -> dict[str, Stored]:
+def _nvfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
-        "weight": Stored((rows, columns // 2), "uint8"),
-        "weight_scale": Stored((rows, columns // NVFP4_BLOCK), FP8_DTYPE),
+        "weight": TensorSpec((rows, columns // 2), "uint8"),
+        "weight_scale": TensorSpec((rows, columns // NVFP4_BLOCK), FP8_DTYPE),
         "weight_scale_2": _scale(),
         "input_scale": _scale(),
     }
 
 
-def _int8_sq(rows: int, columns: int, _: int) -> dict[str, Stored]:
+def _int8_sq(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
-        "weight": Stored((rows, columns), "int8"),
+        "weight": TensorSpec((rows, columns), "int8"),
         "weight_scale": _scale(rows),
         "input_scale": _scale(),
         "pre_quant_scale": _scale(columns, is_optional=True),
     }
 
 
-def _fp8_per_channel(rows: int, columns: int, _: int) -> dict[str, Stored]:
-    return {"weight": Stored((rows, columns), FP8_DTYPE), "weight_scale": _scale(rows)}
+def _fp8_per_channel(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
+    return {"weight": TensorSpec((rows, columns), FP8_DTYPE), "weight_scale": _scale(rows)}
 
 
-def _fp8_blocks(rows: int, columns: int, _: int) -> dict[str, Stored]:
+def _fp8_blocks(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
-        "weight": Stored((rows, columns), FP8_DTYPE),
+        "weight": TensorSpec((rows, columns), FP8_DTYPE),
         "weight_scale_inv": _scale(ceil(rows / _FP8_BLOCK), ceil(columns / _FP8_BLOCK)),
     }
 
 
-def _w4a8_awq(rows: int, columns: int, group: int) -> dict[str, Stored]:
+def _w4a8_awq(rows: int, columns: int, group: int) -> dict[str, TensorSpec]:
     return _int4_awq(rows, columns, group) | {
-        "weight_scale": Stored((rows, columns // group), "float16"),
+        "weight_scale": TensorSpec((rows, columns // group), "float16"),
         "weight_scale_2": _scale(),
         "input_scale": _scale(),
     }
 
 
-def _gptq(rows: int, columns: int, group: int) -> dict[str, Stored]:
+def _gptq(rows: int, columns: int, group: int) -> dict[str, TensorSpec]:
     return {
-        "qweight": Stored((columns // 8, rows), "int32"),
-        "qzeros": Stored((columns // group, rows // 8), "int32"),
-        "scales": Stored((columns // group, rows), "float16"),
-        "g_idx": Stored((columns,), "int32"),
+        "qweight": TensorSpec((columns // 8, rows), "int32"),
+        "qzeros": TensorSpec((columns // group, rows // 8), "int32"),
+        "scales": TensorSpec((columns // group, rows), "float16"),
+        "g_idx": TensorSpec((columns,), "int32"),
     }
 
 
-def _nvfp4_awq(rows: int, columns: int, group: int) -> dict[str, Stored]:
+def _nvfp4_awq(rows: int, columns: int, group: int) -> dict[str, TensorSpec]:
     return _nvfp4(rows, columns, group) | {"pre_quant_scale": _scale(columns, is_optional=True)}
 
 
-def _mxfp4(rows: int, columns: int, _: int) -> dict[str, Stored]:
+def _mxfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
-        "blocks": Stored((rows, columns // _MX_BLOCK, _MX_BLOCK // 2), "uint8"),
-        "scales": Stored((rows, columns // _MX_BLOCK), "uint8"),
+        "blocks": TensorSpec((rows, columns // _MX_BLOCK, _MX_BLOCK // 2), "uint8"),
+        "scales": TensorSpec((rows, columns // _MX_BLOCK), "uint8"),
     }
 
 
@@ -201,18 +201,18 @@ _FORMATS = (
         name="int8_sq", recipe="INT8_SMOOTHQUANT_CFG", block=1, passes=1,
         oldest=(8, 0), generation="Ampere or later (sm80)",
     ),
-    Format("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel),
-    Format("FP8_BLOCK_SCALES", _fp8_blocks),
-    Format("FP8_PB_WO", _fp8_blocks),
-    Format("INT8_SQ", _int8_sq),
-    Format("W4A8_AWQ", _w4a8_awq),
-    Format("W4A16_GPTQ", _gptq, methods=("gptq",)),
-    Format("NVFP4_AWQ", _nvfp4_awq),
-    Format("MXFP4", _mxfp4, methods=("mxfp4",)),
-    Format("W4A8_MXFP4_FP8", _mxfp4),
-    Format("W4A8_MXFP4_MXFP8", _mxfp4),
+    WeightFormat("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel),
+    WeightFormat("FP8_BLOCK_SCALES", _fp8_blocks),
+    WeightFormat("FP8_PB_WO", _fp8_blocks),
+    WeightFormat("INT8_SQ", _int8_sq),
+    WeightFormat("W4A8_AWQ", _w4a8_awq),
+    WeightFormat("W4A16_GPTQ", _gptq, methods=("gptq",)),
+    WeightFormat("NVFP4_AWQ", _nvfp4_awq),
+    WeightFormat("MXFP4", _mxfp4, methods=("mxfp4",)),
+    WeightFormat("W4A8_MXFP4_FP8", _mxfp4),
+    WeightFormat("W4A8_MXFP4_MXFP8", _mxfp4),
 )  # fmt: skip
-FORMATS: Mapping[str, Format] = MappingProxyType({form.algorithm: form for form in _FORMATS})
+FORMATS: Mapping[str, WeightFormat] = MappingProxyType({form.algorithm: form for form in _FORMATS})
 LOADED: Mapping[str, Loading] = MappingProxyType({form.algorithm: form.loading for form in _FORMATS if form.loading})
 """The formats that the torch engine loads, by algorithm."""
 BUILT: Mapping[str, BuiltFormat] = MappingProxyType(

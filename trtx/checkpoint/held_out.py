@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from trtx.checkpoint.tasks import TASKS, Sample, samples
+from trtx.checkpoint.tasks import TASKS, TrainingSample, samples
 from trtx.checkpoint.text import sentences
 
 HELD_OUT_SEED = 1_000_003  # text has no split by content; training never uses this seed
 SENTENCES_PER_TEXT, TEXT_PROMPT_TOKENS = 4, 24
 
 
-def held_out_samples(task: str, count: int, seed: int = 0) -> list[Sample]:
+def held_out_samples(task: str, count: int, seed: int = 0) -> list[TrainingSample]:
     """Returns ``count`` held-out samples, determined by the seed."""
     return list(itertools.islice(samples(task, "held-out", seed), count))
 

@@ -25,7 +25,7 @@ _OF_THE_BUILD = "manifest.json"  # records when and how `trtx build` made the ch
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FilesIdentity:
     """The identity of a set of files.
 
     ``sampled_sha256``: the hash of names and contents that the module describes. ``revision``: the commit on the hub;
@@ -38,12 +38,12 @@ class Identity:
     sampled_sha256: str
 
 
-def identify_model(directory: Path) -> Identity:
+def identify_model(directory: Path) -> FilesIdentity:
     """Identifies the weight files in the index and all text files. Raises UsageError if one can't be read."""
     return _identify(directory, {*weight_files(directory), *_text_files(directory)})
 
 
-def identify_tokenizer(directory: Path) -> Identity:
+def identify_tokenizer(directory: Path) -> FilesIdentity:
     """Identifies the text files only, because prompts don't depend on weights. Raises UsageError."""
     return _identify(directory, _text_files(directory))
 
@@ -57,7 +57,7 @@ def _text_files(directory: Path) -> set[Path]:
     }
 
 
-def _identify(directory: Path, paths: set[Path]) -> Identity:
+def _identify(directory: Path, paths: set[Path]) -> FilesIdentity:
     named = sorted((path.relative_to(directory).as_posix(), path) for path in paths)
     digest = hashlib.sha256()
     total = 0
@@ -73,7 +73,7 @@ def _identify(directory: Path, paths: set[Path]) -> Identity:
             ) from error
         digest.update(f"{name}\0{size}\0{content}\n".encode())
         total += size
-    return Identity(_revision(directory), len(named), total, digest.hexdigest())
+    return FilesIdentity(_revision(directory), len(named), total, digest.hexdigest())
 
 
 def _content_hash(file: BufferedReader, size: int, *, has_header: bool) -> str:

@@ -13,7 +13,7 @@ from trtx.checkpoint.family import Family
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
-from trtx.checkpoint.rope import Mrope, RopeConfig, read_rope
+from trtx.checkpoint.rope import MropeSections, RopeConfig, read_rope
 from trtx.checkpoint.vision import (
     WRAPPERS,
     VisionConfig,
@@ -58,10 +58,10 @@ NESTED_FAMILIES = {
         derives_head_dim=True,
         takes_head_dim=False,
         qkv_bias=True,
-        mrope=Mrope((16, 24, 24), interleaved=False),
+        mrope=MropeSections((16, 24, 24), interleaved=False),
     ),
     "qwen3_vl_text": Family(
-        "qwen3_vl_text", window="unknown", qk_norm=True, mrope=Mrope((24, 20, 20), interleaved=True)
+        "qwen3_vl_text", window="unknown", qk_norm=True, mrope=MropeSections((24, 20, 20), interleaved=True)
     ),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
-from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, LOADED, METHODS, Loading, Stored
+from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, LOADED, METHODS, Loading, TensorSpec
 from trtx.errors import UnsupportedModel, UsageError
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -43,7 +43,7 @@ class Quantization:
         """How the torch engine loads the format. :func:`check_loadable` must have passed, with a quantized module."""
         return LOADED[str(self.algorithm)]
 
-    def stored(self, rows: int, columns: int) -> dict[str, Stored]:
+    def stored(self, rows: int, columns: int) -> dict[str, TensorSpec]:
         """Returns the stored tensors of a quantized linear module, by suffix. The algorithm must be in FORMATS."""
         return FORMATS[str(self.algorithm)].layout(rows, columns, self.group_size)
 

@@ -86,7 +86,7 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Mrope:
+class MropeSections:
     """The rotary sections of a family with three positions per token.
 
     ``silent``: transformers' default if the file has no sections.
@@ -97,7 +97,7 @@ class Mrope:
 
 
 def read_rope(
-    config: Fields, *, default_theta: float, max_position: int, mrope: Mrope | None = None, head_dim: int = 0
+    config: Fields, *, default_theta: float, max_position: int, mrope: MropeSections | None = None, head_dim: int = 0
 ) -> RopeConfig:
     """Reads ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` (earlier releases).
 
@@ -198,7 +198,7 @@ def _meaning(stated: Mapping[str, Any], outer_theta: object) -> dict[str, Any]:
     return {"rope_theta": outer_theta} | dict(stated) | {"rope_type": kind, "type": kind}
 
 
-def _sections(config: Fields, stated: Fields | None, mrope: Mrope, head_dim: int) -> tuple[int, int, int]:
+def _sections(config: Fields, stated: Fields | None, mrope: MropeSections, head_dim: int) -> tuple[int, int, int]:
     name, pairs = "mrope_section", head_dim // 2
     wanted = f"three integers of at least 1 (time, height, width) with the sum {pairs}, half of a head's size"
     found: Any = stated.values[name] if stated is not None and stated.has(name) else list(mrope.silent)
@@ -213,7 +213,7 @@ def _sections(config: Fields, stated: Fields | None, mrope: Mrope, head_dim: int
     return time, height, width
 
 
-def _kind(stated: Fields, mrope: Mrope | None) -> str:
+def _kind(stated: Fields, mrope: MropeSections | None) -> str:
     kinds = {name: stated.word(name, _one_of_types()) for name in ("rope_type", "type") if stated.has(name)}
     if mrope is not None:  # Qwen2.5-VL's files have the type "mrope"; transformers 5.23 treats it as "default"
         kinds = {name: "default" if kind == _MROPE else kind for name, kind in kinds.items()}

@@ -23,7 +23,7 @@ PREFIX = "synthetic:"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SyntheticShape:
     """One synthetic model.
 
     ``config``: ``config.json`` without the token ids, which the tokenizer determines. ``stored``: the weights are
@@ -140,13 +140,13 @@ def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: i
 _SMALL: dict[str, Any] = {"torch_dtype": "float32", "max_position_embeddings": 8192}
 
 _SHAPES = (
-    Shape(
+    SyntheticShape(
         "tiny",
         "Qwen3 architecture, 4 layers, 256 wide, random, float32: for a CPU",
         _qwen3(256, 4, 8, 2, 768, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-trained",
         "Qwen3 architecture, 4 layers, 256 wide, trained on small tasks: what a machine without a GPU serves",
         # Every dimension a multiple of 128, so that every quantization format fits.
@@ -155,13 +155,13 @@ _SHAPES = (
         stored=True,
         trained=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-qwen2",
         "Qwen2.5 architecture (biases on q, k, v), 3 layers, random, float32: for tests",
         _qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-llama",
         "Llama 3.1 architecture (llama3 rope scaling, untied head), 3 layers, random, float32: for tests",
         # 8,192 positions from an original 1,024, so that all three branches of the scaling apply.
@@ -178,7 +178,7 @@ _SHAPES = (
         },
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-vl",
         "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
         llava(_qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
@@ -186,7 +186,7 @@ _SHAPES = (
         processor=LLAVA_PROCESSOR,
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-vl-trained",
         "LLaVA architecture, trained on drawn pictures (colours, shapes, places, counts, digits): for a CPU",
         llava(
@@ -199,7 +199,7 @@ _SHAPES = (
         stored=True,
         trained=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-qwen2.5-vl",
         "Qwen2.5-VL architecture (positions of three parts), 2 layers, random, float32: for tests",
         qwen2_5_vl(
@@ -212,7 +212,7 @@ _SHAPES = (
         processor=QWEN2_5_PROCESSOR,
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "tiny-qwen3-vl",
         "Qwen3-VL architecture (interleaved positions, deepstack), 3 layers, random, float32: for tests",
         qwen3_vl(
@@ -225,32 +225,32 @@ _SHAPES = (
         processor=QWEN3_PROCESSOR,
         stored=True,
     ),
-    Shape(
+    SyntheticShape(
         "qwen3-0.6b",
         "Qwen3-0.6B, random weights drawn on the device",
         _qwen3(1024, 28, 16, 8, 3072, tied=True),
     ),
-    Shape(
+    SyntheticShape(
         "qwen3-1.7b",
         "Qwen3-1.7B, random weights drawn on the device",
         _qwen3(2048, 28, 16, 8, 6144, tied=True),
     ),
-    Shape(
+    SyntheticShape(
         "qwen3-8b",
         "Qwen3-8B, random weights drawn on the device",
         _qwen3(4096, 36, 32, 8, 12288, tied=False),
     ),
-    Shape(
+    SyntheticShape(
         "llama-3.1-8b",
         "Llama-3.1-8B, random weights drawn on the device",
         _llama3(4096, 32, 32, 8, 14336, 128256),
     ),
-    Shape(
+    SyntheticShape(
         "qwen2.5-7b",
         "Qwen2.5-7B, random weights drawn on the device",
         _qwen2(3584, 28, 28, 4, 18944, 152064),
     ),
-    Shape(
+    SyntheticShape(
         "qwen2.5-vl-7b",
         "Qwen2.5-VL-7B, random weights drawn on the device",
         qwen2_5_vl(
@@ -263,7 +263,7 @@ _SHAPES = (
         processor=QWEN2_5_PROCESSOR,
     ),
 )
-SHAPES: Mapping[str, Shape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
+SHAPES: Mapping[str, SyntheticShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
 
 
 def list_shapes() -> tuple[tuple[str, str], ...]:
@@ -271,7 +271,7 @@ def list_shapes() -> tuple[tuple[str, str], ...]:
     return tuple((PREFIX + shape.name, shape.summary) for shape in _SHAPES)
 
 
-def find_shape(name: str) -> Shape:
+def find_shape(name: str) -> SyntheticShape:
     """Returns the shape called ``name`` (without the prefix). Raises UsageError, which names the nearest shapes."""
     if name in SHAPES:
         return SHAPES[name]

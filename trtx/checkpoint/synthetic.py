@@ -16,7 +16,7 @@ from typing import Any
 from trtx.checkpoint.documents import CONFIG
 from trtx.checkpoint.facts import read_config, text_config
 from trtx.checkpoint.model_config import DRAWN_WEIGHTS, read_model_config
-from trtx.checkpoint.shapes import Shape
+from trtx.checkpoint.shapes import SyntheticShape
 from trtx.checkpoint.tokenizer import BOS, EOS_IDS, PAD, SPECIAL_TOKENS, TokenizerFiles, make_tokenizer
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import TEXT, VISION
@@ -33,7 +33,7 @@ TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")
 _ABANDONED_S = 3600.0
 
 
-def trained_directory(shape: Shape) -> Path:
+def trained_directory(shape: SyntheticShape) -> Path:
     """Returns the directory of a shape whose trained weights are part of the package."""
     return Path(__file__).with_name(shape.name.replace("-", "_"))
 
@@ -43,7 +43,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("TRTX_CACHE") or Path.home() / ".cache" / "trtx").expanduser() / "checkpoints"
 
 
-def make_synthetic(shape: Shape, cache_dir: Path | None = None) -> Path:
+def make_synthetic(shape: SyntheticShape, cache_dir: Path | None = None) -> Path:
     """Returns the directory of ``shape``, generated if it does not exist. Several processes may call it at once.
 
     Trained shapes are part of the package. Raises UsageError if the cache can't be written.
@@ -88,7 +88,7 @@ def _sweep(cache: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _content_key(shape: Shape) -> str:
+def _content_key(shape: SyntheticShape) -> str:
     stated = [dict(shape.config), dict(shape.processor or {}), shape.seed, shape.stored]
     digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
     for module in _GENERATOR:
@@ -96,7 +96,7 @@ def _content_key(shape: Shape) -> str:
     return digest.hexdigest()[:12]
 
 
-def _write(shape: Shape, directory: Path) -> None:
+def _write(shape: SyntheticShape, directory: Path) -> None:
     config = config_json(shape)
     text = text_config(config)
     tokenizer = make_tokenizer(int(text["vocab_size"]), int(text["max_position_embeddings"]), media=shape.media)
@@ -113,7 +113,7 @@ def _write(shape: Shape, directory: Path) -> None:
         )
 
 
-def config_json(shape: Shape) -> dict[str, Any]:
+def config_json(shape: SyntheticShape) -> dict[str, Any]:
     ids = {
         "bos_token_id": SPECIAL_TOKENS.index(BOS),
         "eos_token_id": EOS_IDS[0],

@@ -24,7 +24,7 @@ COLOURS = ("red", "green", "blue", "yellow", "white", "black", "brown", "grey", 
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """A question and its only right answer, as text. ``key``: the content that decides the split."""
 
     task: str
@@ -49,49 +49,51 @@ class Sample:
         )
 
 
-def _addition_1(rng: random.Random) -> Sample:
+def _addition_1(rng: random.Random) -> TrainingSample:
     return _sum(rng, "addition-1", 9)
 
 
-def _addition_2(rng: random.Random) -> Sample:
+def _addition_2(rng: random.Random) -> TrainingSample:
     return _sum(rng, "addition-2", 99)
 
 
-def _sum(rng: random.Random, task: str, largest: int) -> Sample:
+def _sum(rng: random.Random, task: str, largest: int) -> TrainingSample:
     a, b = rng.randint(largest // 10, largest), rng.randint(largest // 10, largest)
     prompt = rng.choice((f"{a} + {b} =", f"What is {a} + {b}?"))
-    return Sample(task, prompt, str(a + b), f"{min(a, b)}+{max(a, b)}")
+    return TrainingSample(task, prompt, str(a + b), f"{min(a, b)}+{max(a, b)}")
 
 
-def _subtraction(rng: random.Random) -> Sample:
+def _subtraction(rng: random.Random) -> TrainingSample:
     b, a = sorted((rng.randint(0, 99), rng.randint(0, 99)))
-    return Sample("subtraction", rng.choice((f"{a} - {b} =", f"What is {a} - {b}?")), str(a - b), f"{a}-{b}")
+    return TrainingSample("subtraction", rng.choice((f"{a} - {b} =", f"What is {a} - {b}?")), str(a - b), f"{a}-{b}")
 
 
-def _copying(rng: random.Random) -> Sample:
+def _copying(rng: random.Random) -> TrainingSample:
     words = " ".join(rng.choice(NOUNS) for _ in range(rng.randint(2, 12)))
-    return Sample("copying", rng.choice((f"copy: {words} ->", f"Repeat these words: {words}.")), words, words)
+    return TrainingSample("copying", rng.choice((f"copy: {words} ->", f"Repeat these words: {words}.")), words, words)
 
 
-def _look_up(rng: random.Random) -> Sample:
+def _look_up(rng: random.Random) -> TrainingSample:
     names = rng.sample(NOUNS, rng.randint(2, 10))
     values = [str(rng.randint(0, 99)) if rng.random() < 0.5 else rng.choice(COLOURS) for _ in names]
     table = ", ".join(f"{name} is {value}" for name, value in zip(names, values, strict=True))
     index = rng.randrange(len(names))
     prompt = rng.choice((f"{table}. {names[index]} ->", f"{table}. What is {names[index]}?"))
-    return Sample("look-up", prompt, values[index], table)
+    return TrainingSample("look-up", prompt, values[index], table)
 
 
-def _json(rng: random.Random) -> Sample:
+def _json(rng: random.Random) -> TrainingSample:
     name, count, colour = rng.choice(NOUNS), rng.randint(0, 99), rng.choice(COLOURS)
     fields: dict[str, str | int] = {"name": name, "count": count, "color": colour}
     keys = rng.sample(sorted(fields), rng.randint(2, 3))
     described = ", ".join(f"{key} {fields[key]}" for key in keys)
     answer = json.dumps({key: fields[key] for key in keys})
-    return Sample("json", rng.choice((f"json: {described} ->", f"Write JSON with {described}.")), answer, described)
+    return TrainingSample(
+        "json", rng.choice((f"json: {described} ->", f"Write JSON with {described}.")), answer, described
+    )
 
 
-TASKS: MappingProxyType[str, Callable[[random.Random], Sample]] = MappingProxyType(
+TASKS: MappingProxyType[str, Callable[[random.Random], TrainingSample]] = MappingProxyType(
     {
         "addition-1": _addition_1,
         "addition-2": _addition_2,
@@ -103,7 +105,7 @@ TASKS: MappingProxyType[str, Callable[[random.Random], Sample]] = MappingProxyTy
 )
 
 
-def samples(task: str, split: Split, seed: int) -> Iterator[Sample]:
+def samples(task: str, split: Split, seed: int) -> Iterator[TrainingSample]:
     """Yields samples of one task and split without end, determined by the seed."""
     rng, make = random.Random(f"{seed}/{task}/{split}"), TASKS[task]
     while True:

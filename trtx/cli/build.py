@@ -202,7 +202,7 @@ def _request(
     """Builds the request from validated options. Raises UsageError, which names the option."""
     from trtx.build import BuildRequest
     from trtx.launch import probe
-    from trtx.memory import Device, device_named
+    from trtx.memory import MemoryDevice, device_named
     from trtx.memory.gpus import capability_of
 
     if not model:
@@ -229,7 +229,9 @@ def _request(
     if kv_dtype != "auto" and by_hand is not None:
         raise UsageError(f"--kv-dtype {kv_dtype} means nothing with --set {quoted(by_hand)}; leave one of them out")
     found = probe().gpus
-    here = Device(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None
+    here = (
+        MemoryDevice(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None
+    )
     return BuildRequest(
         model=model,
         form=quant,

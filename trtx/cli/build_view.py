@@ -9,8 +9,8 @@ from rich.table import Table
 from trtx.cli.bars import BarsView
 
 if TYPE_CHECKING:
+    from trtx.build import BuildProgress as Built
     from trtx.build import Manifest
-    from trtx.build import Progress as Built
 
 _SAYS = {
     "waiting": "waiting for another build of the same",

@@ -170,14 +170,14 @@ def _show(found: tuple[Comparison, ...]) -> None:
 
 def _outcome(found: tuple[Comparison, ...]) -> Exception | None:
     """Returns the exception that the gate over all comparisons ends with, or None."""
-    from trtx.bench.judge.judgement import Judgement, outcome
+    from trtx.bench.judge.judgement import CheckResult, outcome
 
     judged: list[tuple[str, ComparedMetric | ComparedScore]]
     judged = [(row.cell, row) for one in found for row in one.metrics]
     judged += [(f"{row.topology}-{row.task}", row) for one in found for row in one.scores]
     return outcome(
         [
-            Judgement(cell=cell, criterion=row.metric, verdict=row.verdict, reason=row.reason or "")
+            CheckResult(cell=cell, criterion=row.metric, verdict=row.verdict, reason=row.reason or "")
             for cell, row in judged
             if row.verdict is not None
         ]

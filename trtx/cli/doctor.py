@@ -79,9 +79,9 @@ def doctor(
       trtx doctor --hosts hosts.yaml --wait 60
     """
     refuse_ignored(context, () if hosts is not None else ("no hosts",))
-    from trtx.doctor import Wanted, WantedHosts, examine
+    from trtx.doctor import IntendedUse, WantedHosts, examine
 
-    wanted = Wanted(engine, port, output)
+    wanted = IntendedUse(engine, port, output)
     if hosts is not None:
         from trtx.config.hosts import read_hosts
 

@@ -20,7 +20,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.experiment import ExperimentSpec
-    from trtx.export.outcome import Served
+    from trtx.export.outcome import ExportedService
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Benchmark:
     files: tuple[Path, ...]
     spec: ExperimentSpec
 
-    def check_fits(self, served: Served) -> None:
+    def check_fits(self, served: ExportedService) -> None:
         """Raises UsageError if a request of the benchmark exceeds the context of the exported topology."""
         from trtx.experiment import check_fits_served
 

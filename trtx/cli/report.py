@@ -14,7 +14,7 @@ from trtx.errors import UsageError
 if TYPE_CHECKING:
     from trtx.report import RunView
     from trtx.report.evaluation import EvaluationView
-    from trtx.report.fidelity import FidelityView
+    from trtx.report.fidelity import FidelityData
     from trtx.report.parity import ParityView
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -41,7 +41,7 @@ def report(
     from trtx.cli.console import ResultConsole
     from trtx.report import REPORT_FILE, RunView, console_table
     from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
-    from trtx.report.fidelity import FidelityView, fidelity_fields, fidelity_table
+    from trtx.report.fidelity import FidelityData, fidelity_fields, fidelity_table
     from trtx.report.parity import ParityView, parity_fields, parity_table
     from trtx.report.summary import summary_json
 
@@ -50,7 +50,7 @@ def report(
     match view:
         case EvaluationView():
             fields, table = evaluation_fields(view), evaluation_table(view)
-        case FidelityView():
+        case FidelityData():
             fields, table = fidelity_fields(view), fidelity_table(view)
         case ParityView():
             fields, table = parity_fields(view), parity_table(view)
@@ -66,7 +66,7 @@ def report(
     refuse_changed_documents(run)
 
 
-def rendered(run: Path) -> RunView | EvaluationView | FidelityView | ParityView:
+def rendered(run: Path) -> RunView | EvaluationView | FidelityData | ParityView:
     """Renders the report of a run and returns its view.
 
     Raises UsageError if the directory is no run, if a document can't be read, or if the report can't be written.

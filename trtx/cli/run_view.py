@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.progress import TaskID
 
-from trtx.bench import Progress
+from trtx.bench import SweepProgress
 from trtx.cli.bars import BarsView
 from trtx.cli.score_bars import ScoreBars, tasks_line
-from trtx.evals.messages import Progress as ScoringProgress
+from trtx.evals.messages import EvalProgress as ScoringProgress
 from trtx.experiment import RunListener
 from trtx.launch import Event
 
@@ -82,7 +82,7 @@ class RunProgress(BarsView, RunListener):
         if event.kind in _SHOWN:
             self.say(f"{label}: {event.message}")
 
-    def on_measured(self, now: Progress) -> None:
+    def on_measured(self, now: SweepProgress) -> None:
         name = now.cell if now.trials == 1 else f"{now.cell} trial {now.trial}/{now.trials}"
         is_new = (now.cell, now.trial, now.phase) != self._cell_shown
         self._cell_shown = (now.cell, now.trial, now.phase)

@@ -9,7 +9,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TaskID
 
 if TYPE_CHECKING:
-    from trtx.evals.messages import Progress
+    from trtx.evals.messages import EvalProgress
 
 
 class ScoreBars:
@@ -21,7 +21,7 @@ class ScoreBars:
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._said: set[tuple[str, str, str]] = set()
 
-    def on_progress(self, now: Progress) -> None:
+    def on_progress(self, now: EvalProgress) -> None:
         name = f"{now.topology} {now.task}"
         if (now.topology, now.task) not in self._tasks:
             self._tasks[now.topology, now.task] = self._bars.add_task(name)
@@ -37,7 +37,7 @@ class ScoreBars:
             answered = "" if now.answered == now.done else f"{now.answered} of "
             self._once(now, "ended", f"{name}: {answered}{now.done} samples{_running(now)}")
 
-    def _once(self, now: Progress, what: str, line: str) -> None:
+    def _once(self, now: EvalProgress, what: str, line: str) -> None:
         if (now.topology, now.task, what) not in self._said:
             self._said.add((now.topology, now.task, what))
             self._say(line)
@@ -50,7 +50,7 @@ def tasks_line(samples: dict[str, int], topologies: tuple[str, ...]) -> str:
     return f"tasks: {names}{more}; on {', '.join(topologies) or 'nothing, all is answered'}"
 
 
-def _running(now: Progress) -> str:
+def _running(now: EvalProgress) -> str:
     if now.metric is None or now.score is None or now.low is None or now.high is None:
         return ""
     return f", {now.metric} {now.score:.3f} ({now.low:.3f}–{now.high:.3f})"

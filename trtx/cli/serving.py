@@ -17,9 +17,9 @@ from trtx.config import TopologySpec
 from trtx.config.hosts import HostsSpec
 from trtx.config.left_out import left_out_notes
 from trtx.launch import (
-    Presence,
     Published,
     ServedTopology,
+    SharePresence,
     check_planes,
     host_here,
     host_named,
@@ -39,7 +39,7 @@ _IN_THE_CLEAR = (
 )
 
 
-def run_plan(plan: Plan, whole: Plan | None = None, presence: Presence | None = None) -> None:
+def run_plan(plan: Plan, whole: Plan | None = None, presence: SharePresence | None = None) -> None:
     """Serves ``plan`` until it is stopped.
 
     ``whole``, ``presence``: set if ``plan`` is one host's share of the plan ``whole``.

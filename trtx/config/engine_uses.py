@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtx.config import schema
-from trtx.config.torch_fields import ENCODER_FIELDS, FIELDS, Honoured, Refusal, record_of
+from trtx.config.torch_fields import ENCODER_FIELDS, FIELDS, FieldRefusal, Honoured, record_of
 
 if TYPE_CHECKING:
     from trtx.config.topology import Role
@@ -107,7 +107,7 @@ def _torch_acts_on(role: Role, path: str, *, on_gpu: bool) -> bool:
             one for one, use in FIELDS.items() if isinstance(use, Honoured) and (on_gpu or not use.needs_gpu)
         )
     record = record_of(path)
-    if isinstance(record, Refusal):  # the value passed the check, so it describes what the engine does anyway
+    if isinstance(record, FieldRefusal):  # the value passed the check, so it describes what the engine does anyway
         section = path.rpartition(".")[0]
         return not record.unused and (not section or _is_among(section, usable))
     return _is_among(path, usable)

@@ -44,7 +44,7 @@ _OTHER_NAME = dict(_MOVED) | {new: old for old, new in _MOVED}
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ConfigField:
     """One argument of the LLM, or one field of a nested config.
 
     ``known_in`` maps each column of ``llm_args.json`` to True, False or None (not checkable). ``allowed``: a tuple of
@@ -77,7 +77,7 @@ class Field:
         return default
 
 
-Fields = dict[str, Field]  # by name
+Fields = dict[str, ConfigField]  # by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ def _union(
     return {model: everything | common} | {f"{model}:{name}": fields for name, fields in own.items()}
 
 
-def _fields(body: Mapping[str, Any]) -> dict[str, Field]:
-    fields: dict[str, Field] = {}
+def _fields(body: Mapping[str, Any]) -> dict[str, ConfigField]:
+    fields: dict[str, ConfigField] = {}
     for row in body["fields"]:
         allowed = row.get("allowed")
         allowed_in = row.get("allowed_in") or body.get("allowed_in", {}).get(row["name"], {})
-        fields[row["name"]] = Field(
+        fields[row["name"]] = ConfigField(
             name=row["name"],
             type=row["type"],
             known_in=row.get("in", {}),
@@ -241,7 +241,7 @@ def _walk(values: Mapping[str, object], model: str, prefix: str, column: str) ->
                 yield SchemaFinding(path, message, f"add it: {expected}", "missing-field")
 
 
-def _value_finding(path: str, field: Field, value: object, column: str) -> SchemaFinding | None:
+def _value_finding(path: str, field: ConfigField, value: object, column: str) -> SchemaFinding | None:
     if path in _AT_LEAST_ONE and isinstance(value, int) and value < 1:
         return SchemaFinding(path, f"{path} is {value}; expected at least 1", "make it 1 or more")
     allowed, ignore_case = field.allowed_at(column), field.name == "load_format"
@@ -255,7 +255,7 @@ def _value_finding(path: str, field: Field, value: object, column: str) -> Schem
     return SchemaFinding(path, f"{path} is {value!r}; expected {expected}", f"make it {expected}")
 
 
-def _elsewhere(path: str, field: Field, column: str) -> SchemaFinding:
+def _elsewhere(path: str, field: ConfigField, column: str) -> SchemaFinding:
     known_to = [other for other, known in field.known_in.items() if known]
     message = f"{path} is not known to {column}; it is to {', '.join(known_to) or 'none that was read'}"
     if path in _OTHER_NAME:

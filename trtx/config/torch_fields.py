@@ -177,7 +177,7 @@ _UNUSED: Mapping[str, Unused] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FieldRefusal:
     """The engine refuses the field unless its value is None or harmless.
 
     ``because``: what the torch engine lacks. ``harmless``: the values besides None that request nothing; error messages
@@ -205,9 +205,9 @@ _LORA = "the torch engine serves no adapters"
 _HOOK = "the torch engine calls no code of others"
 _BEAMS = "the torch engine samples and searches no beams"
 
-REFUSED: Mapping[str, Refusal] = {
+REFUSED: Mapping[str, FieldRefusal] = {
     **{
-        f"{name}_parallel_size": Refusal(_ONE_DEVICE, harmless, _MORE_DEVICES)
+        f"{name}_parallel_size": FieldRefusal(_ONE_DEVICE, harmless, _MORE_DEVICES)
         for name, harmless in {
             "tensor": (1,),
             "pipeline": (1,),
@@ -217,66 +217,66 @@ REFUSED: Mapping[str, Refusal] = {
             "moe_cluster": (1, -1),
         }.items()
     },
-    "cp_config": Refusal(_ONE_DEVICE, ({},), _MORE_DEVICES),
-    "enable_attention_dp": Refusal(_ONE_DEVICE, (False,), _MORE_DEVICES),
-    "max_beam_width": Refusal(_BEAMS, (1,)),
-    "encode_only": Refusal("the torch engine has no encoder", (False,)),
-    "mm_encoder_only": Refusal("the torch engine has no encoder", (False,)),
-    "backend": Refusal("the torch engine is no backend of TensorRT-LLM", ("pytorch",)),
-    "attn_backend": Refusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER"), unused=True),
-    "sparse_attention_config": Refusal(_ATTENTION),
-    "kv_cache_compression_config": Refusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),
-    "enable_mla_skip_correction": Refusal(_ATTENTION, (False,)),
-    "mla_skip_correction_threshold": Refusal(_ATTENTION),
-    "kv_cache_config.max_attention_window": Refusal(_WINDOW),
-    "kv_cache_config.sink_token_length": Refusal(_ATTENTION, (0,)),
-    "speculative_config.use_relaxed_acceptance_for_thinking": Refusal(_ACCEPTANCE, (False,)),
-    "speculative_config.relaxed_topk": Refusal(_ACCEPTANCE, (1,)),
-    "speculative_config.relaxed_delta": Refusal(_ACCEPTANCE, (0.0,)),
-    "speculative_config.posterior_threshold": Refusal(_ACCEPTANCE),
-    "speculative_config.greedy_sampling": Refusal(_ACCEPTANCE, (True,)),
-    "speculative_config.advanced_sampling_mode": Refusal(_ACCEPTANCE, ("full",)),
-    "speculative_config.enable_penalty": Refusal("the torch engine always applies penalties", (True,)),
-    "speculative_config.output_directory": Refusal("the torch engine writes no hidden states"),
-    "quant_config.quant_algo": Refusal(_WEIGHTS),
-    "quant_config.kv_cache_quant_algo": Refusal("the torch engine reads kv_cache_config.dtype for it"),
-    "quant_config.group_size": Refusal(_WEIGHTS, (128,)),
-    "quant_config.smoothquant_val": Refusal(_WEIGHTS, (0.5,)),
-    "quant_config.clamp_val": Refusal(_WEIGHTS),
-    "quant_config.use_meta_recipe": Refusal(_WEIGHTS, (False,)),
-    "quant_config.has_zero_point": Refusal(_WEIGHTS, (False,)),
-    "quant_config.pre_quant_scale": Refusal(_WEIGHTS, (False,)),
-    "quant_config.exclude_modules": Refusal(_WEIGHTS),
-    "quant_config.mamba_ssm_cache_dtype": Refusal(_WEIGHTS),
-    "force_dynamic_quantization": Refusal(_WEIGHTS, (False,)),
-    "load_format": Refusal(_WEIGHTS, ("AUTO", "auto", 0)),
-    "checkpoint_format": Refusal(_WEIGHTS, ("HF",)),
-    "checkpoint_loader": Refusal(_WEIGHTS),
-    "model_kwargs": Refusal(_OTHER_MODEL, ({},)),
-    "revision": Refusal(_OTHER_MODEL),
-    "tokenizer_revision": Refusal(_OTHER_MODEL),
-    "generation_config": Refusal("the torch engine samples as each request says", ("trtllm",)),
-    "tokenizer_mode": Refusal(_TEXT, ("auto",)),
-    "custom_tokenizer": Refusal(_TEXT),
-    "postprocess_tokenizer_dir": Refusal(_TEXT),
-    "post_processor_hook": Refusal(_HOOK),
-    "batched_logits_processor": Refusal(_HOOK),
-    "enable_lora": Refusal(_LORA, (False,)),
-    "lora_config": Refusal(_LORA),
-    "guided_decoding_backend": Refusal("the torch engine does no guided decoding"),
-    "decoding_config": Refusal("the torch engine does not speculate"),
-    "env_overrides": Refusal(
+    "cp_config": FieldRefusal(_ONE_DEVICE, ({},), _MORE_DEVICES),
+    "enable_attention_dp": FieldRefusal(_ONE_DEVICE, (False,), _MORE_DEVICES),
+    "max_beam_width": FieldRefusal(_BEAMS, (1,)),
+    "encode_only": FieldRefusal("the torch engine has no encoder", (False,)),
+    "mm_encoder_only": FieldRefusal("the torch engine has no encoder", (False,)),
+    "backend": FieldRefusal("the torch engine is no backend of TensorRT-LLM", ("pytorch",)),
+    "attn_backend": FieldRefusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER"), unused=True),
+    "sparse_attention_config": FieldRefusal(_ATTENTION),
+    "kv_cache_compression_config": FieldRefusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),
+    "enable_mla_skip_correction": FieldRefusal(_ATTENTION, (False,)),
+    "mla_skip_correction_threshold": FieldRefusal(_ATTENTION),
+    "kv_cache_config.max_attention_window": FieldRefusal(_WINDOW),
+    "kv_cache_config.sink_token_length": FieldRefusal(_ATTENTION, (0,)),
+    "speculative_config.use_relaxed_acceptance_for_thinking": FieldRefusal(_ACCEPTANCE, (False,)),
+    "speculative_config.relaxed_topk": FieldRefusal(_ACCEPTANCE, (1,)),
+    "speculative_config.relaxed_delta": FieldRefusal(_ACCEPTANCE, (0.0,)),
+    "speculative_config.posterior_threshold": FieldRefusal(_ACCEPTANCE),
+    "speculative_config.greedy_sampling": FieldRefusal(_ACCEPTANCE, (True,)),
+    "speculative_config.advanced_sampling_mode": FieldRefusal(_ACCEPTANCE, ("full",)),
+    "speculative_config.enable_penalty": FieldRefusal("the torch engine always applies penalties", (True,)),
+    "speculative_config.output_directory": FieldRefusal("the torch engine writes no hidden states"),
+    "quant_config.quant_algo": FieldRefusal(_WEIGHTS),
+    "quant_config.kv_cache_quant_algo": FieldRefusal("the torch engine reads kv_cache_config.dtype for it"),
+    "quant_config.group_size": FieldRefusal(_WEIGHTS, (128,)),
+    "quant_config.smoothquant_val": FieldRefusal(_WEIGHTS, (0.5,)),
+    "quant_config.clamp_val": FieldRefusal(_WEIGHTS),
+    "quant_config.use_meta_recipe": FieldRefusal(_WEIGHTS, (False,)),
+    "quant_config.has_zero_point": FieldRefusal(_WEIGHTS, (False,)),
+    "quant_config.pre_quant_scale": FieldRefusal(_WEIGHTS, (False,)),
+    "quant_config.exclude_modules": FieldRefusal(_WEIGHTS),
+    "quant_config.mamba_ssm_cache_dtype": FieldRefusal(_WEIGHTS),
+    "force_dynamic_quantization": FieldRefusal(_WEIGHTS, (False,)),
+    "load_format": FieldRefusal(_WEIGHTS, ("AUTO", "auto", 0)),
+    "checkpoint_format": FieldRefusal(_WEIGHTS, ("HF",)),
+    "checkpoint_loader": FieldRefusal(_WEIGHTS),
+    "model_kwargs": FieldRefusal(_OTHER_MODEL, ({},)),
+    "revision": FieldRefusal(_OTHER_MODEL),
+    "tokenizer_revision": FieldRefusal(_OTHER_MODEL),
+    "generation_config": FieldRefusal("the torch engine samples as each request says", ("trtllm",)),
+    "tokenizer_mode": FieldRefusal(_TEXT, ("auto",)),
+    "custom_tokenizer": FieldRefusal(_TEXT),
+    "postprocess_tokenizer_dir": FieldRefusal(_TEXT),
+    "post_processor_hook": FieldRefusal(_HOOK),
+    "batched_logits_processor": FieldRefusal(_HOOK),
+    "enable_lora": FieldRefusal(_LORA, (False,)),
+    "lora_config": FieldRefusal(_LORA),
+    "guided_decoding_backend": FieldRefusal("the torch engine does no guided decoding"),
+    "decoding_config": FieldRefusal("the torch engine does not speculate"),
+    "env_overrides": FieldRefusal(
         "the torch engine's process gets the environment of its worker", ({},), "set it in the environment"
     ),
 }
 
-FIELDS: Mapping[str, Honoured | Unused | Refusal] = {**_HONOURED, **_UNUSED, **REFUSED}
+FIELDS: Mapping[str, Honoured | Unused | FieldRefusal] = {**_HONOURED, **_UNUSED, **REFUSED}
 """The record of each field, by path."""
 SECTIONS = frozenset(path.partition(".")[0] for path in FIELDS if "." in path)
 ENCODER_FIELDS = tuple(path for path, one in FIELDS.items() if isinstance(one, Honoured) and one.by_encoder)
 
 
-def record_of(path: str) -> Honoured | Unused | Refusal | None:
+def record_of(path: str) -> Honoured | Unused | FieldRefusal | None:
     """Returns the record of a field, or of the innermost section around it that has one; None if there is none."""
     while path not in FIELDS and "." in path:
         path = path.rpartition(".")[0]
@@ -289,7 +289,7 @@ class RefusedField:
 
     path: str
     value: Any
-    refusal: Refusal
+    refusal: FieldRefusal
 
     @property
     def message(self) -> str:

@@ -22,33 +22,35 @@ _POOL = "kv_cache_config.max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class FieldLimit:
     """A condition on a field. ``expected`` completes the error message. None, the field's default, always passes."""
 
     expected: str
     holds: Callable[[Any], bool]
 
 
-def _at_least(least: int) -> Limit:
-    return Limit(f"at least {least}", lambda value: value >= least)
+def _at_least(least: int) -> FieldLimit:
+    return FieldLimit(f"at least {least}", lambda value: value >= least)
 
 
-def _one_of(*names: str) -> Limit:
-    return Limit(f"one of {', '.join(names)}", lambda value: value in names)
+def _one_of(*names: str) -> FieldLimit:
+    return FieldLimit(f"one of {', '.join(names)}", lambda value: value in names)
 
 
-LIMITS: Mapping[str, Limit] = {
+LIMITS: Mapping[str, FieldLimit] = {
     "dtype": _one_of("auto", *DTYPES),
     "max_batch_size": _at_least(1),
     "max_num_tokens": _at_least(1),
-    "max_seq_len": Limit("at least 2, a token of the prompt and one of the answer", lambda value: value >= 2),
+    "max_seq_len": FieldLimit("at least 2, a token of the prompt and one of the answer", lambda value: value >= 2),
     "max_stats_len": _at_least(0),
     "kv_cache_config.dtype": _one_of("auto", *DTYPES, "fp8"),
-    _BLOCK: Limit("a power of two, such as 32", lambda value: value >= 1 and not value & (value - 1)),
+    _BLOCK: FieldLimit("a power of two, such as 32", lambda value: value >= 1 and not value & (value - 1)),
     _POOL: _at_least(1),
-    "kv_cache_config.free_gpu_memory_fraction": Limit("more than 0 and at most 1", lambda value: 0.0 < value <= 1.0),
+    "kv_cache_config.free_gpu_memory_fraction": FieldLimit(
+        "more than 0 and at most 1", lambda value: 0.0 < value <= 1.0
+    ),
     "kv_cache_config.event_buffer_max_size": _at_least(0),
-    "cuda_graph_config.batch_sizes": Limit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
+    "cuda_graph_config.batch_sizes": FieldLimit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
     "cache_transceiver_config.backend": _one_of(*TRANSPORT_OF),
     "cache_transceiver_config.kv_transfer_timeout_ms": _at_least(1),
 }
@@ -78,7 +80,7 @@ def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         yield OutsideLimit(_POOL, pool, f"at least one block, {block} tokens")
 
 
-def _holds(limit: Limit, value: Any) -> bool:
+def _holds(limit: FieldLimit, value: Any) -> bool:
     try:
         return limit.holds(value)
     except TypeError:

@@ -2,13 +2,13 @@
 
 Owns the checks of ``trtx doctor``: it gathers facts (``gather``), and pure functions judge them (``judge``).
 Does not start, stop, change or delete anything, and does not print (``cli`` does).
-Enter through :func:`examine` with a :class:`Wanted`. :func:`gather_gpus` and :func:`gather_software` return only facts,
-for the record of a run; :func:`open_gpus` reads GPUs during a measurement.
+Enter through :func:`examine` with a :class:`IntendedUse`. :func:`gather_gpus` and :func:`gather_software` return only
+facts, for the record of a run; :func:`open_gpus` reads GPUs during a measurement.
 Invariants: torch is never imported, and every warning and failure names its fix.
 """
 
 from trtx.doctor.check import Check
-from trtx.doctor.examination import Wanted, WantedHosts, examine
+from trtx.doctor.examination import IntendedUse, WantedHosts, examine
 from trtx.doctor.facts import GpuProcess, GpuState, Package
 from trtx.doctor.gather import gather_gpus, gather_software, open_gpus
 
@@ -16,8 +16,8 @@ __all__ = [
     "Check",
     "GpuProcess",
     "GpuState",
+    "IntendedUse",
     "Package",
-    "Wanted",
     "WantedHosts",
     "examine",
     "gather_gpus",

@@ -17,7 +17,7 @@ from trtx.topology import PlannedHost
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class IntendedUse:
     """The intended use of this machine, which the checks are made for."""
 
     engine: str = "auto"
@@ -39,7 +39,7 @@ class WantedHosts:
     wait_s: float = 10.0
 
 
-def examine(wanted: Wanted) -> tuple[Check, ...]:
+def examine(wanted: IntendedUse) -> tuple[Check, ...]:
     """Returns the check results. Takes about a second, plus the time to wait for other hosts. Leaves no files behind.
 
     Raises UsageError if this machine is none of the hosts, or if a credentials file can't be read.
@@ -47,7 +47,7 @@ def examine(wanted: Wanted) -> tuple[Check, ...]:
     return judge(gather(wanted))
 
 
-def gather(wanted: Wanted) -> Facts:
+def gather(wanted: IntendedUse) -> Facts:
     gpus, software = gather_gpus(), gather_software()
     hosts = None
     if (asked := wanted.hosts) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trtx.doctor.gather.gpus import ComputeMode, Gpu, Gpus, Mig, Pair
+from trtx.doctor.gather.gpus import ComputeMode, GpuFacts, GpuPair, Gpus, Mig
 from trtx.doctor.gather.nvml import ClockReason, GpuProcess, GpuState
 from trtx.doctor.gather.software import Package, Software
 from trtx.doctor.gather.system import Directory, System
@@ -18,13 +18,13 @@ __all__ = [
     "ComputeMode",
     "Directory",
     "Facts",
-    "Gpu",
+    "GpuFacts",
+    "GpuPair",
     "GpuProcess",
     "GpuState",
     "Gpus",
     "Mig",
     "Package",
-    "Pair",
     "Software",
     "System",
     "Topology",

@@ -26,7 +26,7 @@ class PortSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NetworkDevice:
     """A network device that the hosts file names for this host."""
 
     name: str
@@ -53,7 +53,7 @@ class HostReport:
     time_s: float  # its clock at the time of the answer, since the epoch
     versions: dict[str, str]  # by package name, and of python
     gpus: int  # visible GPUs
-    devices: tuple[Device, ...]  # the kernel's network devices, without InfiniBand devices
+    devices: tuple[NetworkDevice, ...]  # the kernel's network devices, without InfiniBand devices
     route_address: str | None  # on the default route; Dynamo's frontends wait there for responses; None: no route
     taken: tuple[TakenPort, ...]
 

@@ -181,4 +181,4 @@ def _start_encoder(model: Path, config: Mapping[str, Any]) -> Engine:
 def _start_paced(model: Path, config: Mapping[str, Any]) -> Engine:
     from trtx.engine import paced
 
-    return paced.LLM(model, **config)
+    return paced.PacedLLM(model, **config)

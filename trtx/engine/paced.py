@@ -28,7 +28,7 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, 
 from trtx.torch_engine.messages import Handoff, MediaSpan, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
-__all__ = ["LLM", "DisaggregatedParams", "PacedArgs", "RequestError", "RequestFailed", "SamplingParams"]
+__all__ = ["DisaggregatedParams", "PacedArgs", "PacedLLM", "RequestError", "RequestFailed", "SamplingParams"]
 
 CATCH_UP_SECONDS = 0.05
 """How far the clock may lag behind and still keep its rate by catching up.
@@ -65,7 +65,7 @@ class _Running:
     is_aborted: bool = False
 
 
-class LLM(Engine):
+class PacedLLM(Engine):
     """The LLM API driven by one clock. Each step gives one token to every request whose ``paced_ttft_ms`` has passed.
 
     A request that finds the engine idle restarts the clock; any other request waits for the next step, as in a real

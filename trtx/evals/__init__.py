@@ -11,13 +11,13 @@ that was not asked, or not answered, has a sentence in place of a score.
 """
 
 from trtx.evals.forms import EVAL, Retrieval, Score, ScoredTask, TopologyScores, eval_directory, read_eval
-from trtx.evals.messages import Endpoint, Job
+from trtx.evals.messages import Endpoint, EvalJob
 from trtx.evals.process import Session, marker
 
 __all__ = [
     "EVAL",
     "Endpoint",
-    "Job",
+    "EvalJob",
     "Retrieval",
     "Score",
     "ScoredTask",

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtx.bench.documents import RESTORE, Document
+from trtx.bench.documents import RESTORE, DocumentKind
 from trtx.errors import UsageError
 from trtx.evals.lines import LineWriter, read_lines
 from trtx.stats.intervals import Interval
 
-EVAL = Document("eval.json", version=1, oldest=1, since="")
-SAMPLES = Document("samples.jsonl", version=1, oldest=1, since="")
+EVAL = DocumentKind("eval.json", version=1, oldest=1, since="")
+SAMPLES = DocumentKind("samples.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 IntervalKind = Literal["binomial", "bootstrap"]
@@ -98,7 +98,7 @@ class TopologyScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SampleRequest:
     """One request of a sample, and its response."""
 
     request: str  # generate_until, loglikelihood or loglikelihood_rolling
@@ -137,7 +137,7 @@ class Sample:
     key: str  # hash of the content of all its requests
     doc: dict[str, Any]
     target: Any
-    requests: tuple[Asked, ...]
+    requests: tuple[SampleRequest, ...]
     judgements: tuple[Judged, ...]
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.config.wording import counted, quoted
 from trtx.errors import UsageError
 from trtx.evals import statistics
@@ -51,13 +51,13 @@ def parse_min_score(text: str) -> MinScore:
     return MinScore(parts[0], parts[1], value)
 
 
-def judge_answers(topology: str, task: ScoredTask) -> Judgement:
+def judge_answers(topology: str, task: ScoredTask) -> CheckResult:
     """Judges whether every sample was answered and the task was scored."""
     criterion = f"{UNANSWERED}:avg:le:0"
     cell = cell_of(topology, task.task)
     missing = task.samples - task.answered
     if task.note is not None and not task.unanswered:
-        return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=task.note)
+        return CheckResult(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=task.note)
     told = "; ".join(map(str, task.unanswered[:3]))
     reason = (
         f"{missing} of {counted(task.samples, 'sample')} without an answer: {told}"
@@ -66,7 +66,7 @@ def judge_answers(topology: str, task: ScoredTask) -> Judgement:
     )
     if task.note is not None:  # why the answered samples have no score either
         reason += f"; {task.note}"
-    return Judgement(
+    return CheckResult(
         cell=cell, criterion=criterion, verdict=Verdict.FAILED if missing else Verdict.PASS, reason=reason,
         value=missing, limit=0, unit="samples",
     )  # fmt: skip
@@ -112,7 +112,7 @@ def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-
         )
 
 
-def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
+def judge_min_score(scores: TopologyScores, least: MinScore) -> CheckResult:
     """Judges the task that ``least`` names."""
     task = next(one for one in scores.tasks if one.task == least.task)
     score = _named(task, least.metric)
@@ -138,7 +138,7 @@ def judge_min_score(scores: TopologyScores, least: MinScore) -> Judgement:
     if task.answered < task.samples:
         reason = f"{_lost(task)}; with each of them counted as 0, and as 1: {reason}"
         reason += f"; {_ASK_AGAIN}" if verdict is Verdict.NO_VERDICT else ""
-    return Judgement(
+    return CheckResult(
         cell=cell, criterion=criterion, verdict=verdict, reason=reason,
         value=score.value, interval=interval, limit=least.value,
         is_near=verdict is Verdict.NO_VERDICT,
@@ -168,7 +168,7 @@ def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
     return Interval(score.value, worst.low, best.high, score.interval.confidence)
 
 
-def judge_difference(topology: str, found: PairedDifference, against: str, max_drop: float) -> Judgement:
+def judge_difference(topology: str, found: PairedDifference, against: str, max_drop: float) -> CheckResult:
     """Judges a paired difference. ``against``: name of the baseline."""
     task = found.candidate
     cell, criterion = cell_of(topology, task.task), f"{task.metric}:drop:le:{max_drop:.10g}"
@@ -178,7 +178,7 @@ def judge_difference(topology: str, found: PairedDifference, against: str, max_d
     sign = -1 if task.higher_is_better is False else 1
     low, high = sorted((sign * interval.low, sign * interval.high))
     verdict = _three_way(low, high, -max_drop, Verdict.REGRESSED)
-    return Judgement(
+    return CheckResult(
         cell=cell, criterion=criterion, verdict=verdict,
         reason=f"against {against} {_sentence(interval, f'at most {max_drop:g} worse', verdict, signed=True)}",
         value=interval.estimate, interval=interval, limit=max_drop,
@@ -216,5 +216,5 @@ def _sentence(interval: Interval, bound: str, verdict: Verdict, *, signed: bool 
     return f"{told}, expected {bound}"
 
 
-def _unknown(cell: str, criterion: str, reason: str) -> Judgement:
-    return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason)
+def _unknown(cell: str, criterion: str, reason: str) -> CheckResult:
+    return CheckResult(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason)

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trtx.bench.documents import RESTORE, Document, parsed, plain
+from trtx.bench.documents import RESTORE, DocumentKind, parsed, plain
 from trtx.bench.files import write_text
 from trtx.errors import UsageError
 
 T = TypeVar("T")
 
 
-def read_lines(directory: Path, document: Document, form: type[T]) -> tuple[T, ...]:
+def read_lines(directory: Path, document: DocumentKind, form: type[T]) -> tuple[T, ...]:
     """The entries in file order; empty if there is no file yet. A partial last line is ignored.
 
     Raises UsageError that names the line and the field that can't be read.
@@ -29,7 +29,7 @@ def read_lines(directory: Path, document: Document, form: type[T]) -> tuple[T, .
     )
 
 
-def _read(line: str, document: Document, form: type[T], source: str) -> T:
+def _read(line: str, document: DocumentKind, form: type[T], source: str) -> T:
     try:
         fields = parsed(line)
     except (ValueError, RecursionError) as error:
@@ -40,7 +40,7 @@ def _read(line: str, document: Document, form: type[T], source: str) -> T:
 class LineWriter:
     """Appends to one file. The kernel has the line before :meth:`add` returns."""
 
-    def __init__(self, directory: Path, document: Document) -> None:
+    def __init__(self, directory: Path, document: DocumentKind) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._document = document
         self._path = directory / document.file

@@ -23,7 +23,7 @@ class NeedleAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EvalJob:
     """The request for every topology; the first line to the session."""
 
     tasks: tuple[str, ...]
@@ -53,7 +53,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class TasksLoaded:
     """All tasks and datasets are loaded."""
 
     samples: dict[str, int]  # number to ask, by task
@@ -62,7 +62,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EvalProgress:
     """Progress after each sample."""
 
     topology: str
@@ -78,14 +78,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class TopologyScored:
     """The topology's ``eval.json`` has been written."""
 
     topology: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class EvalFailed:
     """The last line on failure.
 
     ``usage``: the user can fix it; ``gone``: the server stopped answering; ``crash``: any other exception.
@@ -95,9 +95,11 @@ class Failed:
     text: str
 
 
-Down = Job | Endpoint
-Up = Loaded | Progress | Scored | Failed
-_KINDS: dict[str, type[Down | Up]] = {kind.__name__: kind for kind in (Job, Endpoint, Loaded, Progress, Scored, Failed)}
+Down = EvalJob | Endpoint
+Up = TasksLoaded | EvalProgress | TopologyScored | EvalFailed
+_KINDS: dict[str, type[Down | Up]] = {
+    kind.__name__: kind for kind in (EvalJob, Endpoint, TasksLoaded, EvalProgress, TopologyScored, EvalFailed)
+}
 
 
 def to_line(message: Down | Up) -> str:

@@ -13,7 +13,17 @@ from types import TracebackType
 from typing import Self
 
 from trtx.errors import LaunchError, NoVerdictError, TrtxError, UsageError
-from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Progress, Scored, Up, from_line, to_line
+from trtx.evals.messages import (
+    Endpoint,
+    EvalFailed,
+    EvalJob,
+    EvalProgress,
+    TasksLoaded,
+    TopologyScored,
+    Up,
+    from_line,
+    to_line,
+)
 
 _MARKER = "TRTX_EVAL_LOG"  # environment variable that identifies a session by its log
 _POLL_S = 0.1
@@ -28,7 +38,7 @@ def marker(log_path: Path) -> str:
 class Session:
     """Runs ``python -m trtx.evals.session``. A context manager; the process has ended when the context is left."""
 
-    def __init__(self, job: Job, log_path: Path) -> None:
+    def __init__(self, job: EvalJob, log_path: Path) -> None:
         self._job = job
         self._log_path = log_path
         self._unread = b""
@@ -67,17 +77,17 @@ class Session:
             self._process.wait()
         os.close(self._events)
 
-    def wait_loaded(self, check: Callable[[], None]) -> Loaded:
+    def wait_loaded(self, check: Callable[[], None]) -> TasksLoaded:
         """Waits until every task and dataset is loaded. ``check`` is called meanwhile and may raise.
 
         Raises UsageError with the session's message, or LaunchError that names its log.
         """
         while True:
             for message in self._messages(check):
-                if isinstance(message, Loaded):
+                if isinstance(message, TasksLoaded):
                     return message
 
-    def ask(self, endpoint: Endpoint, check: Callable[[], None], on_progress: Callable[[Progress], None]) -> None:
+    def ask(self, endpoint: Endpoint, check: Callable[[], None], on_progress: Callable[[EvalProgress], None]) -> None:
         """Requests all unanswered samples from one topology. Returns once its scores are written.
 
         Raises the exceptions of ``check``, NoVerdictError if the server is gone, and LaunchError for a crash. In these
@@ -87,9 +97,9 @@ class Session:
         try:
             while True:
                 for message in self._messages(check):
-                    if isinstance(message, Progress):
+                    if isinstance(message, EvalProgress):
                         on_progress(message)
-                    elif isinstance(message, Scored):
+                    elif isinstance(message, TopologyScored):
                         return
         except BaseException:
             self._process.kill()
@@ -110,9 +120,9 @@ class Session:
             )
         *lines, self._unread = (self._unread + data).split(b"\n")
         found = [from_line(line.decode()) for line in lines]
-        if failed := next((one for one in found if isinstance(one, Failed)), None):
+        if failed := next((one for one in found if isinstance(one, EvalFailed)), None):
             raise _error(failed, self._log_path)
-        return [one for one in found if isinstance(one, (Loaded, Progress, Scored))]
+        return [one for one in found if isinstance(one, (TasksLoaded, EvalProgress, TopologyScored))]
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -121,7 +131,7 @@ class Session:
             self._process.stdin.flush()
 
 
-def _error(failed: Failed, log: Path) -> TrtxError:
+def _error(failed: EvalFailed, log: Path) -> TrtxError:
     if failed.kind == "usage":
         return UsageError(failed.text)
     if failed.kind == "gone":

@@ -17,7 +17,7 @@ from trtx.doctor import Package, gather_gpus, gather_software
 from trtx.experiment.container import find_container, memory_limit_bytes, os_name
 from trtx.experiment.sources import commit_of, sources_hash
 from trtx.launch import probe
-from trtx.runs.forms import Deployment, Environment, Gpu
+from trtx.runs.forms import Deployment, Environment, RecordedGpu
 
 # Packages that affect metrics or scores: for serving, computing, tokenizing, measuring and scoring. Normalized names.
 _PACKAGES = {
@@ -52,7 +52,7 @@ def environment(argv: Sequence[str], started_at: datetime, deployment: Deploymen
         memory_limit_bytes=memory_limit_bytes(),
         load_average=round(os.getloadavg()[0], 2),
         gpus=tuple(
-            Gpu(
+            RecordedGpu(
                 gpu.uuid, gpu.name, gpu.memory_bytes, gpu.max_sm_clock_mhz, gpu.application_sm_clock_mhz,
                 gpu.power_limit_w,
             )

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from trtx.bench import Target
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals.fidelity import fidelity_directory, judge_fidelity, read_fidelity
 from trtx.evals.fidelity.asking import ask_served
-from trtx.evals.fidelity.forms import Sequence as Scored
-from trtx.evals.fidelity.prompts import Prompts, read_prompts
+from trtx.evals.fidelity.forms import ReferenceSequence as Scored
+from trtx.evals.fidelity.prompts import FidelityPrompts, read_prompts
 from trtx.evals.fidelity.reference import (
     Reference,
     check_same_vocabulary,
@@ -127,7 +127,7 @@ def _reference(run: _Fidelity, target: Target | None) -> Reference:
     return reference
 
 
-def _make(run: _Fidelity, reference: Reference, prompts: Prompts) -> tuple[Scored, ...]:
+def _make(run: _Fidelity, reference: Reference, prompts: FidelityPrompts) -> tuple[Scored, ...]:
     """Computes the reference on the first GPU of the topologies, which is free again afterwards."""
     run.announce()
     run.listener.on_reference()
@@ -158,12 +158,12 @@ def _compare(run: _Fidelity, sequences: tuple[Scored, ...], labels: Sequence[str
 
 
 def _judge(run_dir: Path, spec: FidelitySpec) -> None:
-    judgements: list[Judgement] = []
+    judgements: list[CheckResult] = []
     for label in spec.labels:
         found = read_fidelity(run_dir, label)
         if found is None:
             why = "it was not compared; see the journal"
-            judgements.append(Judgement(cell=label, criterion="compared", verdict=Verdict.FAILED, reason=why))
+            judgements.append(CheckResult(cell=label, criterion="compared", verdict=Verdict.FAILED, reason=why))
         else:
             judgements += judge_fidelity(found, spec.max_kl, spec.min_agreement)
     VERDICT.write(run_dir, run_verdict((), judgements, None))

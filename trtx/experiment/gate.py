@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trtx.bench import Cell, Load, cell_name
 from trtx.bench.intact import as_kept, read_kept
-from trtx.bench.judge.gate import Limit
+from trtx.bench.judge.gate import GateLimit
 from trtx.bench.judge.goodput import goodput, request_bounds
-from trtx.bench.judge.judgement import Judgement
+from trtx.bench.judge.judgement import CheckResult
 from trtx.bench.judge.resolution import check_resolvable
 from trtx.bench.records import RECORDS_FILE, read_records
 from trtx.bench.windows import Phases, phases_of
@@ -101,7 +101,7 @@ def check_elsewhere(spec: ExperimentSpec) -> None:
     _check_samples(spec, gate.limit, baseline)
 
 
-def _check_samples(spec: ExperimentSpec, limit: Limit, baseline: Baseline) -> None:
+def _check_samples(spec: ExperimentSpec, limit: GateLimit, baseline: Baseline) -> None:
     gate = spec.gate
     check_window(baseline, gate.window)
     check_resolvable(
@@ -129,7 +129,7 @@ def judge(run_dir: Path, spec: ExperimentSpec) -> RunVerdict:
     return verdict
 
 
-def _judge_scores(run_dir: Path, spec: ExperimentSpec, baseline: Baseline | None) -> list[Judgement]:
+def _judge_scores(run_dir: Path, spec: ExperimentSpec, baseline: Baseline | None) -> list[CheckResult]:
     """Judges scores against those of the baseline or, in an A/B run, of the baseline variant."""
     if spec.eval is None:
         return []

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, parse_limit, parse_metrics
+from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_limit, parse_metrics
 from trtx.bench.judge.goodput import request_bounds
-from trtx.bench.judge.sample import Metric, Window, parse_percent
+from trtx.bench.judge.sample import MetricColumn, Window, parse_percent
 from trtx.bench.judge.slo import Objective, parse_objective
 from trtx.config.option_field import OptionField
 from trtx.config.topology import Name
@@ -84,12 +84,12 @@ class GateSpec(BaseModel):
         return tuple(parse_objective(text) for text in self.slo)
 
     @property
-    def limit(self) -> Limit | None:
+    def limit(self) -> GateLimit | None:
         """None: no comparison."""
         return None if self.max_regression is None else parse_limit(self.max_regression)
 
     @property
-    def compared(self) -> tuple[Metric, ...]:
+    def compared(self) -> tuple[MetricColumn, ...]:
         return parse_metrics(self.metrics) if self.metrics else DEFAULT_METRICS
 
     @property

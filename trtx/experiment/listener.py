@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtx.bench import Progress
-from trtx.evals.messages import Progress as ScoringProgress
+from trtx.bench import SweepProgress
+from trtx.evals.messages import EvalProgress as ScoringProgress
 from trtx.launch import Event
 
 
@@ -42,7 +42,7 @@ class RunListener:
     def on_event(self, label: str, event: Event) -> None:
         """Something happened in a served topology."""
 
-    def on_measured(self, now: Progress) -> None:
+    def on_measured(self, now: SweepProgress) -> None:
         """The state of a trial."""
 
     def on_scored(self, now: ScoringProgress) -> None:

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from trtx.bench import LoadSpec, Target, as_sent, cell_directory, cell_name, command, trial_directory
-from trtx.checkpoint.identity import Identity, identify_model, identify_tokenizer
+from trtx.checkpoint.identity import FilesIdentity, identify_model, identify_tokenizer
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.left_out import left_out_of
 from trtx.experiment.targets import target_of
-from trtx.runs.forms import Environment, Files, Measured, Provenance
+from trtx.runs.forms import Environment, Files, MeasuredMode, Provenance
 from trtx.topology import Plan
 
 
@@ -39,13 +39,13 @@ def provenance_with(
     """Like :func:`provenance_of`. ``calls`` returns aiperf's commands for a target, by cell."""
     if attached is not None:
         files = _files(identify_tokenizer(attached.tokenizer_path))
-        measured = {ATTACHED: Measured(None, attached.model, files, None, None, None, calls(attached))}
+        measured = {ATTACHED: MeasuredMode(None, attached.model, files, None, None, None, calls(attached))}
         return Provenance(environment, measured, dataset_sha256)
     identities = {path: _files(identify_model(path)) for path in {plan.model_path for plan in plans.values()}}
     return Provenance(
         environment,
         {
-            label: Measured(
+            label: MeasuredMode(
                 engine=plan.engine,
                 model=plan.model,
                 files=identities[plan.model_path],
@@ -72,7 +72,7 @@ def read_dataset(load: LoadSpec) -> str | None:
         ) from error
 
 
-def _files(identity: Identity) -> Files:
+def _files(identity: FilesIdentity) -> Files:
     return Files(**asdict(identity))
 
 

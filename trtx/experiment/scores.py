@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.evals import read_eval
 from trtx.evals.gate import cell_of, judge_answers, judge_difference, judge_min_score
 from trtx.evals.pairs import PairedDifference, TopologyValues, paired_differences, partner_of, read_values
@@ -29,17 +29,17 @@ def partners(labels: Sequence[str], baseline: Sequence[TopologyValues]) -> dict[
 
 def judge_scores(
     run_dir: Path, labels: Sequence[str], asked: ScoringSpec, others: Mapping[str, TopologyValues], *, whose: str = ""
-) -> list[Judgement]:
+) -> list[CheckResult]:
     """Judges every topology that should have been scored.
 
     ``others`` are the scores to compare with, by topology; ``whose`` is appended to their labels in messages.
     """
-    judgements: list[Judgement] = []
+    judgements: list[CheckResult] = []
     for label in labels:
         scores = read_eval(run_dir, label)
         if scores is None:
             judgements.append(
-                Judgement(
+                CheckResult(
                     cell=label, criterion="scored", verdict=Verdict.FAILED, reason="it was not scored; see the journal"
                 )
             )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from trtx.config.wording import shown
 from trtx.errors import UsageError
-from trtx.evals import Endpoint, Job, Session, read_eval
+from trtx.evals import Endpoint, EvalJob, Session, read_eval
 from trtx.evals.gate import check_max_drop, check_min_scores
-from trtx.evals.messages import Loaded, NeedleAsked
+from trtx.evals.messages import NeedleAsked, TasksLoaded
 from trtx.experiment.bench.spec import ATTACHED
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.topology import Plan
@@ -26,7 +26,7 @@ def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int 
 
     ``context_length``: maximum tokens of prompt and answer on every topology; None: unknown.
     """
-    job = Job(
+    job = EvalJob(
         tasks=spec.tasks,
         task_dir=None if spec.task_dir is None else str(Path(spec.task_dir).absolute()),
         limit=spec.limit,
@@ -43,7 +43,7 @@ def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int 
         yield session
 
 
-def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) -> Loaded:
+def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) -> TasksLoaded:
     """Waits until all tasks are loaded. Raises UsageError for an invalid task, dataset or minimum score."""
     try:
         loaded = session.wait_loaded(check)
@@ -55,7 +55,7 @@ def wait_loaded(spec: ScoringSpec, session: Session, check: Callable[[], None]) 
     return loaded
 
 
-def _compared_shares(loaded: Loaded) -> list[str]:
+def _compared_shares(loaded: TasksLoaded) -> list[str]:
     """The compared scores (the first metric of each task) that lie between 0 and 1."""
     first = {task: metrics[0] for task, metrics in loaded.metrics.items() if metrics}
     return [f"{metric} of {task}" for task, metric in first.items() if metric in loaded.shares.get(task, ())]

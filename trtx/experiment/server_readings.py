@@ -45,7 +45,7 @@ _HOST_PIDS = 0xEFFFFFFC
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class WorkerIdentity:
     """Identity of a worker, from the labels that Dynamo adds to its metrics. A restarted worker has a new identity."""
 
     namespace: str
@@ -59,7 +59,7 @@ class Metered:
     name: str
     role: str
     url: str  # of its system port
-    identity: Identity | None = None  # None: a worker of trtx, which restarts it at the same address
+    identity: WorkerIdentity | None = None  # None: a worker of trtx, which restarts it at the same address
 
 
 @contextlib.contextmanager
@@ -212,11 +212,11 @@ def _told(
     return ended or None, pictures or None, handoffs if workers else None
 
 
-def _identity(labels: bytes) -> Identity | None:
+def _identity(labels: bytes) -> WorkerIdentity | None:
     """The identity in the labels of a sample (as of Dynamo 1.4.2); None if they are missing."""
     said = dict(_LABEL.findall(labels.decode()))
     try:
-        return Identity(said["dynamo_namespace"], int(said["worker_id"], 16))
+        return WorkerIdentity(said["dynamo_namespace"], int(said["worker_id"], 16))
     except (KeyError, ValueError):
         return None
 
@@ -283,7 +283,7 @@ def _published(client: httpx.Client, target: Target) -> tuple[Metered, ...]:
             one.facts.name,
             one.facts.role,
             f"http://{host}:{one.facts.metrics_port}",
-            Identity(namespace, one.worker_id),
+            WorkerIdentity(namespace, one.worker_id),
         )
     # Counters are reported by worker name, so equal names would be merged.
     return tuple(metered.values()) if len(metered) == len(found) == target.worker_count else ()

@@ -72,7 +72,7 @@ def common_context_length(plans: Mapping[str, Plan]) -> int | None:
     return min(known, default=None)
 
 
-class Served(Protocol):
+class LoadTarget(Protocol):
     """The properties of a planned or exported topology that a load must fit."""
 
     @property
@@ -97,7 +97,7 @@ def check_fits(plan: Plan, load: LoadSpec) -> None:
         check_fits_served(plan, resolve_checkpoint(str(plan.model_path)), load)
 
 
-def check_fits_served(served: Served, checkpoint: Checkpoint, load: LoadSpec) -> None:
+def check_fits_served(served: LoadTarget, checkpoint: Checkpoint, load: LoadSpec) -> None:
     """Like :func:`check_fits`, for a topology that others will serve from ``checkpoint``."""
     check_body(load.extra_inputs)
     if load.dataset is not None:
@@ -146,7 +146,7 @@ def _check_holds_template(load: LoadSpec, model: str, tokenizer: Path) -> None:
         )
 
 
-def _image_tokens(served: Served, model_path: Path, load: LoadSpec) -> int:
+def _image_tokens(served: LoadTarget, model_path: Path, load: LoadSpec) -> int:
     """Number of tokens for the images of a request; 0 if it depends on their grid.
 
     Raises UsageError for images if the topology accepts none.

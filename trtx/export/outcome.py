@@ -13,7 +13,7 @@ from trtx.export.files import ExportedFile
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ExportedService:
     """The facts about an exported topology that a benchmark's load is checked against."""
 
     model: str  # the name that clients send
@@ -48,7 +48,7 @@ class Export:
     files: tuple[ExportedFile, ...]
     findings: tuple[Finding, ...]
     how: str
-    served: Served
+    served: ExportedService
     about: str
     parts: tuple[Part, ...]
     reasons: tuple[str, ...]

@@ -47,7 +47,7 @@ class EncoderArgs:
 # --- to the encoder ---
 
 
-class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
+class EncoderStart(msgspec.Struct, frozen=True, tag="start", array_like=True):
     """The first message, sent once."""
 
     args: EncoderArgs
@@ -76,7 +76,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 # --- from the encoder ---
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+class EncoderReady(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     width: int  # columns of an embedding: the decoder's hidden size times 1 + the deepstack levels
     dtype: str  # of an embedding
     device_memory_bytes: int
@@ -102,8 +102,8 @@ class EncoderStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
     device_memory_bytes: int
 
 
-ToEncoder = Start | Encode | Cancel | Shutdown
-FromEncoder = Progress | Ready | Fatal | Encoded | EncoderStats
+ToEncoder = EncoderStart | Encode | Cancel | Shutdown
+FromEncoder = Progress | EncoderReady | Fatal | Encoded | EncoderStats
 
 # The first use of these types happens here, in the importing thread: see llm_args.
 msgspec.msgpack.Decoder(ToEncoder)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtx.launch.machine import probe
     from trtx.launch.ports import LOWEST_EPHEMERAL, PortHolder
     from trtx.launch.preparation import prepare, resolve
-    from trtx.launch.presence import Presence, publishing
+    from trtx.launch.presence import SharePresence, publishing
     from trtx.launch.processes import members
     from trtx.launch.prompt_notes import remote_prompt_notes
     from trtx.launch.published import Published, find_published, name_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "HandoffProofs": "handoffs",
-    "Interruption": "interruption", "PortHolder": "ports", "Presence": "presence", "Published": "published",
+    "Interruption": "interruption", "PortHolder": "ports", "SharePresence": "presence", "Published": "published",
     "Restart": "slots", "ServedTopology": "served", "Slot": "slots", "catch_signals": "interruption",
     "check_certificate": "certificates", "check_planes": "host_preparation", "check_usual_client": "certificates",
     "find_published": "published", "host_here": "host_preparation", "host_named": "host_preparation",
@@ -51,10 +51,37 @@ _HOMES = {
     "write_problem": "room",
 }  # fmt: skip
 __all__ = [
-    "LOWEST_EPHEMERAL", "Event", "Guardian", "HandoffProofs", "Interruption", "PortHolder", "Presence", "Published",
-    "Restart", "ServedTopology", "Slot", "catch_signals", "check_certificate", "check_planes", "check_usual_client",
-    "find_published", "host_here", "host_named", "join_share", "members", "name_of", "new_run_directory", "prepare",
-    "prepare_hosts", "probe", "publishing", "remote_prompt_notes", "resolve", "serve", "settle_share", "take_place",
+    "LOWEST_EPHEMERAL",
+    "Event",
+    "Guardian",
+    "HandoffProofs",
+    "Interruption",
+    "PortHolder",
+    "Published",
+    "Restart",
+    "ServedTopology",
+    "SharePresence",
+    "Slot",
+    "catch_signals",
+    "check_certificate",
+    "check_planes",
+    "check_usual_client",
+    "find_published",
+    "host_here",
+    "host_named",
+    "join_share",
+    "members",
+    "name_of",
+    "new_run_directory",
+    "prepare",
+    "prepare_hosts",
+    "probe",
+    "publishing",
+    "remote_prompt_notes",
+    "resolve",
+    "serve",
+    "settle_share",
+    "take_place",
     "write_problem",
 ]  # fmt: skip
 

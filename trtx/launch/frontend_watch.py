@@ -12,7 +12,7 @@ from typing import Literal
 from trtx.launch.frontend_log import FrontendLog
 from trtx.launch.logs import Log
 from trtx.launch.processes import is_stopped
-from trtx.launch.route import Route
+from trtx.launch.route import FrontendStatus
 from trtx.launch.slots import Slot
 from trtx.topology import Plan, ProcessSpec
 
@@ -23,7 +23,7 @@ UNROUTED_S = 30.0  # how long the frontend may not count workers although every 
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class FrontendState:
     """The state of a frontend; ``because`` is the reason, for the user.
 
     - ``useless``: it serves no requests and should be restarted.
@@ -42,7 +42,7 @@ class FrontendWatch:
     Without a ``route``, no request is sent, and it counts as proved once all processes are up.
     """
 
-    def __init__(self, plan: Plan, spec: ProcessSpec, route: Route | None) -> None:
+    def __init__(self, plan: Plan, spec: ProcessSpec, route: FrontendStatus | None) -> None:
         self._plan = plan
         self._spec = spec
         self._route = route
@@ -77,7 +77,7 @@ class FrontendWatch:
 
     def judge(
         self, frontend: Slot, now: float, *, is_whole: bool, is_known: bool, wants_proof: bool
-    ) -> Judgement | None:
+    ) -> FrontendState | None:
         """Checks, after the first readiness, whether the frontend answers, counts every worker and passes a request.
 
         None: nothing to report. ``is_whole``: the frontend and every worker are up. ``is_known``: the registry can be
@@ -86,48 +86,48 @@ class FrontendWatch:
         self._whole_since = (self._whole_since or now) if is_whole else None
         whole_since, route = self._whole_since, self._route
         if route is None:
-            return Judgement("proved") if wants_proof and whole_since is not None else None
+            return FrontendState("proved") if wants_proof and whole_since is not None else None
         # Before the first readiness no request is sent, and workers may load for minutes while the frontend is up.
         self._asked_since = asked_since = self._asked_since or now
         route.expect(whole_since, proof=wants_proof)
         if frontend.child is None or frontend.state != "up" or frontend.ended_because is not None:
             return None
         if is_known and self._log is not None and self._log.has_lost_lease:
-            return Judgement("useless", "its lease in etcd has expired, so it lost its list of workers")
+            return FrontendState("useless", "its lease in etcd has expired, so it lost its list of workers")
         silent_s = now - max(route.answered_at or 0.0, frontend.up_since, asked_since)
         is_frozen = silent_s > STOPPED_FRONTEND_S and is_stopped(frontend.child.pid)
         if is_frozen or silent_s > SILENT_FRONTEND_S:
             why = ": it is stopped (by SIGSTOP or a debugger)" if is_frozen else ""
-            return Judgement("useless", f"it has not answered for {silent_s:.0f} s{why}")
+            return FrontendState("useless", f"it has not answered for {silent_s:.0f} s{why}")
         return None if whole_since is None else self._judge_routing(route, whole_since, wants_proof=wants_proof)
 
-    def _judge_routing(self, route: Route, whole_since: float, *, wants_proof: bool) -> Judgement | None:
+    def _judge_routing(self, route: FrontendStatus, whole_since: float, *, wants_proof: bool) -> FrontendState | None:
         if (route.answered_at or 0.0) - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
             if not self.refusal:
                 error = f"; its last error: {self.last_error}" if self.last_error else ""
-                return Judgement("useless", f"it does not count every registered worker ({route.problem}{error})")
+                return FrontendState("useless", f"it does not count every registered worker ({route.problem}{error})")
             if route.serves:
-                return Judgement("unproved", f"not every worker is routed to: {self.refusal}")
-            return Judgement("hopeless", self.refusal)
+                return FrontendState("unproved", f"not every worker is routed to: {self.refusal}")
+            return FrontendState("hopeless", self.refusal)
         if not wants_proof:
             return None
         if (route.proved_at or 0.0) >= whole_since:
-            return Judgement("proved", route.proof)
+            return FrontendState("proved", route.proof)
         if route.handoff_problem or route.request_problem:
             problem = route.handoff_problem or f"a request fails: {route.request_problem}"
-            return Judgement("unproved", f"every process is up again, but {problem}")
+            return FrontendState("unproved", f"every process is up again, but {problem}")
         return None
 
 
 class DistantFrontend:
     """A frontend of another host, used by a share without a frontend to prove the topology. Its own host watches it."""
 
-    def __init__(self, name: str, route: Route) -> None:
+    def __init__(self, name: str, route: FrontendStatus) -> None:
         self._name = name
         self._route = route
         self._whole_since: float | None = None
 
-    def judge(self, now: float, *, is_whole: bool, wants_proof: bool) -> Judgement | None:
+    def judge(self, now: float, *, is_whole: bool, wants_proof: bool) -> FrontendState | None:
         """Like :meth:`FrontendWatch.judge`, but the result is only ``proved``, ``unproved`` or None."""
         self._whole_since = (self._whole_since or now) if is_whole else None
         whole_since, route = self._whole_since, self._route
@@ -135,19 +135,21 @@ class DistantFrontend:
         if whole_since is None or not wants_proof:
             return None
         if (route.proved_at or 0.0) >= whole_since:
-            return Judgement("proved", route.proof)
+            return FrontendState("proved", route.proof)
         problem = route.handoff_problem or (route.request_problem and f"a request fails: {route.request_problem}")
         if not problem and now - max(route.routed_at or 0.0, whole_since) > UNROUTED_S:
             problem = f"it does not count every registered worker ({route.problem or 'it does not answer'})"
         if not problem:
             return None
-        return Judgement("unproved", f"every process here is up, but asked of another host's {self._name}: {problem}")
+        return FrontendState(
+            "unproved", f"every process here is up, but asked of another host's {self._name}: {problem}"
+        )
 
 
 class FrontendWatches:
     """The watches of all frontends of a plan. Each is judged separately, so a lost one does not affect the others."""
 
-    def __init__(self, plan: Plan, routes: Mapping[str, Route]) -> None:
+    def __init__(self, plan: Plan, routes: Mapping[str, FrontendStatus]) -> None:
         """``routes``: by frontend name.
 
         Names that the plan, which may be a share, does not contain are other hosts' frontends.
@@ -170,14 +172,14 @@ class FrontendWatches:
 
     def judge(
         self, slots: Sequence[Slot], now: float, *, lacks: bool, is_known: bool, wants_proof: bool
-    ) -> list[tuple[Slot | None, Judgement]]:
+    ) -> list[tuple[Slot | None, FrontendState]]:
         """The judgements of all frontends with something to report, each with its slot, or None for another host's.
 
         ``slots``: of every process. ``lacks``: another host's workers are missing. The rest as in
         :meth:`FrontendWatch.judge`.
         """
         has_workers = not lacks and all(slot.state == "up" for slot in slots if slot.spec.role != "frontend")
-        judged: list[tuple[Slot | None, Judgement]] = []
+        judged: list[tuple[Slot | None, FrontendState]] = []
         for slot in (slot for slot in slots if slot.spec.role == "frontend"):
             is_whole = has_workers and slot.state == "up"
             found = self.of(slot).judge(slot, now, is_whole=is_whole, is_known=is_known, wants_proof=wants_proof)

@@ -45,7 +45,7 @@ _LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class WorkerPair:
     """The names of two workers of one topology."""
 
     prefill: str
@@ -56,7 +56,7 @@ Lives = tuple[int, int]
 """Dynamo's instance ids of a pair's workers, which change when a worker restarts."""
 
 
-def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
+def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[WorkerPair, ...]:
     """The pairs to prove; empty if the topology has no KV handoffs.
 
     Up to ``most`` pairs, all of them; otherwise a selection with each worker and each pair of hosts at least once.
@@ -75,7 +75,7 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[Pair, ...]:
                 hosts.add((one.host, other.host))
                 chosen.append((one, other))
         everything = chosen
-    return tuple(Pair(one.name, other.name) for one, other in everything)
+    return tuple(WorkerPair(one.name, other.name) for one, other in everything)
 
 
 def ask_worker_ids(url: str, model: str, certificate: Path | None = None) -> dict[str, int]:
@@ -115,14 +115,14 @@ class HandoffProofs:
         self._logs = {worker.name: worker.log_path for worker in (here or plan).workers}
         self._lock = threading.Lock()
         # None: instance ids unknown, so the proof counts for this check only
-        self._proved: dict[Pair, Lives | None] = {}
+        self._proved: dict[WorkerPair, Lives | None] = {}
 
-    def missing(self, ids: Mapping[str, int]) -> tuple[Pair, ...]:
+    def missing(self, ids: Mapping[str, int]) -> tuple[WorkerPair, ...]:
         """Pairs that are not proved for the workers with these ids."""
         with self._lock:
             return tuple(pair for pair in self.pairs if self._is_missing(pair, ids))
 
-    def _is_missing(self, pair: Pair, ids: Mapping[str, int]) -> bool:
+    def _is_missing(self, pair: WorkerPair, ids: Mapping[str, int]) -> bool:
         lives = _lives(pair, ids)
         return lives is None or self._proved.get(pair) != lives
 
@@ -162,7 +162,9 @@ class HandoffProofs:
                 return problem
         return None
 
-    def _insist(self, pair: Pair, ids: Mapping[str, int], timeout_s: float, proved: set[Pair]) -> str | None:
+    def _insist(
+        self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float, proved: set[WorkerPair]
+    ) -> str | None:
         """Sends requests until one reached ``pair``. Adds each pair that moved KV in the meantime to ``proved``."""
         for _ in range(_STRAYS * len({one.decode for one in self.pairs})):
             came_to, problem = self._ask(pair, ids, timeout_s)
@@ -172,7 +174,7 @@ class HandoffProofs:
                 return problem
         return f"the router sent no request from {self._told(pair.prefill)} to {self._told(pair.decode)}"
 
-    def _ask(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> tuple[Pair, str | None]:
+    def _ask(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> tuple[WorkerPair, str | None]:
         """Sends one request. Returns the pair that served it, and the problem, or None."""
         code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
         if code != 200:
@@ -182,7 +184,7 @@ class HandoffProofs:
             with self._lock:
                 self.unknown = f"{pair.decode}'s engine does not report what happens to the KV that it receives"
             return pair, None
-        seen = Pair(facts.prefill or "", facts.decode)
+        seen = WorkerPair(facts.prefill or "", facts.decode)
         if facts.outcome == "read":
             with self._lock:
                 self._proved[seen] = _lives(seen, ids)
@@ -193,7 +195,7 @@ class HandoffProofs:
         because = facts.because or "no KV of a new prompt was read"
         return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
 
-    def _refusal(self, pair: Pair, ids: Mapping[str, int], timeout_s: float) -> str:
+    def _refusal(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> str:
         """The message with which a worker refuses the pair's requests; "" if unknown."""
         code, answer = self._send(pair, ids, CHAT, timeout_s)
         try:
@@ -201,7 +203,7 @@ class HandoffProofs:
         except (ValueError, LookupError, TypeError):
             return ""
 
-    def _send(self, pair: Pair, ids: Mapping[str, int], path: str, timeout_s: float) -> tuple[int, str]:
+    def _send(self, pair: WorkerPair, ids: Mapping[str, int], path: str, timeout_s: float) -> tuple[int, str]:
         """Status and body of the response; status 0 and the error if there was none."""
         prompt = secrets.token_hex(6)  # random, so that no cache has its first block; shorter than the warm-up requests
         body = {
@@ -230,10 +232,10 @@ class HandoffProofs:
         except (OSError, http.client.HTTPException) as error:
             return 0, f"{type(error).__name__}: {error}"
 
-    def _sentence(self, pair: Pair, cause: str, remedy: str = "") -> str:
+    def _sentence(self, pair: WorkerPair, cause: str, remedy: str = "") -> str:
         return f"no KV came from {self._told(pair.prefill)} to {self._told(pair.decode)}: {_shortened(cause)}{remedy}"
 
-    def _remedy(self, pair: Pair) -> str:
+    def _remedy(self, pair: WorkerPair) -> str:
         """A remedy for a pair whose network devices may not reach each other, or ""."""
         ends = [self._workers.get(pair.prefill), self._workers.get(pair.decode)]
         places = {(one.host, one.env.get(_UCX_DEVICE, "")) for one in ends if one is not None}
@@ -259,7 +261,7 @@ class HandoffProofs:
         return f"; UCX says: {said}" if said else ""
 
 
-def _lives(pair: Pair, ids: Mapping[str, int]) -> Lives | None:
+def _lives(pair: WorkerPair, ids: Mapping[str, int]) -> Lives | None:
     prefill, decode = ids.get(pair.prefill), ids.get(pair.decode)
     return None if prefill is None or decode is None else (prefill, decode)
 

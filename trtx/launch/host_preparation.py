@@ -26,7 +26,7 @@ from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
 from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.prompt_notes import with_prompt_note
-from trtx.launch.published import OF_ONE_HOST, Asked, Published, find_published
+from trtx.launch.published import OF_ONE_HOST, Published, PublishedInputs, find_published
 from trtx.launch.videos import video_warnings
 from trtx.launch.weight_notes import with_weight_note
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
@@ -48,7 +48,7 @@ _BLOCK_TOKENS = 32  # tokens per KV block if the engine config states none
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, Asked]:
+def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tuple[Plan, PublishedInputs]:
     """The plan of all hosts, and the inputs that it was made from, for hosts that join.
 
     Each host runs its share (:func:`settle_share`). Starts no process, holds no port and accesses no other machine.
@@ -72,7 +72,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         engine_version=resolved.engine_version,
         process_lease_s=PROCESS_LEASE_S,
     )
-    asked = Asked(
+    asked = PublishedInputs(
         resolved.model,
         planned.engine,
         {role: config.values for role, config in resolved.configs.items()},
@@ -86,7 +86,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
     return replace(planned, findings=resolved.findings), asked
 
 
-def plan_again(asked: Asked, *, model_path: Path, this_host: str | None, run_dir: Path) -> Plan:
+def plan_again(asked: PublishedInputs, *, model_path: Path, this_host: str | None, run_dir: Path) -> Plan:
     """Repeats :func:`prepare_hosts` on a joining host from its published inputs, with this machine's own paths.
 
     ``asked`` is untrusted, because anybody may have written it, so it passes the same checks as typed input.

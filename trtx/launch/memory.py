@@ -13,9 +13,9 @@ from trtx.config.media import EMBEDDING_CACHE_BYTES
 from trtx.errors import UsageError
 from trtx.memory import (
     ENCODER_TOKENS,
-    Device,
     EncoderShare,
-    Media,
+    MediaMemory,
+    MemoryDevice,
     MemoryPlan,
     UnknownShapeError,
     encoder_share,
@@ -53,7 +53,7 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
     return replace(plan, memory=tuple(memory))
 
 
-def _media(plan: Plan, role: str, device: Device) -> Media | None:
+def _media(plan: Plan, role: str, device: MemoryDevice) -> MediaMemory | None:
     """The memory that images take in a worker of role ``role``.
 
     None if no worker of the topology takes images, or if TensorRT-LLM's own tower encodes them, whose weights are part
@@ -61,7 +61,7 @@ def _media(plan: Plan, role: str, device: Device) -> Media | None:
     """
     if plan.engine != "torch":
         count = _sharer_count(plan, role)
-        return Media(False, 0, count * _share(plan, device).total_bytes) if count else None
+        return MediaMemory(False, 0, count * _share(plan, device).total_bytes) if count else None
     if read_vision_config(plan.model_path) is None:
         return None
     # Decode starts an encoder only if a prefill worker is lost, and workers with encode workers only if none of them
@@ -69,7 +69,7 @@ def _media(plan: Plan, role: str, device: Device) -> Media | None:
     has_encoder = role != "decode" and "encode" not in plan.engine_configs
     count = _sharer_count(plan, role)
     shared_bytes = count * _share(plan, device).total_bytes if count else 0
-    return Media(has_encoder, EMBEDDING_CACHE_BYTES, shared_bytes)
+    return MediaMemory(has_encoder, EMBEDDING_CACHE_BYTES, shared_bytes)
 
 
 def _sharer_count(plan: Plan, role: str) -> int:
@@ -126,7 +126,7 @@ def _rows(plan: Plan) -> int:
     return stated or ENCODER_TOKENS
 
 
-def _share(plan: Plan, device: Device) -> EncoderShare:
+def _share(plan: Plan, device: MemoryDevice) -> EncoderShare:
     """Memory of one encode worker on ``device``. Raises UnknownShapeError for a vision tower that can't be estimated.
 
     TensorRT-LLM's encoder is estimated by the torch engine's arithmetic, because its own is not documented.
@@ -172,12 +172,12 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
     )
 
 
-def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> Device:
+def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> MemoryDevice:
     """The GPU with the least free memory among those of ``workers``; without GPUs, one worker's share of the host."""
     indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:
         host, count = psutil.virtual_memory(), plan.worker_count
-        return Device("CPU", host.total // count, host.available // count, is_gpu=False)
+        return MemoryDevice("CPU", host.total // count, host.available // count, is_gpu=False)
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes if gpu.memory_free_bytes is None else gpu.memory_free_bytes)
-    return Device(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes)
+    return MemoryDevice(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes)

@@ -46,7 +46,7 @@ from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.launch.weight_notes import with_weight_note
-from trtx.topology import Broker, Machine, Plan, Ports, check_router_args, check_size, plan
+from trtx.topology import BrokerPorts, Machine, Plan, Ports, check_router_args, check_size, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:
         HOLDER.release(http)
         raise
     internal = HOLDER.hold_internal(2 * frontends + sum(spec.roles.values()))
-    brokers = tuple(Broker(*internal[2 * index : 2 * index + 2]) for index in range(frontends))
+    brokers = tuple(BrokerPorts(*internal[2 * index : 2 * index + 2]) for index in range(frontends))
     return Ports(tuple(http), brokers, internal[2 * frontends :])
 
 

@@ -53,7 +53,7 @@ _AGAIN_AFTER_S = 0.5
 _CLOSES_WITHIN_S = 5.0
 
 
-class Presence:
+class SharePresence:
     """One share's entry in etcd. A thread renews it from :meth:`take` to :meth:`close`."""
 
     def __init__(self, plan: Plan, published: Published, host: str) -> None:
@@ -222,13 +222,13 @@ class Presence:
 
 
 @contextlib.contextmanager
-def publishing(plan: Plan, published: Published, host: str) -> Iterator[Presence]:
-    """Publishes the inputs of ``plan`` and this share until the end of the block. See :meth:`Presence.take`.
+def publishing(plan: Plan, published: Published, host: str) -> Iterator[SharePresence]:
+    """Publishes the inputs of ``plan`` and this share until the end of the block. See :meth:`SharePresence.take`.
 
     The inputs stay published until the last share ends.
     """
     assert plan.etcd is not None
-    presence = Presence(plan, published, host)
+    presence = SharePresence(plan, published, host)
     try:
         with told_where(plan.etcd):
             presence.take()

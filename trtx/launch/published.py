@@ -56,7 +56,7 @@ class _Document(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PublishedInputs:
     """The resolved inputs of :func:`trtx.topology.plan_hosts`, which makes the same plan from them on every host."""
 
     model: str  # the requested name, which each host resolves
@@ -70,12 +70,12 @@ class Asked:
 class Published:
     """``asked``, and the values that a joining host compares with its own."""
 
-    asked: Asked
+    asked: PublishedInputs
     model_sha256: str  # see trtx.checkpoint.identity
     versions: dict[str, str]  # by package
 
     @classmethod
-    def of(cls, asked: Asked, model_path: Path) -> Published:
+    def of(cls, asked: PublishedInputs, model_path: Path) -> Published:
         """Computes the comparison values from the model's files.
 
         Raises UsageError if a file can't be read, or if ``asked`` may not be published
@@ -157,7 +157,7 @@ class Published:
             )
         check_publishable(spec, document.engine_configs)
         configs = {role: _with_numbers(values) for role, values in document.engine_configs.items()}
-        asked = Asked(document.model, document.engine, configs, spec, hosts)
+        asked = PublishedInputs(document.model, document.engine, configs, spec, hosts)
         return cls(asked, document.model_sha256, document.versions)
 
     def is_same_as(self, other: Published) -> bool:

@@ -19,7 +19,7 @@ _PROOF_PROMPT = "Say when you are there. This is the launcher's request "
 _PROOF_TIMEOUT_S = 300.0  # same as for warm-up: a restarted worker may compile kernels during the request
 
 
-class Route:
+class FrontendStatus:
     """What the frontend of a plan reports; times are ``time.monotonic()``, None for never.
 
     Its threads write the attributes; any thread may read them.

@@ -18,9 +18,9 @@ from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.leftovers import clear_leftovers, refuse_second
 from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
-from trtx.launch.presence import Presence
+from trtx.launch.presence import SharePresence
 from trtx.launch.readiness import Readiness, ask_readiness, complete
-from trtx.launch.route import Route
+from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
 from trtx.launch.slots import Restart, Slot
@@ -100,7 +100,7 @@ def serve(
     *,
     on_event: Callable[[Event], None],
     whole: Plan | None = None,
-    presence: Presence | None = None,
+    presence: SharePresence | None = None,
     on_slots: Callable[[tuple[Slot, ...]], None] = lambda slots: None,
     interruption: Interruption | None = None,
     timeouts: Timeouts = Timeouts(),
@@ -134,7 +134,7 @@ def serve(
         pictures = PictureProofs(whole, plan.url, plan.model_path)
         # a host without a frontend proves recovery through the other hosts' frontends
         asked = plan.frontends or whole.frontends
-        routes = {one.name: Route(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
+        routes = {one.name: FrontendStatus(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
         for route in routes.values():
             cleanup.callback(route.close)
         over_hosts = whole if whole.hosts else None

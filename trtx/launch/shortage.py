@@ -8,7 +8,7 @@ from trtx.launch.scratch import Scratch
 from trtx.topology import Plan
 
 
-class Shortage:
+class Preconditions:
     """Checks the preconditions of one plan.
 
     Over hosts, etcd and NATS must be reachable: Dynamo 1.4.2 waits 120 s for etcd and exits at once without NATS, so an

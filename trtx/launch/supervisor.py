@@ -29,10 +29,10 @@ from trtx.launch.frontend_watch import FrontendWatches
 from trtx.launch.guardian import Guardian
 from trtx.launch.ports import taken
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
-from trtx.launch.route import Route
+from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
-from trtx.launch.shortage import Shortage
+from trtx.launch.shortage import Preconditions
 from trtx.launch.slots import Restart, Slot
 from trtx.planes.registry import RegistryUnknown
 from trtx.topology import Plan, ProcessSpec
@@ -56,7 +56,7 @@ class Supervisor:
         on_event: Callable[[Event], None],
         *,
         guardian: Guardian | None = None,
-        routes: Mapping[str, Route] = MappingProxyType({}),
+        routes: Mapping[str, FrontendStatus] = MappingProxyType({}),
         scratch: Scratch | None = None,
         whole: Plan | None = None,
         spawn: Callable[[ProcessSpec], Child] | None = None,
@@ -79,7 +79,7 @@ class Supervisor:
         self._guardian = guardian
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
-        self._shortage = Shortage(plan, self._run_directory, scratch)
+        self._shortage = Preconditions(plan, self._run_directory, scratch)
         self._frontends = FrontendWatches(plan, routes)
         self._elsewhere = Elsewhere(whole, plan.this_host)
         self._spawn = spawn or spawner_of(plan)

@@ -14,7 +14,7 @@ import msgspec
 
 from trtx.config.secrets import without_secrets
 from trtx.errors import LaunchError, UsageError
-from trtx.media.messages import LENGTH, Answer, Job, Ready, Rgb, Setup, Taken, Unusable, Up, frame
+from trtx.media.messages import LENGTH, Answer, DecoderReady, MediaJob, Rgb, Setup, Taken, Unusable, Up, frame
 
 _START_S = 120.0  # a start takes a second of CPU time, on a machine that is busy loading a model
 _REAP_S = 5.0
@@ -81,7 +81,7 @@ class DecodingProcess:
                 said = await started._message()
             if isinstance(said, Unusable):
                 raise UsageError(said.text)
-            assert isinstance(said, Ready), f"the first message is {type(said).__name__}"
+            assert isinstance(said, DecoderReady), f"the first message is {type(said).__name__}"
         except (TimeoutError, OSError) as error:
             await started.kill()
             code = process.returncode
@@ -93,7 +93,7 @@ class DecodingProcess:
             raise
         return started
 
-    async def ask(self, job: Job, data: bytes) -> tuple[Answer, bytes | bytearray]:
+    async def ask(self, job: MediaJob, data: bytes) -> tuple[Answer, bytes | bytearray]:
         """Sends one job. Returns the answer and the bytes that follow it. Raises ProcessEnded."""
         had_taken = False
         try:
@@ -103,7 +103,7 @@ class DecodingProcess:
             assert isinstance(taken, Taken), f"a file is answered by {type(taken).__name__}"
             had_taken = True
             answer = await self._message()
-            assert not isinstance(answer, Ready | Unusable | Taken), f"an answer is {type(answer).__name__}"
+            assert not isinstance(answer, DecoderReady | Unusable | Taken), f"an answer is {type(answer).__name__}"
             size = answer.height * answer.width * 3 if isinstance(answer, Rgb) else 0
             return answer, await self._receive(size)
         except OSError as error:

@@ -1,6 +1,6 @@
 """Messages between a pool and a decoding process: length, msgpack, and for some messages raw bytes.
 
-To the process: ``Setup`` once, then ``Job``, each after the previous answer. From the process: ``Ready`` or
+To the process: ``Setup`` once, then ``MediaJob``, each after the previous answer. From the process: ``DecoderReady`` or
 ``Unusable`` once; for each job ``Taken`` as soon as it has been received, then its answer. Messages with raw bytes
 state their number.
 """
@@ -37,7 +37,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     is_replacement: bool = False  # replaces a process that a file may have crashed
 
 
-class Job(msgspec.Struct, frozen=True, tag=True):
+class MediaJob(msgspec.Struct, frozen=True, tag=True):
     """A file to process; ``size`` bytes follow."""
 
     work: Work
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     dtype: str = "float32"  # dtype of the result
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class DecoderReady(msgspec.Struct, frozen=True, tag=True):
     """The process can take jobs."""
 
 
@@ -85,22 +85,22 @@ class Patches(msgspec.Struct, frozen=True, tag=True):
     count: int | None
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class MediaRefused(msgspec.Struct, frozen=True, tag=True):
     """The fields of a :class:`~trtx.media.errors.MediaError`."""
 
     status: Status
     text: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class DecodeFailed(msgspec.Struct, frozen=True, tag=True):
     """A failure of this machine, not of the file; ``text`` is one sentence."""
 
     text: str
 
 
-Down = Setup | Job
-Answer = Tensor | Patches | Rgb | Refused | Failed
-Up = Ready | Unusable | Taken | Answer
+Down = Setup | MediaJob
+Answer = Tensor | Patches | Rgb | MediaRefused | DecodeFailed
+Up = DecoderReady | Unusable | Taken | Answer
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -23,7 +23,18 @@ from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, remove_share
 from trtx.media.blob import Blob
 from trtx.media.decoding import DecodingProcess, ProcessEnded
 from trtx.media.errors import MediaError, Stopping
-from trtx.media.messages import Answer, Failed, Job, Patches, Refused, Rgb, Setup, Tensor, VideoRule, Work
+from trtx.media.messages import (
+    Answer,
+    DecodeFailed,
+    MediaJob,
+    MediaRefused,
+    Patches,
+    Rgb,
+    Setup,
+    Tensor,
+    VideoRule,
+    Work,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +87,7 @@ class GivenEmbedding:
 class _Waiting:
     """A queued file. The caller may cancel ``answer`` at any time."""
 
-    job: Job
+    job: MediaJob
     data: bytes
     answer: asyncio.Future[tuple[Answer, bytes | bytearray]]
 
@@ -171,7 +182,7 @@ class PicturePool:
         """
         assert self._has_model, "a pool that prepares has a model"
         work: Work = "frames" if blob.kind == "video" else "pixels"
-        answer, _ = await self._ask(Job(work, blob.label, len(blob.data)), blob.data)
+        answer, _ = await self._ask(MediaJob(work, blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Tensor)
         return Prepared(answer.tensor, answer.grid, answer.clip)
 
@@ -181,7 +192,7 @@ class PicturePool:
         Raises MediaError.
         """
         assert self._has_model, "a pool that prepares has a model"
-        answer, _ = await self._ask(Job("patches", blob.label, len(blob.data)), blob.data)
+        answer, _ = await self._ask(MediaJob("patches", blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Patches)
         return answer.count
 
@@ -189,7 +200,7 @@ class PicturePool:
         """The image as uint8 ``[height, width, 3]``, rotated as EXIF says, on a white background. Raises MediaError."""
         import numpy as np
 
-        answer, pixels = await self._ask(Job("rgb", blob.label, len(blob.data)), blob.data)
+        answer, pixels = await self._ask(MediaJob("rgb", blob.label, len(blob.data)), blob.data)
         assert isinstance(answer, Rgb)
         return np.frombuffer(pixels, np.uint8).reshape(answer.height, answer.width, 3)
 
@@ -198,11 +209,11 @@ class PicturePool:
 
         Raises MediaError. The caller checks the number of rows.
         """
-        answer, _ = await self._ask(Job("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
+        answer, _ = await self._ask(MediaJob("embedding", blob.label, len(blob.data), hidden, dtype), blob.data)
         assert isinstance(answer, Tensor)
         return GivenEmbedding(answer.tensor, answer.grid)
 
-    async def _ask(self, job: Job, data: bytes) -> tuple[Answer, bytes | bytearray]:
+    async def _ask(self, job: MediaJob, data: bytes) -> tuple[Answer, bytes | bytearray]:
         if not self._keepers:
             raise _stopping()
         if self._open >= self._limits.decode_processes + self._limits.decode_queue:
@@ -217,9 +228,9 @@ class PicturePool:
         except asyncio.CancelledError:
             _discard(waiting)
             raise
-        if isinstance(answer, Refused):
+        if isinstance(answer, MediaRefused):
             raise MediaError(answer.status, answer.text)
-        if isinstance(answer, Failed):
+        if isinstance(answer, DecodeFailed):
             raise SharedTensorError(answer.text)
         return answer, more
 

@@ -6,17 +6,17 @@ Does not probe a machine (``launch`` does) and starts no process. The formulas o
 Enter through :func:`plan_memory`. Invariant: a returned plan fits; otherwise UsageError is raised with the numbers.
 """
 
-from trtx.memory.encoder import EncoderShare, Media, encoder_share
-from trtx.memory.gpus import Device, device_named
+from trtx.memory.encoder import EncoderShare, MediaMemory, encoder_share
+from trtx.memory.gpus import MemoryDevice, device_named
 from trtx.memory.plan import ENCODER_TOKENS, MemoryPlan, plan_memory
 from trtx.memory.shapes import UnknownShapeError
 from trtx.memory.units import size_text
 
 __all__ = [
     "ENCODER_TOKENS",
-    "Device",
     "EncoderShare",
-    "Media",
+    "MediaMemory",
+    "MemoryDevice",
     "MemoryPlan",
     "UnknownShapeError",
     "device_named",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trtx.memory import reserves
-from trtx.memory.gpus import Device
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare, Weights, rank_shares
@@ -60,23 +60,25 @@ class Budget:
         return self.left >= 0 and self.share.sequence_bytes(needed) <= pool
 
 
-def budgets(model: Model, limits: Limits, device: Device) -> list[Budget]:
+def budgets(model: Model, limits: Limits, device: MemoryDevice) -> list[Budget]:
     """Returns one budget for each pipeline rank."""
     shares = rank_shares(model.shape, model.weights, limits, model.kv_width, model.kv_padding)
     return [_budget(model, limits, device, share) for share in shares]
 
 
-def tightest(model: Model, limits: Limits, device: Device) -> Budget:
+def tightest(model: Model, limits: Limits, device: MemoryDevice) -> Budget:
     """Returns the budget of the rank with room for the fewest tokens, which limits all other ranks."""
     ranks = budgets(model, limits, device)
     return min(ranks, key=lambda budget: budget.pool / max(1.0, budget.share.kv_bytes_per_token))
 
 
-def fits(model: Model, limits: Limits, device: Device) -> bool:
+def fits(model: Model, limits: Limits, device: MemoryDevice) -> bool:
     return all(budget.holds(limits) for budget in budgets(model, limits, device))
 
 
-def largest(model: Model, device: Device, changed: Callable[[int], Limits], *, below: int, step: int = 1) -> int | None:
+def largest(
+    model: Model, device: MemoryDevice, changed: Callable[[int], Limits], *, below: int, step: int = 1
+) -> int | None:
     """Returns the largest multiple of ``step`` below ``below`` for which the limits ``changed`` fit, or None."""
     found = _last_true(lambda count: fits(model, changed(count * step), device), (below - 1) // step)
     return found * step or None
@@ -91,7 +93,7 @@ def _last_true(works: Callable[[int], bool], high: int) -> int:
     return low
 
 
-def _budget(model: Model, limits: Limits, device: Device, share: RankShare) -> Budget:
+def _budget(model: Model, limits: Limits, device: MemoryDevice, share: RankShare) -> Budget:
     activations = model.activation_bytes(limits)
     graphs = reserves.graph_bytes(model.shape, limits, device)
     transfers = reserves.transfer_bytes(limits, share)

@@ -11,7 +11,7 @@ from trtx.checkpoint.facts import read_config
 from trtx.checkpoint.formats import DTYPE_BYTES
 from trtx.checkpoint.model_config import read_model_config
 from trtx.memory import torch_engine
-from trtx.memory.gpus import Device
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.reserves import process_bytes
 
 ARENA_BYTES = 512 << 20
@@ -21,7 +21,7 @@ _RGB = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class MediaMemory:
     """The memory for multimodal inputs on the device of a worker.
 
     ``has_encoder``: the worker has its own encoder process, which starts before the engine. ``embedding_bytes``: the
@@ -52,12 +52,14 @@ class EncoderShare:
         return self.weight_bytes + self.context_bytes + self.batch_bytes + self.arena_bytes
 
 
-def arena_bytes(device: Device) -> int:
+def arena_bytes(device: MemoryDevice) -> int:
     """Returns the memory that an encoder process reserves on ``device`` for embeddings; 0 on a CPU."""
     return ARENA_BYTES if device.is_gpu else 0
 
 
-def encoder_share(directory: Path, values: Mapping[str, Any], device: Device, *, max_num_tokens: int) -> EncoderShare:
+def encoder_share(
+    directory: Path, values: Mapping[str, Any], device: MemoryDevice, *, max_num_tokens: int
+) -> EncoderShare:
     """Computes the memory of an encoder process.
 
     ``values``: its engine config. ``max_num_tokens``: the rows of its largest batch. Raises the engine's UsageErrors.

@@ -10,7 +10,7 @@ from trtx.memory.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MemoryDevice:
     """The device that a worker's memory is planned for: one GPU, or a CPU worker's share of the host.
 
     ``free_bytes``: None if unknown; the plan then assumes that no other process uses the device. ``capability``: None
@@ -62,13 +62,13 @@ def known_gpus() -> tuple[str, ...]:
     return tuple(known.aliases[0] for known in _KNOWN)
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> MemoryDevice:
     """Returns a GPU of the table, such as ``H200``, with all of its memory free. Raises UsageError if it is unknown."""
     wanted = _plain(name)
     for known in _KNOWN:
         if wanted in map(_plain, (known.name, *known.aliases)):
             label = known.name if known.seen else f"{known.name}, nominal memory"
-            return Device(label, known.mib * MIB, capability=known.capability)
+            return MemoryDevice(label, known.mib * MIB, capability=known.capability)
     near = difflib.get_close_matches(name.upper(), known_gpus(), n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"GPU {name!r} is not in trtx's table; {hint}Known: {', '.join(known_gpus())}")

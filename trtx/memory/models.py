@@ -14,15 +14,15 @@ from trtx.checkpoint.quantization import read_quantization
 from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
-from trtx.memory.encoder import Media, arena_bytes
-from trtx.memory.gpus import Device, capability_of
+from trtx.memory.encoder import MediaMemory, arena_bytes
+from trtx.memory.gpus import MemoryDevice, capability_of
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape, model_shape
 from trtx.memory.sizing import Weights
 from trtx.memory.weights import full_width, model_weights, width_text
 
 
-def read_model(directory: Path, limits: Limits, device: Device, media: Media | None = None) -> Model:
+def read_model(directory: Path, limits: Limits, device: MemoryDevice, media: MediaMemory | None = None) -> Model:
     """Reads a checkpoint as the engine in ``limits`` would load it.
 
     ``media``: None counts only the weights of a vision tower. Raises UsageError for a checkpoint that the engine
@@ -45,7 +45,9 @@ def read_model(directory: Path, limits: Limits, device: Device, media: Media | N
     )
 
 
-def _for_torch(directory: Path, shape: ModelShape, limits: Limits, device: Device, media: Media | None) -> Model:
+def _for_torch(
+    directory: Path, shape: ModelShape, limits: Limits, device: MemoryDevice, media: MediaMemory | None
+) -> Model:
     has_tower = media is None or media.has_encoder
     config = read_model_config(directory)
     shape = replace(shape, context_length=config.max_position)

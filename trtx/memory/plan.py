@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtx.memory.budget import Budget, Model, fits, tightest
-from trtx.memory.encoder import Media, encoder_share
-from trtx.memory.gpus import Device
+from trtx.memory.encoder import MediaMemory, encoder_share
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits, limits_of
 from trtx.memory.models import read_model
 from trtx.memory.refusal import refuse
@@ -82,8 +82,8 @@ def plan_memory(
     values: Mapping[str, Any],
     *,
     engine: str,
-    device: Device,
-    media: Media | None = None,
+    device: MemoryDevice,
+    media: MediaMemory | None = None,
 ) -> MemoryPlan:
     """Plans a worker's memory from ``config.json`` and the headers of the weight files, without touching a device.
 
@@ -103,7 +103,7 @@ def plan_memory(
     return _plan(role, model, limits, device, tightest(model, limits, device), beside)
 
 
-def _plan(role: str, model: Model, limits: Limits, device: Device, budget: Budget, beside: int) -> MemoryPlan:
+def _plan(role: str, model: Model, limits: Limits, device: MemoryDevice, budget: Budget, beside: int) -> MemoryPlan:
     share, pool = budget.share, budget.pool
     if limits.max_tokens is not None:
         # TensorRT-LLM rounds max_tokens up to whole blocks; the torch engine rounds down.

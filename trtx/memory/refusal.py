@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trtx.errors import UsageError
 from trtx.memory.budget import CPU_MARGIN, Budget, Model, fits, largest, tightest
-from trtx.memory.gpus import Device
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits
 from trtx.memory.units import size_text
 
@@ -15,7 +15,7 @@ _MOST_GPUS = 64
 _HIGHEST_FRACTION = 0.95
 
 
-def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageError:
+def refuse(role: str, model: Model, limits: Limits, device: MemoryDevice) -> UsageError:
     """Returns the error for a config for which :func:`trtx.memory.budget.fits` is false."""
     budget = tightest(model, limits, device)
     ways = list(_ways_out(model, limits, _without_margin(device)))
@@ -25,13 +25,13 @@ def refuse(role: str, model: Model, limits: Limits, device: Device) -> UsageErro
     )
 
 
-def _without_margin(device: Device) -> Device:
+def _without_margin(device: MemoryDevice) -> MemoryDevice:
     """Returns the device without the CPU margin: the plan tolerates somewhat more than a host's free memory, but the
     proposed settings must fit in it."""
     return device if device.is_gpu else replace(device, free_bytes=int(device.free_now / CPU_MARGIN))
 
 
-def _reason(model: Model, limits: Limits, budget: Budget, device: Device) -> str:
+def _reason(model: Model, limits: Limits, budget: Budget, device: MemoryDevice) -> str:
     asked = f"one sequence of max_seq_len {limits.max_seq_len}" if limits.max_seq_len else "one KV block"
     if limits.max_tokens is not None and limits.max_tokens < max(limits.tokens_per_block, limits.max_seq_len or 0):
         return f"kv_cache_config.max_tokens {limits.max_tokens} can't hold {asked}"
@@ -45,7 +45,7 @@ def _reason(model: Model, limits: Limits, budget: Budget, device: Device) -> str
     return f"the KV pool can't hold {asked}, which takes {size_text(needed)}"
 
 
-def _numbers(model: Model, limits: Limits, budget: Budget, device: Device) -> str:
+def _numbers(model: Model, limits: Limits, budget: Budget, device: MemoryDevice) -> str:
     parts = [f"weights {size_text(budget.share.weight_bytes)}", f"activations {size_text(budget.activations)}"]
     parts += [f"CUDA graphs {size_text(budget.graphs)}"] if budget.graphs else []
     parts += [f"transfer buffers {size_text(budget.transfers)}"] if budget.transfers else []
@@ -59,7 +59,7 @@ def _numbers(model: Model, limits: Limits, budget: Budget, device: Device) -> st
     return f"per GPU of {size_text(device.total_bytes)}, {device.name}: {', '.join(parts)}; {pool}"
 
 
-def _ways_out(model: Model, limits: Limits, device: Device) -> Iterator[str]:
+def _ways_out(model: Model, limits: Limits, device: MemoryDevice) -> Iterator[str]:
     block = limits.tokens_per_block
 
     def most(changed: Callable[[int], Limits], present: int, step: int = block) -> int | None:
@@ -84,7 +84,7 @@ def _ways_out(model: Model, limits: Limits, device: Device) -> Iterator[str]:
         yield f"--tp {tp}"
 
 
-def _fraction(model: Model, limits: Limits, device: Device) -> float | None:
+def _fraction(model: Model, limits: Limits, device: MemoryDevice) -> float | None:
     """Returns the smallest sufficient higher fraction, in steps of 0.01 and at most 0.95, or None."""
     for hundredths in range(int(limits.fraction * 100) + 1, int(_HIGHEST_FRACTION * 100) + 1):
         if fits(model, replace(limits, fraction=hundredths / 100), device):
@@ -92,7 +92,7 @@ def _fraction(model: Model, limits: Limits, device: Device) -> float | None:
     return None
 
 
-def _parallel(model: Model, limits: Limits, device: Device) -> int | None:
+def _parallel(model: Model, limits: Limits, device: MemoryDevice) -> int | None:
     """Returns the smallest sufficient tensor_parallel_size, doubled from the present one, that divides the heads."""
     if limits.engine == "torch":
         return None

@@ -7,7 +7,7 @@ activations with a forward of max_num_tokens tokens before it sizes its pool (``
 
 from __future__ import annotations
 
-from trtx.memory.gpus import Device
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits
 from trtx.memory.shapes import ModelShape
 from trtx.memory.sizing import RankShare
@@ -31,17 +31,17 @@ _TRANSFER_BUFFER_BYTES = 512 * MIB
 UNCERTAINTY = 0.5
 
 
-def hidden_bytes(device: Device) -> int:
+def hidden_bytes(device: MemoryDevice) -> int:
     """Returns the GPU memory that the driver reserves, whether the GPU is in use or not."""
     return int(device.total_bytes * _HIDDEN_SHARE) if device.is_gpu else 0
 
 
-def process_bytes(device: Device) -> int:
+def process_bytes(device: MemoryDevice) -> int:
     """Returns the size of the CUDA context of one process; 0 on a CPU."""
     return _CONTEXT_BYTES if device.is_gpu else 0
 
 
-def context_bytes(device: Device, limits: Limits) -> int:
+def context_bytes(device: MemoryDevice, limits: Limits) -> int:
     """Returns the memory of the driver, the CUDA context and, with several GPUs, NCCL; 0 on a CPU."""
     if not device.is_gpu:
         return 0
@@ -59,7 +59,7 @@ def activation_bytes(shape: ModelShape, limits: Limits, element_bytes: int) -> i
     return limits.max_num_tokens * token * element_bytes + logits
 
 
-def graph_bytes(shape: ModelShape, limits: Limits, device: Device) -> int:
+def graph_bytes(shape: ModelShape, limits: Limits, device: MemoryDevice) -> int:
     """Returns the memory of CUDA graphs and workspaces. The torch engine reserves a fixed amount in any case."""
     if not device.is_gpu:
         return 0

@@ -47,7 +47,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class EtcdLease:
     """A lease's granted and remaining time in whole seconds, as reported by etcd."""
 
     granted_s: int
@@ -178,11 +178,11 @@ class Etcd:
             raise
         return True
 
-    def lease(self, lease: int) -> Lease | None:
+    def lease(self, lease: int) -> EtcdLease | None:
         """The lease's times, or None if it has ended. Raises EtcdError."""
         answer = self._ask("/v3/lease/timetolive", {"ID": str(lease)})
         left = int(answer.get("TTL", 0))
-        return None if left < 0 else Lease(int(answer.get("grantedTTL", 0)), left)
+        return None if left < 0 else EtcdLease(int(answer.get("grantedTTL", 0)), left)
 
     def status(self) -> Status:
         """Status of the member that answers. Raises EtcdError."""

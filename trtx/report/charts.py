@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.figures import Figure, Spread
-from trtx.bench.judge.checks import Level
+from trtx.bench.figures import Metric, Spread
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.metrics import (
     inter_token_latency,
     output_token_throughput,
@@ -181,14 +181,14 @@ def _drawn(rows: Sequence[Row], column: Column) -> list[_Drawn]:
 
 
 def _number(row: Row, column: Column) -> float | None:
-    figure: Figure[Any] = column.figure
+    figure: Metric[Any] = column.figure
     value = row.value(figure)
     return None if value is None else figure.number(value, column.percentile)
 
 
 def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: Column) -> dict[str, Any]:
     """One line of a chart. Cells with failed requests and INVALID cells are drawn as crosses."""
-    crossed = [bool(point.row.failed_text) or point.row.level is Level.INVALID for point in points]
+    crossed = [bool(point.row.failed_text) or point.row.level is ValidityLevel.INVALID for point in points]
     return {
         "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": label,
         "x": [point.row.load.intensity for point in points], "y": [point.value for point in points],

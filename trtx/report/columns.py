@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench import Figure, samples_needed
+from trtx.bench import Metric, samples_needed
 from trtx.bench.figures import all_figures
-from trtx.bench.judge.sample import Metric
+from trtx.bench.judge.sample import MetricColumn
 from trtx.bench.metrics import Heading, error_request_count, request_count
 from trtx.report.view import Part, Row, RunView
 from trtx.stats.intervals import CONFIDENCE, Interval
@@ -22,7 +22,7 @@ UNSURE = "~"  # prefix of a percentile with too few samples
 class Column:
     """One number of a metric: one of its percentiles or, without one, its value (mean)."""
 
-    figure: Figure[Any]
+    figure: Metric[Any]
     percentile: int | None
     device: str
     part: Part = "whole"
@@ -55,7 +55,7 @@ class Column:
 
     def is_sure(self, row: Row) -> bool:
         """False for a percentile (including a metric that is a median) with fewer samples than it needs."""
-        return row.supports(Metric(self.figure, self.percentile), self.part)
+        return row.supports(MetricColumn(self.figure, self.percentile), self.part)
 
     def text(self, row: Row) -> str:
         value = self.figure.number(row.value(self.figure, self.part), self.percentile)
@@ -96,7 +96,7 @@ def margin_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.{max(0, digits)}f}"
 
 
-def shown_figures(view: RunView) -> list[Figure[Any]]:
+def shown_figures(view: RunView) -> list[Metric[Any]]:
     """The metrics that get columns. Image metrics are omitted if the load has no images and none were measured."""
     return [
         figure

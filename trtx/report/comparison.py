@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.judge.sample import parse_metric
 from trtx.report.columns import MISSING, number
@@ -36,7 +36,7 @@ class ComparedLine:
     """One metric of one cell, prepared for display."""
 
     metric: ComparedMetric
-    levels: tuple[tuple[str, Level], ...] = ()  # letters and levels of sides whose cell is not VALID
+    levels: tuple[tuple[str, ValidityLevel], ...] = ()  # letters and levels of sides whose cell is not VALID
 
     @property
     def label(self) -> str:

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from trtx.bench import Cell, Range
-from trtx.bench.journal import Event, RunResumed, SweepStarted, TopologyReady
+from trtx.bench import Cell, ValueRange
+from trtx.bench.journal import JournalEvent, RunResumed, SweepStarted, TopologyReady
 from trtx.bench.metrics import input_sequence_lengths, output_sequence_lengths
 from trtx.report.left_out import left_out_conditions
 from trtx.report.scores import Scores
-from trtx.runs.forms import AskedLoad, AskedRun, AskedScoring, Container, Deployment, Environment, Gpu, PlannedTopology
+from trtx.runs.forms import (
+    AskedLoad,
+    AskedRun,
+    AskedScoring,
+    Container,
+    Deployment,
+    Environment,
+    PlannedTopology,
+    RecordedGpu,
+)
 
 T = TypeVar("T")
 NOT_KNOWN = "not known"
@@ -30,7 +39,7 @@ class Condition:
 def conditions_of(
     asked: AskedRun | None,
     plans: Mapping[str, PlannedTopology],
-    journal: tuple[Event, ...],
+    journal: tuple[JournalEvent, ...],
     cells: tuple[Cell, ...],
     scores: Scores | None = None,
 ) -> tuple[Condition, ...]:
@@ -88,7 +97,7 @@ def _files(asked: AskedRun) -> str:
     )
 
 
-def _limits(gpu: Gpu) -> str:
+def _limits(gpu: RecordedGpu) -> str:
     clock = gpu.application_sm_clock_mhz or gpu.max_sm_clock_mhz
     parts = (clock and f"{clock} MHz", gpu.power_limit_w and f"{gpu.power_limit_w:.0f} W")
     return ", ".join(part for part in parts if part)
@@ -154,7 +163,7 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
     return "; ".join(said)
 
 
-def _length(asked: int | None, stddev: float, counted: list[Range | None], *, images: bool = False) -> str:
+def _length(asked: int | None, stddev: float, counted: list[ValueRange | None], *, images: bool = False) -> str:
     """A requested length; "exact" only if every answer in every cell was counted and has this length.
 
     With ``images``, the request is about text alone, while the counts include image tokens.
@@ -164,8 +173,8 @@ def _length(asked: int | None, stddev: float, counted: list[Range | None], *, im
     known = [found for found in counted if found is not None]
     if not known or len(known) < len(counted):
         return f"{asked_text} asked"
-    over_all = Range(min(found.min for found in known), max(found.max for found in known))
-    if asked is not None and over_all == Range(asked, asked) and not images:
+    over_all = ValueRange(min(found.min for found in known), max(found.max for found in known))
+    if asked is not None and over_all == ValueRange(asked, asked) and not images:
         return f"{asked} exact"
     return f"{asked_text} asked ({counted_tokens(over_all)} counted{', of images too' if images else ''})"
 
@@ -180,7 +189,7 @@ def _scoring(asked: AskedScoring, scores: Scores) -> str:
     )
 
 
-def _resumptions(journal: tuple[Event, ...]) -> str:
+def _resumptions(journal: tuple[JournalEvent, ...]) -> str:
     """Times at which the run was resumed, with the cells measured then."""
     return "; ".join(
         f"{datetime.fromtimestamp(event.time, UTC).isoformat(timespec='seconds')} for "
@@ -189,7 +198,7 @@ def _resumptions(journal: tuple[Event, ...]) -> str:
     )
 
 
-def counted_tokens(counted: Range) -> str:
+def counted_tokens(counted: ValueRange) -> str:
     """A single length, or the minimum and maximum."""
     least, most = f"{counted.min:,.0f}", f"{counted.max:,.0f}"
     return least if least == most else f"{least} to {most}"
@@ -208,12 +217,12 @@ def deterministic_text(plans: Mapping[str, PlannedTopology]) -> str:
     return "yes" if found and len(found) == len(plans) else ", ".join(found)
 
 
-def swept_model(journal: tuple[Event, ...]) -> str | None:
+def swept_model(journal: tuple[JournalEvent, ...]) -> str | None:
     """The model name in the requests."""
     return next((event.model for event in events_of(SweepStarted, journal)), None)
 
 
-def events_of(kind: type[T], journal: tuple[Event, ...]) -> tuple[T, ...]:
+def events_of(kind: type[T], journal: tuple[JournalEvent, ...]) -> tuple[T, ...]:
     """The events of one kind, in order."""
     return tuple(event for event in journal if isinstance(event, kind))
 

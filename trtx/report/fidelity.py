@@ -139,7 +139,7 @@ class FarSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityView(EvalReport):
+class FidelityData(EvalReport):
     """The data that all output formats of a run show."""
 
     asked: AskedFidelity
@@ -226,11 +226,11 @@ def is_fidelity(run_dir: Path) -> bool:
     return (run_dir / LOCK.file).exists() and LOCK.load(run_dir).get("check") == "fidelity"
 
 
-def read_fidelity_view(run_dir: Path) -> FidelityView:
+def read_fidelity_view(run_dir: Path) -> FidelityData:
     asked = LOCK.read(run_dir, AskedFidelity)
     found = {label: read_fidelity(run_dir, label) for label in asked.topologies}
     compared = {label: read_compared(fidelity_directory(run_dir, label)) for label in asked.topologies}
-    return FidelityView(
+    return FidelityData(
         **shared_of(run_dir),
         asked=asked,
         reference=REFERENCE.find(reference_directory(run_dir), ReferenceFacts),
@@ -255,7 +255,7 @@ def _farthest(topology: str, compared: tuple[ComparedSequence, ...]) -> list[Far
     return sorted(found, key=lambda far: far.kl, reverse=True)[:_FARTHEST]
 
 
-def render_fidelity(run_dir: Path) -> FidelityView:
+def render_fidelity(run_dir: Path) -> FidelityData:
     """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
     content.
     """
@@ -264,13 +264,13 @@ def render_fidelity(run_dir: Path) -> FidelityView:
     return view
 
 
-def fidelity_fields(view: FidelityView) -> dict[str, Any]:
+def fidelity_fields(view: FidelityData) -> dict[str, Any]:
     """The fields of ``summary.json``."""
     reference = None if view.reference is None else plain(view.reference)
     return report_fields(view, reference=reference, fidelity=[plain(one) for one in view.found])
 
 
-def fidelity_table(view: FidelityView) -> RenderableType:
+def fidelity_table(view: FidelityData) -> RenderableType:
     """A terminal table for 80 columns."""
     columns = heads("topology", "over", "KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%", text=("over",))
     rows = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.bench.metrics import benchmark_duration
 from trtx.report.validity import reason_text, reasons, reasons_text
 from trtx.report.view import Row, RunView
@@ -71,7 +71,7 @@ def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None
     if row.level is not None:
         properties = ElementTree.SubElement(case, "properties")
         ElementTree.SubElement(properties, "property", name="validity", value=row.level.value)
-    invalid = f"INVALID: {reasons_text(row)}" if row.level is Level.INVALID else None
+    invalid = f"INVALID: {reasons_text(row)}" if row.level is ValidityLevel.INVALID else None
     if row.status == "errors" and not is_judged:
         _found(case, "failure", "; ".join(text for text in (row.problem, invalid) if text))
     elif row.status not in _HAS_FIGURES or invalid:
@@ -81,7 +81,7 @@ def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None
 
 
 def _judgement_case(
-    suite: ElementTree.Element, judgement: Judgement, *, room: str = "bench", is_error: bool = False
+    suite: ElementTree.Element, judgement: CheckResult, *, room: str = "bench", is_error: bool = False
 ) -> None:
     """Adds one judgement. ``is_error``: its cell has no result, so the judgement counts as an error."""
     case = ElementTree.SubElement(

@@ -29,12 +29,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedLabel:
     text: str  # "": no room
     side: str  # Plotly's name of the position
 
 
-def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[Placed]:
+def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[PlacedLabel]:
     """For each point the first side with room, if possible also clear of ``lines``; in the order of the points."""
     taken = [point_box(point) for point in points]
     crossed = [box for line in lines for start, end in pairwise(line) for box in _along(start, end)]
@@ -45,12 +45,12 @@ def place(points: Sequence[Point], lines: Sequence[Line] = ()) -> list[Placed]:
             side for side, box in boxes.items() if _is_inside(box) and not any(_overlap(box, other) for other in taken)
         ]
         if not free:
-            placed.append(Placed("", _SIDES[0]))
+            placed.append(PlacedLabel("", _SIDES[0]))
             continue
         clear = (side for side in free if not any(_overlap(boxes[side], other) for other in crossed))
         side = next(clear, free[0])
         taken.append(boxes[side])
-        placed.append(Placed(point.text, side))
+        placed.append(PlacedLabel(point.text, side))
     return placed
 
 

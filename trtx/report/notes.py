@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trtx.bench.journal import Event, RunFailed, RunResumed, TopologyStopping
+from trtx.bench.journal import JournalEvent, RunFailed, RunResumed, TopologyStopping
 
 _ENDED_EARLY = "The run ended early"
 
 
-def notes_of(journal: tuple[Event, ...]) -> tuple[str, ...]:
+def notes_of(journal: tuple[JournalEvent, ...]) -> tuple[str, ...]:
     """Restarts during measurement, and an early end unless the run was resumed later."""
     notes: list[str] = []
     for event in journal:

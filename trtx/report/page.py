@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
 from trtx.report.beside import beside, throughput_title
@@ -112,7 +112,7 @@ def _headline(view: RunView) -> str:
         return f"{view.answers_uncounted:,} of {view.requests_sent:,} answers carry no usage"
     if view.verdict is not None and view.verdict.exit_code:
         return verdict_headline(view.verdict)
-    if invalid := [row.name for row in view.rows if row.level is Level.INVALID]:
+    if invalid := [row.name for row in view.rows if row.level is ValidityLevel.INVALID]:
         return f"{len(invalid)} of {cells} INVALID{_named(invalid)}"
     if incomplete := sum(row.incomplete_text is not None for row in view.rows):
         return f"{incomplete} of {cells} lack trials"

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from trtx.bench.documents import Document, plain
-from trtx.bench.journal import Event, TopologyReady, WorkerKilled, read_journal
+from trtx.bench.documents import DocumentKind, plain
+from trtx.bench.journal import JournalEvent, TopologyReady, WorkerKilled, read_journal
 from trtx.bench.judge.judgement import Verdict
 from trtx.evals.parity import ComparedRoute, Parity, parity_directory, read_parity
 from trtx.report.eval_report import (
@@ -28,7 +28,7 @@ from trtx.report.tables import heads, terminal_table
 from trtx.report.verdict import MISSING, verdict_style
 from trtx.runs.forms import LOCK, Deployment, Provenance
 
-SERVERS = Document("servers.json", version=1, oldest=1, since="")
+SERVERS = DocumentKind("servers.json", version=1, oldest=1, since="")
 _AGAIN = "again"  # suffix of the reference's name for its second pass
 _WORST = 10  # number of requests per route listed on the page
 _HANDS_OFF = "disagg"  # the only route affected by an injected fault
@@ -261,7 +261,7 @@ def read_parity_view(run_dir: Path) -> ParityView:
     )
 
 
-def _of_last_starts(journal: Sequence[Event]) -> Iterator[Event]:
+def _of_last_starts(journal: Sequence[JournalEvent]) -> Iterator[JournalEvent]:
     """For each topology, the events after its last start: an aborted pass is repeated, including its kill."""
     last = {one.topology: place for place, one in enumerate(journal) if isinstance(one, TopologyReady)}
     for place, one in enumerate(journal):

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.comparison import arms_tables
@@ -68,9 +68,9 @@ def _validity(view: RunView) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for row in doubtful(view):
         for reason in reasons(row):
-            style = "bold red" if reason.level is Level.INVALID else "yellow"
+            style = "bold red" if reason.level is ValidityLevel.INVALID else "yellow"
             lines.append(Text.assemble((reason.level.value, style), f" {row.name}: {reason_text(reason)}"))
-    lines += [Text(_valid(at, view)) for at in by_level(view) if at.level is Level.VALID]
+    lines += [Text(_valid(at, view)) for at in by_level(view) if at.level is ValidityLevel.VALID]
     if counts := not_checked_counts(view):
         lines.append(Text(f"not checked: {', '.join(_in_cells(view, *entry) for entry in counts)}", "dim"))
     return [Text(), *lines] if lines else []

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench.documents import plain
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.validity import Reason
 from trtx.report.view import Row, RunView
 
-MARKS = {Level.SUSPECT: "?", Level.INVALID: "!"}  # shown next to a load if there is no room for the word
+MARKS = {
+    ValidityLevel.SUSPECT: "?",
+    ValidityLevel.INVALID: "!",
+}  # shown next to a load if there is no room for the word
 _MEANINGS = {
-    Level.VALID: "nothing that was checked speaks against it",
-    Level.SUSPECT: "something disturbed it, or it is too little to conclude from",
-    Level.INVALID: "another load or another system was measured than asked, or its records are others by now",
+    ValidityLevel.VALID: "nothing that was checked speaks against it",
+    ValidityLevel.SUSPECT: "something disturbed it, or it is too little to conclude from",
+    ValidityLevel.INVALID: "another load or another system was measured than asked, or its records are others by now",
 }
 
 
@@ -38,7 +41,7 @@ class NotChecked:
 class AtLevel:
     """The cells of one level, with the level's meaning."""
 
-    level: Level
+    level: ValidityLevel
     cells: tuple[str, ...]
 
     @property
@@ -74,7 +77,7 @@ def by_level(view: RunView) -> tuple[AtLevel, ...]:
     """The levels that occur, worst first, with their cells."""
     return tuple(
         AtLevel(level, cells)
-        for level in (Level.INVALID, Level.SUSPECT, Level.VALID)
+        for level in (ValidityLevel.INVALID, ValidityLevel.SUSPECT, ValidityLevel.VALID)
         if (cells := tuple(row.name for row in view.rows if row.level is level))
     )
 
@@ -82,7 +85,7 @@ def by_level(view: RunView) -> tuple[AtLevel, ...]:
 def doubtful(view: RunView) -> tuple[Row, ...]:
     """The cells that aren't VALID, INVALID ones first."""
     found = [row for row in view.rows if row.level in MARKS]
-    return tuple(sorted(found, key=lambda row: row.level is not Level.INVALID))
+    return tuple(sorted(found, key=lambda row: row.level is not ValidityLevel.INVALID))
 
 
 def not_checked(view: RunView) -> tuple[NotChecked, ...]:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.bench.metrics import request_error_rate
 from trtx.evals.gate import UNANSWERED
 from trtx.report.tables import heads, markdown_table, table_cell, terminal_table
@@ -25,7 +25,7 @@ _STYLES = {Verdict.PASS: "green", Verdict.NO_VERDICT: "yellow"}
 class JudgedLine:
     """One judgement, prepared for display."""
 
-    judgement: Judgement
+    judgement: CheckResult
 
     @property
     def measured(self) -> str:
@@ -134,7 +134,7 @@ def lines(verdict: RunVerdict) -> tuple[JudgedLine, ...]:
     return tuple(JudgedLine(one) for one in verdict.judgements)
 
 
-def _is_told(judgement: Judgement) -> bool:
+def _is_told(judgement: CheckResult) -> bool:
     is_of_failures = judgement.criterion.startswith((f"{request_error_rate.name}:", f"{UNANSWERED}:"))
     return not is_of_failures or judgement.verdict is not Verdict.PASS
 

@@ -11,9 +11,9 @@ from typing import Literal, TypeVar
 from trtx.bench import (
     Cell,
     Distribution,
-    Figure,
     Figures,
     Load,
+    Metric,
     Reasons,
     Trial,
     cell_name,
@@ -23,8 +23,8 @@ from trtx.bench import (
 from trtx.bench.cells import CellStatus, DeviceKind, in_order
 from trtx.bench.files import name_of
 from trtx.bench.intact import Kept, KeptDocuments, beside_records, read_kept, read_kept_documents
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.sample import DEVICES, Metric
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.sample import DEVICES, MetricColumn
 from trtx.bench.judge.validity import Validity
 from trtx.bench.metrics import (
     error_request_count,
@@ -107,7 +107,7 @@ class Row:
         return None if validity is None else beside_records(validity, self.kept)
 
     @property
-    def level(self) -> Level | None:
+    def level(self) -> ValidityLevel | None:
         return None if self.validity is None else self.validity.level
 
     @property
@@ -115,21 +115,21 @@ class Row:
         """Whether the row may be called best: failed requests relieve the others, and an INVALID cell measured
         something else.
         """
-        return self.status == "ok" and self.level is not Level.INVALID
+        return self.status == "ok" and self.level is not ValidityLevel.INVALID
 
-    def value(self, figure: Figure[T], part: Part = "whole") -> T | None:
+    def value(self, figure: Metric[T], part: Part = "whole") -> T | None:
         """The value of a metric, given by its record."""
         if self.cell is None or (figures := _part_of(self.cell, part)) is None:
             return None
         return figure.read(figures, self._device_count)
 
-    def supports(self, metric: Metric, part: Part = "whole") -> bool:
+    def supports(self, metric: MetricColumn, part: Part = "whole") -> bool:
         """Whether there are enough requests to state the metric, or there is no value to state."""
         figures = None if self.cell is None else _part_of(self.cell, part)
         count = metric.count(figures, self._device_count)
         return count >= metric.samples_needed or metric.of(figures, self._device_count) is None
 
-    def interval(self, figure: Figure[T], column: int | None, part: Part = "whole") -> Interval | None:
+    def interval(self, figure: Metric[T], column: int | None, part: Part = "whole") -> Interval | None:
         """Student's interval of one number of a metric over trials; None for a single trial, or if a trial lacks the
         number.
 
@@ -342,7 +342,7 @@ def _part_of(measured: Cell | Trial, part: Part) -> Figures | None:
 
 
 def _trial_number(
-    trial: Trial, figure: Figure[T], column: int | None, part: Part, device_count: int | None
+    trial: Trial, figure: Metric[T], column: int | None, part: Part, device_count: int | None
 ) -> float | None:
     figures = _part_of(trial, part)
     value = None if figures is None else figure.read(figures, device_count)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from trtx.bench.documents import Document
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.documents import DocumentKind
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.bench.judge.sample import Window
 from trtx.bench.load import Load
 from trtx.stats.intervals import Interval
@@ -19,19 +19,19 @@ from trtx.stats.intervals import Interval
 # load.fixed_schedule and gate.window. 4: eval. The fields' records have the values for older runs
 # (trtx/config/option_field.py). 9: left_out; before, engine_configs included fields that were not in force. 10:
 # fields_sha256, so that a new field of a sweep needs no version.
-LOCK = Document("run.lock.yaml", version=10, oldest=2, since="it says less of what was measured, in a file beside it")
+LOCK = DocumentKind("run.lock.yaml", version=10, oldest=2, since="it says less of what was measured, in a file beside it")
 # 2: hosts, their discovery and several frontends. An older plan has one machine and one frontend.
-PLAN = Document("plan.json", version=2, oldest=1, since="")
+PLAN = DocumentKind("plan.json", version=2, oldest=1, since="")
 # 2: each latency lists the percentiles with enough samples; version 1 listed those of the request count.
-SUMMARY = Document("summary.json", version=2, oldest=2, since="")
-CONDITIONS = Document("conditions.json", version=1, oldest=1, since="")
-BASELINE = Document("baseline.json", version=1, oldest=1, since="")
-VERDICT = Document("verdict.json", version=1, oldest=1, since="")
-COMPARISON = Document("comparison.json", version=1, oldest=1, since="")
+SUMMARY = DocumentKind("summary.json", version=2, oldest=2, since="")
+CONDITIONS = DocumentKind("conditions.json", version=1, oldest=1, since="")
+BASELINE = DocumentKind("baseline.json", version=1, oldest=1, since="")
+VERDICT = DocumentKind("verdict.json", version=1, oldest=1, since="")
+COMPARISON = DocumentKind("comparison.json", version=1, oldest=1, since="")
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class RecordedGpu:
     """A GPU available to the run. None: NVML doesn't report the value."""
 
     uuid: str | None
@@ -92,7 +92,7 @@ class Environment:
     memory_bytes: int
     memory_limit_bytes: int | None  # limit of the control group
     load_average: float  # before the run started anything
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[RecordedGpu, ...]
     sm_clocks_mhz: tuple[int | None, ...]  # per GPU, before the run started anything
     gpu_driver: str | None
     driver_cuda: str | None  # highest CUDA release that the driver supports
@@ -120,7 +120,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMode:
     """What one mode measured. None: an attached run knows it only from the deployment, or not at all."""
 
     engine: str | None
@@ -139,7 +139,7 @@ class Provenance:
     """Everything besides the request on which a run's metrics depend."""
 
     environment: Environment
-    measured: dict[str, Measured]  # by mode
+    measured: dict[str, MeasuredMode]  # by mode
     dataset_sha256: str | None = None  # of the input_file's content; None: no input_file, or an older run
     directory: str | None = None  # base of relative paths in the request; None: there are none, or an older run
     fields_sha256: str | None = None  # of the names of the request's fields; None: an older run
@@ -289,7 +289,7 @@ class RunVerdict:
     exit_code: int
     sentence: str | None  # why it did not pass
     baseline: ComparedWith | None  # None: no comparison
-    judgements: tuple[Judgement, ...]  # by cell
+    judgements: tuple[CheckResult, ...]  # by cell
     window: Window = "whole"  # part of each trial that was judged; older runs always used the whole
 
 

@@ -6,7 +6,7 @@ several machines, :func:`plan_hosts` and :func:`settle`. Always holds: equal arg
 one worker (except encode workers that share one), ports differ, and a plan survives a round trip through JSON.
 """
 
-from trtx.topology.commands import Broker, body_mib
+from trtx.topology.commands import BrokerPorts, body_mib
 from trtx.topology.host_planner import plan_hosts, with_roles
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.plan import (
@@ -26,7 +26,7 @@ from trtx.topology.workload import ModelFiles, check_router_args, check_size
 
 __all__ = [
     "TOPOLOGY_VARIABLE",
-    "Broker",
+    "BrokerPorts",
     "Credentials",
     "EtcdService",
     "Gpu",

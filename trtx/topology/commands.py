@@ -84,7 +84,7 @@ _CANARY_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerPorts:
     """An event broker on one machine: the ports to which publishers and subscribers connect."""
 
     xsub: int
@@ -130,7 +130,7 @@ def shared_environment(namespace: str, group: str, scratch_dir: Path, media: Med
     }
 
 
-def local_environment(scratch_dir: Path, brokers: Sequence[Broker]) -> dict[str, str]:
+def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict[str, str]:
     """Environment through which the processes of one machine find each other and exchange events.
 
     ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: with an address, no model is ever added.
@@ -228,7 +228,7 @@ def frontend_command(
     host: str,
     port: int,
     *,
-    broker: Broker | None,
+    broker: BrokerPorts | None,
     is_one_of_many: bool,
     prompts_of: Path | None = None,
 ) -> tuple[str, ...]:

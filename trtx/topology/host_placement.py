@@ -13,7 +13,7 @@ from trtx.topology.workload import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class WorkerPlacement:
     """A worker, its host, and its GPUs as that host numbers them; no GPUs: it computes on the CPU."""
 
     worker: Worker
@@ -21,7 +21,7 @@ class Placed:
     gpus: tuple[int, ...]
 
 
-def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list[Placed]:
+def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list[WorkerPlacement]:
     """Host and GPUs of each worker, in the order of ``workers``.
 
     If the hosts file states roles, the workers of a role are assigned in the order of the hosts. Otherwise workers with
@@ -128,7 +128,7 @@ def _units(workers: Sequence[Worker]) -> list[list[Worker]]:
     return list(units.values())
 
 
-def _with_gpus(hosts: Sequence[HostSpec], workers: Sequence[Worker], dealt: Mapping[str, str]) -> list[Placed]:
+def _with_gpus(hosts: Sequence[HostSpec], workers: Sequence[Worker], dealt: Mapping[str, str]) -> list[WorkerPlacement]:
     free = {host.name: list(host.gpu_indices) for host in hosts}
     has_gpus = {name: bool(indices) for name, indices in free.items()}
     placed = []
@@ -142,7 +142,7 @@ def _with_gpus(hosts: Sequence[HostSpec], workers: Sequence[Worker], dealt: Mapp
                 f"{name} has {len(host.gpu_indices)} GPUs, and what is placed there needs {needed}; give it more in "
                 "gpus, or fewer workers in roles"
             )
-        placed.append(Placed(worker, name, tuple(free[name][:count])))
+        placed.append(WorkerPlacement(worker, name, tuple(free[name][:count])))
         del free[name][:count]
     return placed
 

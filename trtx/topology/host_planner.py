@@ -11,7 +11,7 @@ from trtx.config.hosts import LAST_SYSTEM_PORT, Certificates, HostSpec, HostsSpe
 from trtx.config.wording import with_article
 from trtx.errors import UsageError
 from trtx.topology import commands
-from trtx.topology.host_placement import Placed, place_on_hosts
+from trtx.topology.host_placement import WorkerPlacement, place_on_hosts
 from trtx.topology.plan import Credentials, EtcdService, NatsService, Plan, PlannedHost, ProcessSpec, group_of
 from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Workload
 
@@ -172,7 +172,7 @@ def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site
     )
 
 
-def _worker_site(host: HostSpec, one: Placed, ports: Iterator[int]) -> Site:
+def _worker_site(host: HostSpec, one: WorkerPlacement, ports: Iterator[int]) -> Site:
     request, system = next(ports), next(ports)
     if system > LAST_SYSTEM_PORT:
         raise UsageError(
@@ -263,7 +263,7 @@ def _no_encode(what: str) -> str:
     )
 
 
-def _reasons(hosts: HostsSpec, placed: Sequence[Placed]) -> Iterator[str]:
+def _reasons(hosts: HostsSpec, placed: Sequence[WorkerPlacement]) -> Iterator[str]:
     if hosts.has_roles:
         yield "workers are where the roles of the hosts say"
     else:

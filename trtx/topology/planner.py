@@ -20,7 +20,7 @@ class Ports:
     """Ports that the caller has allocated, all different: HTTP and broker per frontend, system port per worker."""
 
     http: tuple[int, ...]
-    brokers: tuple[commands.Broker, ...]
+    brokers: tuple[commands.BrokerPorts, ...]
     system: tuple[int, ...]
 
     @property

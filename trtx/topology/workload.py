@@ -152,7 +152,13 @@ class Workload:
         return None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key)
 
     def frontend(
-        self, name: str, env: Mapping[str, str], site: Site, *, broker: commands.Broker | None, is_one_of_many: bool
+        self,
+        name: str,
+        env: Mapping[str, str],
+        site: Site,
+        *,
+        broker: commands.BrokerPorts | None,
+        is_one_of_many: bool,
     ) -> ProcessSpec:
         """The process of a frontend. ``env``: the environment of all processes of its host, including discovery."""
         assert site.http_port is not None

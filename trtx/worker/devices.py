@@ -10,12 +10,12 @@ import pynvml
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class WorkerGpu:
     uuid: str
     name: str
 
 
-def given_gpus() -> tuple[Gpu, ...] | None:
+def given_gpus() -> tuple[WorkerGpu, ...] | None:
     """The GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; an empty tuple if the variable is empty.
 
     Returns None if the variable is not set, or if NVML does not know one of its entries.
@@ -36,8 +36,8 @@ def given_gpus() -> tuple[Gpu, ...] | None:
         return None
 
 
-def _gpu(handle: Any) -> Gpu:
-    return Gpu(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle)))
+def _gpu(handle: Any) -> WorkerGpu:
+    return WorkerGpu(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle)))
 
 
 def _handle(entry: str) -> Any:

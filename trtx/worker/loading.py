@@ -30,7 +30,7 @@ from trtx.text import (
     load_decoder,
     load_tokenizer,
 )
-from trtx.worker.devices import Gpu, given_gpus
+from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
@@ -166,7 +166,7 @@ def worker_facts(options: WorkerOptions, api: EngineApi, facts: EngineFacts) -> 
     )
 
 
-def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[Gpu, ...] | None:
+def _gpus(options: WorkerOptions, api: EngineApi) -> tuple[WorkerGpu, ...] | None:
     """The GPUs of this worker; None if unknown.
 
     Also None if the engine has ranks on other nodes: this worker can't see their GPUs, and publishing those of one node

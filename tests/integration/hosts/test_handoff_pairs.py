@@ -13,7 +13,7 @@ from namespaces import Hosts
 from processes import HTTP, until
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.launch.handoffs import HandoffProofs, Pair
+from trtx.launch.handoffs import HandoffProofs, WorkerPair
 from trtx.topology import Plan, ProcessSpec
 
 pytestmark = pytest.mark.proof
@@ -85,7 +85,7 @@ def test_the_pair_whose_devices_do_not_meet_is_named_with_its_cause_and_the_othe
         "correct the device of node1 and of node2 in the hosts file",
     ):
         assert words in said
-    assert proofs.missing(ids) == (Pair("prefill-0", "decode-1"),)
+    assert proofs.missing(ids) == (WorkerPair("prefill-0", "decode-1"),)
 
 
 def test_its_requests_are_answered_and_counted_as_recomputed_by_pair(running: HostsTopology) -> None:

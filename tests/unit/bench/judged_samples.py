@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtx.bench.figures import Figures
-from trtx.bench.judge.sample import Sample
+from trtx.bench.judge.sample import CellSample
 from trtx.bench.records import RequestRecord
 
 LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
@@ -20,15 +20,17 @@ def request(number: int, ttft: float | None, *, itl: float | None = 10, osl: flo
     return RequestRecord(start, end, None, ttft, itl, 1000, 64, osl)
 
 
-def of_requests(*trials: Sequence[RequestRecord], cell: str = "agg-c8", **said: Any) -> Sample:
+def of_requests(*trials: Sequence[RequestRecord], cell: str = "agg-c8", **said: Any) -> CellSample:
     """A cell whose trials have these requests."""
     figures = tuple(Figures.over([trial]) for trial in trials)
-    return Sample(cell=cell, device_count=2, figures=Figures.over(trials), trials=figures, **said)
+    return CellSample(cell=cell, device_count=2, figures=Figures.over(trials), trials=figures, **said)
 
 
-def of_trials(name: str, values: Sequence[float], *, count: int = 1000, cell: str = "agg-c8", **said: Any) -> Sample:
+def of_trials(
+    name: str, values: Sequence[float], *, count: int = 1000, cell: str = "agg-c8", **said: Any
+) -> CellSample:
     """A cell in whose trials one figure, and each statistic of it, came to ``values``, of ``count`` requests each."""
-    return Sample(
+    return CellSample(
         cell=cell,
         device_count=2,
         figures=_figures(name, sum(values) / len(values), count * len(values)),

@@ -10,7 +10,7 @@ from hostile_server import END, OSL, chunk, usage, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.bench.answers import Answer, Asked, not_a_count
+from trtx.bench.answers import Answer, RequestedOutput, not_a_count
 from trtx.bench.answers import words as said
 
 EXACT = {"stream": True, "max_completion_tokens": OSL, "min_tokens": OSL, "ignore_eos": True}
@@ -23,7 +23,7 @@ def fault(events: Events, *, is_done: bool = True, **asked: Any) -> str | None:
         answer.add_text(json.dumps(event))
     if is_done:
         answer.add_text("[DONE]")
-    return answer.fault(Asked.of(EXACT | asked))
+    return answer.fault(RequestedOutput.of(EXACT | asked))
 
 
 @st.composite

@@ -15,9 +15,9 @@ from trtx.bench import Cell, LoadSpec, Trial, metrics, read_cells
 from trtx.bench.cells import CELL
 from trtx.bench.figures import (
     FIRST_SCHEMA,
-    Figure,
     Figures,
-    Measured,
+    MeasuredMetric,
+    Metric,
     Number,
     PerDevice,
     Spread,
@@ -26,7 +26,7 @@ from trtx.bench.figures import (
     latest_schema,
     per_device,
 )
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.bench.records import RequestRecord
 from trtx.errors import UsageError
@@ -35,7 +35,7 @@ METRICS = "trtx/bench/metrics.py"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 KEPT, LAST_KEPT = Path(__file__).parent / "kept", 5
 NO_FIGURE = {"most_common_errors"}  # of the functions in METRICS
-READ_ALSO = {name: 7.0 for one in all_figures() if isinstance(one, Measured) for name in one.reads}
+READ_ALSO = {name: 7.0 for one in all_figures() if isinstance(one, MeasuredMetric) for name in one.reads}
 
 
 def _record(start: int, end: int, ttft: float, itl: float, isl: int, osl: int) -> RequestRecord:
@@ -71,7 +71,7 @@ FIELDS = [one.name for one in dataclasses.fields(RequestRecord) if "None" in str
 
 @pytest.mark.parametrize("lacking", [*FIELDS, *READ_ALSO])
 @pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
-def test_a_figure_of_a_part_of_the_requests_stands_for_no_other(record: Figure[Any], lacking: str) -> None:
+def test_a_figure_of_a_part_of_the_requests_stands_for_no_other(record: Metric[Any], lacking: str) -> None:
     samples = {record.name, *record.reads} if isinstance(record, Spread) else set()
     if lacking in samples or (record.name, lacking) in SAMPLED_WITHOUT:
         return
@@ -87,7 +87,7 @@ def test_a_figure_of_a_part_of_the_requests_stands_for_no_other(record: Figure[A
 
 
 @pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
-def test_a_figure_that_nobody_can_know_is_none(record: Figure[Any]) -> None:
+def test_a_figure_that_nobody_can_know_is_none(record: Metric[Any]) -> None:
     found = record.read(Figures.over((TRIALS[1][1:],)), DEVICES)
     assert found == OF_FAILURES.get(record.name), (
         f"{record.name} is {found} where no request succeeded; expected {OF_FAILURES.get(record.name)}: a figure that "
@@ -212,7 +212,7 @@ def test_a_window_is_what_a_figure_is_computed_from() -> None:
 
 @pytest.mark.parametrize("version", range(FIRST_SCHEMA, latest_schema() + 1))
 def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path: Path) -> None:
-    later = {one.name for one in all_figures() if isinstance(one, Measured) and one.since > version}
+    later = {one.name for one in all_figures() if isinstance(one, MeasuredMetric) and one.since > version}
     kept = KEPT / f"cell-schema-{min(version, LAST_KEPT)}.json"
     document = json.loads(kept.read_text(encoding="utf-8")) | {"schema_version": version}
     for measured in (document, *document["trials"]):
@@ -230,7 +230,7 @@ def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path:
             f"{latest_schema() + 1}}}), and a number is {{float | None}}"
         )
     for record in all_figures():
-        if isinstance(record, Measured):
+        if isinstance(record, MeasuredMetric):
             assert (cell.value(record) is None) == (record.name in later), record.name
 
 
@@ -238,7 +238,9 @@ def test_what_a_cell_holds_survives_its_file_with_every_figure(tmp_path: Path) -
     trial = Trial(1, "errors", "trial-01", Figures.over(TRIALS), Figures.over(TRIALS), (("HTTP 500", 1),), None)
     (load,) = LoadSpec(concurrency=(8,)).loads
     validity = Validity(
-        Level.SUSPECT, (Reason("samples", Level.SUSPECT, "too few"),), (Unchecked("GPUs", "nobody looked"),)
+        ValidityLevel.SUSPECT,
+        (Reason("samples", ValidityLevel.SUSPECT, "too few"),),
+        (Unchecked("GPUs", "nobody looked"),),
     )
     cell = Cell("agg", load, "gpu", DEVICES, 1, (trial,), Figures.over(TRIALS), Figures.over(TRIALS), validity)
     CELL.write(tmp_path / "cells" / "agg-c8", cell.to_json())

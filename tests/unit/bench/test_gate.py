@@ -14,11 +14,11 @@ from judged_samples import of_requests, of_trials, request
 
 from trtx.bench import Cell, LoadSpec, Trial
 from trtx.bench.figures import Figures, all_figures
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, compare, parse_limit, parse_metrics
-from trtx.bench.judge.judgement import Judgement, Verdict, outcome
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, compare, parse_limit, parse_metrics
+from trtx.bench.judge.judgement import CheckResult, Verdict, outcome
 from trtx.bench.judge.resolution import check_resolvable
-from trtx.bench.judge.sample import Metric, Sample
+from trtx.bench.judge.sample import CellSample, MetricColumn
 from trtx.bench.judge.slo import judge_objective, parse_objective
 from trtx.bench.judge.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
@@ -27,14 +27,14 @@ from trtx.stats.intervals import Interval, per_interval, trials_needed
 THROUGHPUT, TTFT_P50, TTFT_P99 = parse_metrics(
     ["output_token_throughput", "time_to_first_token:p50", "time_to_first_token:p99"]
 )
-FIVE = Limit(5)
+FIVE = GateLimit(5)
 
 
 def _noisy(draw: random.Random, mean: float, spread: float, trials: int = 5) -> list[float]:
     return [mean * math.exp(draw.gauss(0, spread)) for _ in range(trials)]
 
 
-def _verdicts(slower: float, spread: float, gates: int, metric: Metric = TTFT_P50) -> Counter[Verdict]:
+def _verdicts(slower: float, spread: float, gates: int, metric: MetricColumn = TTFT_P50) -> Counter[Verdict]:
     """Of so many gates of 5 %, with 5 trials on each side; a throughput falls by what a latency rises."""
     draw, name = random.Random(7), metric.figure.name
     factor = 1 + slower if metric.figure.better == "lower" else 1 - slower
@@ -51,7 +51,7 @@ SPREAD = math.log(1.007) / (2.306 * math.sqrt(2 / 5))
 
 
 @pytest.mark.parametrize("metric", [TTFT_P50, THROUGHPUT], ids=lambda metric: metric.name)
-def test_a_known_slowdown_is_told_from_the_limit(metric: Metric) -> None:
+def test_a_known_slowdown_is_told_from_the_limit(metric: MetricColumn) -> None:
     """With a half-width of 0.7 %, 3 % passes a gate of 5 % and 10 % regresses, each time."""
     assert _verdicts(0.03, SPREAD, 100, metric) == {Verdict.PASS: 100}
     assert _verdicts(0.10, SPREAD, 100, metric) == {Verdict.REGRESSED: 100}
@@ -59,7 +59,7 @@ def test_a_known_slowdown_is_told_from_the_limit(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", [TTFT_P50, THROUGHPUT], ids=lambda metric: metric.name)
-def test_one_build_twice_does_not_regress(metric: Metric) -> None:
+def test_one_build_twice_does_not_regress(metric: MetricColumn) -> None:
     assert _verdicts(0, SPREAD, 100, metric) == {Verdict.PASS: 100}
     assert _verdicts(0, 0.02, 500, metric)[Verdict.REGRESSED] == 0
     assert _verdicts(0, 0.10, 500, metric)[Verdict.REGRESSED] <= 0.025 * 500
@@ -91,8 +91,10 @@ def test_many_cells_are_not_many_chances_of_a_false_alarm() -> None:
     st.floats(0.1, 99),
     st.sampled_from([TTFT_P50, THROUGHPUT, DEFAULT_METRICS[2]]),
 )
-def test_the_verdict_says_where_the_interval_lies(middle: float, reach: float, percent: float, metric: Metric) -> None:
-    limit, ratio = Limit(percent), Interval(middle, middle / reach, middle * reach, 0.95)
+def test_the_verdict_says_where_the_interval_lies(
+    middle: float, reach: float, percent: float, metric: MetricColumn
+) -> None:
+    limit, ratio = GateLimit(percent), Interval(middle, middle / reach, middle * reach, 0.95)
     is_lower = metric.figure.better == "lower"
     worse = [(bound - 1 if is_lower else 1 - bound) * 100 for bound in (ratio.low, ratio.high)]  # in %
     verdict = limit.verdict(metric, ratio)
@@ -145,11 +147,11 @@ def test_what_cannot_be_compared_never_passes() -> None:
     good = of_trials(ttft, [100, 101, 99])
     trials = [[request(number, 100 + number % 3) for number in range(20)] for _ in range(3)]
     whole = of_requests(*trials)
-    dead = Sample("agg-c8", 2, None, (None,), failure="aiperf timed out")
-    half = Sample("agg-c8", 2, whole.figures, (*whole.trials[:2], None))
+    dead = CellSample("agg-c8", 2, None, (None,), failure="aiperf timed out")
+    half = CellSample("agg-c8", 2, whole.figures, (*whole.trials[:2], None))
     failing = of_requests(*trials[:2], [*trials[2][:-1], request(19, None)])
     none = of_requests(*trials[:2], [request(number, 100, osl=None) for number in range(20)])
-    invalid = of_trials(ttft, [100, 101, 99], validity=Level.INVALID, doubts=("GPU 0 was throttled",))
+    invalid = of_trials(ttft, [100, 101, 99], validity=ValidityLevel.INVALID, doubts=("GPU 0 was throttled",))
     for baseline, candidate, metric, verdict, says in (
         (good, dead, TTFT_P50, Verdict.FAILED, "no result (aiperf timed out)"),
         (good, half, TTFT_P50, Verdict.FAILED, "trial 3 of 3 has no result"),
@@ -184,13 +186,13 @@ def test_failed_requests_within_what_there_may_be_are_compared() -> None:
 
 
 def test_a_suspect_cell_is_compared_and_marked_on_either_side() -> None:
-    suspect = of_trials("time_to_first_token", [100, 100.1], validity=Level.SUSPECT, doubts=("not steady",))
+    suspect = of_trials("time_to_first_token", [100, 100.1], validity=ValidityLevel.SUSPECT, doubts=("not steady",))
     (judged,) = compare([suspect], [suspect], FIVE, [TTFT_P50])
     assert (judged.verdict, judged.doubts) == (Verdict.PASS, ("not steady", "baseline: not steady"))
 
 
 def test_each_cell_is_compared_with_its_own_in_each_metric() -> None:
-    def run(slow: float) -> list[Sample]:
+    def run(slow: float) -> list[CellSample]:
         trials = lambda ttft: [[request(n, ttft + n % 3 + trial / 9) for n in range(20)] for trial in range(3)]  # noqa: E731
         return [of_requests(*trials(100), cell="agg-c1"), of_requests(*trials(200 * slow), cell="agg-c8")]
 
@@ -204,8 +206,10 @@ def test_each_cell_is_compared_with_its_own_in_each_metric() -> None:
     assert backwards == judged
 
 
-def _judged(*verdicts: Verdict) -> list[Judgement]:
-    return [Judgement(cell=f"c{place}", criterion="x", verdict=one, reason="why") for place, one in enumerate(verdicts)]
+def _judged(*verdicts: Verdict) -> list[CheckResult]:
+    return [
+        CheckResult(cell=f"c{place}", criterion="x", verdict=one, reason="why") for place, one in enumerate(verdicts)
+    ]
 
 
 @given(st.lists(st.sampled_from(Verdict), max_size=6))
@@ -250,7 +254,7 @@ def test_criteria_of_the_same_cells_are_told_together() -> None:
 def test_a_limit_is_a_percentage_that_can_be_resolved(typed: str) -> None:
     with pytest.raises(UsageError, match=f"--max-regression {typed}: expected"):
         parse_limit(typed)
-    assert parse_limit("2.5%") == Limit(2.5)
+    assert parse_limit("2.5%") == GateLimit(2.5)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,7 @@ def test_the_metrics_that_can_be_compared_are_all_but_counts_and_lengths() -> No
     for one in all_figures():
         for column in one.columns:
             try:
-                can.add(parse_metrics([Metric(one, column).name])[0].figure.name)
+                can.add(parse_metrics([MetricColumn(one, column).name])[0].figure.name)
             except UsageError:
                 continue
     assert can == {
@@ -292,10 +296,10 @@ def test_a_cell_as_it_was_measured_is_a_sample() -> None:
         for number, trial in enumerate(trials, 1)
     )
     (load,) = LoadSpec(concurrency=(8,)).loads
-    validity = Validity(Level.SUSPECT, (Reason("steady", Level.SUSPECT, "not steady"),), ())
+    validity = Validity(ValidityLevel.SUSPECT, (Reason("steady", ValidityLevel.SUSPECT, "not steady"),), ())
     cell = Cell("agg", load, "gpu", 2, len(trials), measured, Figures.over(trials), None, validity)
-    sample = Sample.of(cell)
-    assert (sample.cell, sample.validity, sample.doubts) == ("agg-c8", Level.SUSPECT, ("not steady",))
+    sample = CellSample.of(cell)
+    assert (sample.cell, sample.validity, sample.doubts) == ("agg-c8", ValidityLevel.SUSPECT, ("not steady",))
     assert sample.values(TTFT_P50) == (100, 200)
     assert sample.value(TTFT_P50) == 150
     (per_gpu,) = parse_metrics(["output_token_throughput_per_gpu"])
@@ -307,7 +311,7 @@ def test_a_cell_as_it_was_measured_is_a_sample() -> None:
 def test_what_is_resolvable_is_what_an_equal_candidate_can_pass(
     values: list[float], trials: int, percent: float
 ) -> None:
-    baseline, limit = of_trials("time_to_first_token", values), Limit(percent)
+    baseline, limit = of_trials("time_to_first_token", values), GateLimit(percent)
     try:
         check_resolvable([baseline], ["agg-c8"], len(values), limit, [TTFT_P50])
         is_resolvable = True
@@ -323,9 +327,9 @@ def test_what_is_resolvable_is_what_an_equal_candidate_can_pass(
 def test_a_limit_below_the_spread_is_refused_with_what_would_do() -> None:
     draw = random.Random(1)
     baseline = [of_trials("time_to_first_token", _noisy(draw, 100, 0.05), count=200)]
-    check_resolvable(baseline, ["agg-c8"], 5, Limit(20), [TTFT_P50])
+    check_resolvable(baseline, ["agg-c8"], 5, GateLimit(20), [TTFT_P50])
     with pytest.raises(UsageError, match="can't be resolved: time_to_first_token:p50 of agg-c8 varies by") as refused:
-        check_resolvable(baseline, ["agg-c8"], 5, Limit(2), [TTFT_P50])
+        check_resolvable(baseline, ["agg-c8"], 5, GateLimit(2), [TTFT_P50])
     said = str(refused.value)
     needed = int(said.partition("take ")[2].partition(" trials")[0])
     assert f"take {needed} trials of 200 requests ({needed * 200:,} in all) on each side" in said
@@ -334,7 +338,7 @@ def test_a_limit_below_the_spread_is_refused_with_what_would_do() -> None:
     spread = statistics.stdev(math.log(value) for value in baseline[0].values(TTFT_P50) if value)
     for _ in range(gates):
         sides = [[of_trials("time_to_first_token", _noisy(draw, 100, spread, needed))] for _ in "ab"]
-        passed += compare(*sides, Limit(2), [TTFT_P50])[0].verdict is Verdict.PASS
+        passed += compare(*sides, GateLimit(2), [TTFT_P50])[0].verdict is Verdict.PASS
     assert 0.7 <= passed / gates <= 0.9
 
 
@@ -346,11 +350,11 @@ def test_a_limit_below_the_spread_is_refused_with_what_would_do() -> None:
         (of_trials("time_to_first_token", [100, 101]), 1, "the candidate is to have one trial of agg-c8"),
         (of_trials("request_latency", [100, 101]), 5, "can't be compared with in time_to_first_token:p50: 2 of 2"),
         (of_trials("time_to_first_token", [1, 1e9]), 5, "no affordable number of trials does, or raise the limit"),
-        (Sample("agg-c8", 1, None, (None,)), 5, "the cell has no result"),
+        (CellSample("agg-c8", 1, None, (None,)), 5, "the cell has no result"),
     ],
 )
 def test_a_baseline_that_nothing_can_be_held_against_is_refused_beforehand(
-    baseline: Sample, trials: int, says: str
+    baseline: CellSample, trials: int, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
         check_resolvable([baseline], ["agg-c8"], trials, FIVE, [TTFT_P50])
@@ -361,7 +365,7 @@ def test_the_document_says_how_many_trials_it_takes() -> None:
     for spread in (0.5, 1, 2, 5):
         needed = [
             trials_needed(
-                spread / 100, Limit(percent).margin(TTFT_P50), per_interval(0.95, cells * len(DEFAULT_METRICS))
+                spread / 100, GateLimit(percent).margin(TTFT_P50), per_interval(0.95, cells * len(DEFAULT_METRICS))
             )
             for cells, percent in ((1, 2), (1, 5), (1, 10), (10, 5))
         ]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from trtx.bench.figures import Figures, Range
+from trtx.bench.figures import Figures, ValueRange
 from trtx.bench.metrics import (
     benchmark_duration,
     error_request_count,
@@ -137,7 +137,7 @@ def test_the_most_common_error_comes_first() -> None:
 
 def test_lengths_are_told_of_the_shortest_and_the_longest_and_not_where_one_is_unknown() -> None:
     short, long, bare = ok(0, 1, tokens=7), ok(0, 1, tokens=9), ok(0, 1, tokens=None)
-    assert Figures.over([[short], [long, failed(0, 1)]])[output_sequence_lengths] == Range(7, 9)
+    assert Figures.over([[short], [long, failed(0, 1)]])[output_sequence_lengths] == ValueRange(7, 9)
     assert Figures.over([[short, long, bare]])[output_sequence_lengths] is None
     assert Figures.over([[failed(0, 1)]])[input_sequence_lengths] is None
 
@@ -145,4 +145,4 @@ def test_lengths_are_told_of_the_shortest_and_the_longest_and_not_where_one_is_u
 def test_an_answer_that_does_not_count_its_prompt_leaves_the_cell_without_an_isl() -> None:
     of_cell = Figures.over([[ok(0, 1), dataclasses.replace(ok(0, 1), input_sequence_length=None)]])
     assert (of_cell[input_sequence_length], of_cell[input_sequence_lengths]) == (None, None)
-    assert of_cell[output_sequence_lengths] == Range(100, 100)
+    assert of_cell[output_sequence_lengths] == ValueRange(100, 100)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
 from trtx.bench.figures import Spread, all_figures
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.goodput import goodput, judge_goodput, request_bounds
 from trtx.bench.judge.judgement import Verdict
-from trtx.bench.judge.sample import Sample, parse_percent
+from trtx.bench.judge.sample import CellSample, parse_percent
 from trtx.bench.judge.slo import judge_error_rate, judge_objective, parse_objective
 from trtx.bench.metrics import time_to_first_token
 from trtx.bench.windows import Span
@@ -163,12 +163,12 @@ def test_a_bound_within_the_spread_of_the_trials_is_marked() -> None:
 
 def test_what_has_no_figure_never_passes() -> None:
     ok = [request(number, 100) for number in range(700)]
-    dead = Sample("agg-c8", 2, None, (None,), failure="aiperf timed out")
-    half = Sample("agg-c8", 2, of_requests(ok).figures, (of_requests(ok).figures, None))
+    dead = CellSample("agg-c8", 2, None, (None,), failure="aiperf timed out")
+    half = CellSample("agg-c8", 2, of_requests(ok).figures, (of_requests(ok).figures, None))
     failed = of_requests([request(number, None) for number in range(5)])
     unused = of_requests([])
     uncounted = of_requests([request(number, 100, osl=None) for number in range(700)])
-    invalid = of_requests(ok, validity=Level.INVALID, doubts=("a foreign process used GPU 0",))
+    invalid = of_requests(ok, validity=ValidityLevel.INVALID, doubts=("a foreign process used GPU 0",))
     itl = parse_objective("inter_token_latency:avg:le:50")
     errors = parse_objective("request_error_rate:avg:le:5")
     for sample, objective, verdict, says in (
@@ -187,9 +187,11 @@ def test_what_has_no_figure_never_passes() -> None:
 
 def test_a_suspect_cell_is_judged_and_marked() -> None:
     trial = [request(number, 100) for number in range(700)]
-    judged = judge_objective(of_requests(trial, validity=Level.SUSPECT, doubts=("not steady",)), TTFT_P99)
+    judged = judge_objective(of_requests(trial, validity=ValidityLevel.SUSPECT, doubts=("not steady",)), TTFT_P99)
     assert (judged.verdict, judged.doubts) == (Verdict.PASS, ("not steady",))
-    assert judge_objective(of_requests(trial, validity=Level.SUSPECT), TTFT_P99).doubts == ("the cell is SUSPECT",)
+    assert judge_objective(of_requests(trial, validity=ValidityLevel.SUSPECT), TTFT_P99).doubts == (
+        "the cell is SUSPECT",
+    )
     assert judge_objective(of_requests(trial), TTFT_P99).doubts == ()
 
 
@@ -201,7 +203,7 @@ def test_failed_requests_are_held_against_the_most_that_there_may_be(limit: str,
     judged = judge_error_rate(sample, parse_percent("--max-error-rate", limit))
     assert (judged.verdict, judged.value) == (verdict, 25)
     assert judge_error_rate(of_requests([])).verdict is Verdict.NO_VERDICT
-    assert judge_error_rate(replace(sample, validity=Level.INVALID)).verdict is judge_error_rate(sample).verdict
+    assert judge_error_rate(replace(sample, validity=ValidityLevel.INVALID)).verdict is judge_error_rate(sample).verdict
 
 
 @pytest.mark.parametrize("typed", ["5", "0.05", "-1%", "101%", "five%", "nan%", "%", "", "5 % of it"])
@@ -263,4 +265,4 @@ def test_goodput_is_judged_by_the_mean_of_all_trials() -> None:
     assert judge_goodput(sample, [0.9, 1.0], 1).verdict is Verdict.MISSED
     for unknown in ([1.5, None], [1.5], []):
         assert judge_goodput(sample, unknown, 1).verdict is Verdict.NO_VERDICT
-    assert judge_goodput(Sample("x", 1, None, ()), [], 1).verdict is Verdict.FAILED
+    assert judge_goodput(CellSample("x", 1, None, ()), [], 1).verdict is Verdict.FAILED

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn
 from trtx.bench.judge.steadiness import (
     BATCHES,
-    Judgement,
     Steadiness,
+    SteadinessResult,
     judge_trend,
     judge_warm_up,
     level_ratio,
@@ -83,7 +83,7 @@ def test_a_level_that_holds_is_never_called_unsteady_and_one_that_doubles_never_
 
 def test_few_or_noisy_requests_tell_nothing() -> None:
     few = judge_trend(_records([100.0] * 14))
-    assert few == Judgement(
+    assert few == SteadinessResult(
         Steadiness.UNKNOWN,
         "7 requests have a TTFT to compare by, 8 a side are needed; "
         "7 requests have an ITL to compare by, 8 a side are needed",
@@ -114,7 +114,7 @@ def test_answers_of_one_token_are_judged_by_their_first_and_failures_not_at_all(
     assert judge_trend(failed).steadiness is Steadiness.UNKNOWN
 
 
-def _warm_up(cold: int, slots: int, count: int) -> Judgement:
+def _warm_up(cold: int, slots: int, count: int) -> SteadinessResult:
     """Of a server whose first ``cold`` prompts take ten times as long."""
     rng = random.Random(4)
     warm = drawn(rng, count + 40 * slots, prefill_ms=50)

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.bench.simulated_load import MS, Request, closed_loop, drawn, open_loop
 from trtx.bench.cores import STOLEN, BusyProcess, CpuReading, CpuUse, Scope, used
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
-from trtx.bench.judge.checks import Level, all_checks, check
+from trtx.bench.judge.checks import ValidityLevel, all_checks, check
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.judge.validity import Unchecked, judge
 from trtx.bench.readings import ForeignProcess, GpuReading
@@ -128,86 +128,89 @@ def _uneven(**counts: int) -> dict[str, dict[str, int]]:
     return {"prefill": {"prefill-0": sum(counts.values())}, "decode": counts}
 
 
-SHOWN: list[tuple[str, Level, Evidence, str]] = [
-    ("samples", Level.INVALID, _with(_failed), "no request succeeded"),
-    ("samples", Level.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, p90 takes 64"),
-    ("samples", Level.SUSPECT, _measured(_loop(10)), "10 requests succeeded, p50 takes 11, p90 takes 64"),
-    ("model", Level.SUSPECT, _with(lambda r: {"models": ("other",)}),
+SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
+    ("samples", ValidityLevel.INVALID, _with(_failed), "no request succeeded"),
+    ("samples", ValidityLevel.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, p90 takes 64"),
+    ("samples", ValidityLevel.SUSPECT, _measured(_loop(10)), "10 requests succeeded, p50 takes 11, p90 takes 64"),
+    ("model", ValidityLevel.SUSPECT, _with(lambda r: {"models": ("other",)}),
      "answers say that 'other' gave them, and 'asked' was asked"),
-    ("model", Level.INVALID, _with(lambda r: {"models": ("other",)}, every=100),
+    ("model", ValidityLevel.INVALID, _with(lambda r: {"models": ("other",)}, every=100),
      "answers say that several models gave them, 'asked' (198), 'other' (2), and 'asked' was asked"),
-    ("model", Level.INVALID, _with(lambda r: {"models": ("asked", "other")}),
+    ("model", ValidityLevel.INVALID, _with(lambda r: {"models": ("asked", "other")}),
      "answers say that several models gave them"),  # each in itself
-    ("output length", Level.SUSPECT, _with(lambda r: {"output_sequence_length": 39}),
+    ("output length", ValidityLevel.SUSPECT, _with(lambda r: {"output_sequence_length": 39}),
      "output was 39 tokens on average, 40 were asked"),
-    ("output length", Level.INVALID, _with(lambda r: {"output_sequence_length": 400}, every=10),
+    ("output length", ValidityLevel.INVALID, _with(lambda r: {"output_sequence_length": 400}, every=10),
      "output was 76 tokens on average, 40 were asked"),
-    ("input length", Level.SUSPECT, _with(lambda r: {"input_sequence_length": 67}),
+    ("input length", ValidityLevel.SUSPECT, _with(lambda r: {"input_sequence_length": 67}),
      "input was 67 tokens on average, 64 were asked"),
-    ("input length", Level.INVALID, _with(lambda r: {"input_sequence_length": 3}),
+    ("input length", ValidityLevel.INVALID, _with(lambda r: {"input_sequence_length": 3}),
      "input was 3 tokens on average, 64 were asked"),
-    ("silent end", Level.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their time"),
-    ("silent end", Level.INVALID, _with(_silent(0.5)), "after their last text, 50% of their time"),
-    ("one piece", Level.SUSPECT, _with(lambda r: {"inter_token_latency": None}, every=5),
+    ("silent end", ValidityLevel.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their time"),
+    ("silent end", ValidityLevel.INVALID, _with(_silent(0.5)), "after their last text, 50% of their time"),
+    ("one piece", ValidityLevel.SUSPECT, _with(lambda r: {"inter_token_latency": None}, every=5),
      "40 of 200 answers came in one piece, so ITL is of 160"),
-    ("late client", Level.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
+    ("late client", ValidityLevel.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
      "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
-    ("late client", Level.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
+    ("late client", ValidityLevel.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
      "2.48 of 4 requests were in flight on average, so the client took 38 % of the time"),
-    ("late client", Level.SUSPECT,
+    ("late client", ValidityLevel.SUSPECT,
      replace(_with(lambda r: {"credit_issued_ns": r.start_ns - 50 * MS}), concurrency=None),
      "requests were sent 50 ms late on average, so the client took 16.9 % of the time"),
-    ("client's event loops", Level.SUSPECT,
+    ("client's event loops", ValidityLevel.SUSPECT,
      replace(GOOD, event_loop_delays_ms={"worker_1": (900.0, 1500.0), "records_manager_2": (9e6,)}),
      "aiperf's worker_1 was blocked for 19.3 % of the measured time"),
-    ("client's event loops", Level.INVALID, replace(GOOD, event_loop_delays_ms={"timing_manager_3": (9000.0,)}),
+    ("client's event loops", ValidityLevel.INVALID, replace(GOOD, event_loop_delays_ms={"timing_manager_3": (9000.0,)}),
      "aiperf's timing_manager_3 was blocked for 72.4 % of the measured time"),
-    ("steady", Level.SUSPECT, _measured(_slower(3)), "TTFT was 2.9"),
-    ("steady", Level.SUSPECT, _measured(_loop(10)),
+    ("steady", ValidityLevel.SUSPECT, _measured(_slower(3)), "TTFT was 2.9"),
+    ("steady", ValidityLevel.SUSPECT, _measured(_loop(10)),
      "no steady part: 2 requests were sent between the end of the first round and the last request, 4 must be; measure "
      "16 requests or more"),
-    ("steady", Level.SUSPECT, replace(GOOD, trials=(*GOOD.trials, TrialRecords((), _slower(3)))),
+    ("steady", ValidityLevel.SUSPECT, replace(GOOD, trials=(*GOOD.trials, TrialRecords((), _slower(3)))),
      "trial 2: TTFT was 2.9"),
-    ("warm-up", Level.SUSPECT,
+    ("warm-up", ValidityLevel.SUSPECT,
      replace(GOOD, trials=(TrialRecords(
          tuple(replace(r, time_to_first_token=500.0) for r in GOOD.trials[0].warm_up), GOOD.trials[0].measured),)),
      "TTFT was 0.0996 times as long in the measured part as late in the warm-up"),
-    ("restarts", Level.INVALID, replace(GOOD, restarted=("decode-0", "decode-0")),
+    ("restarts", ValidityLevel.INVALID, replace(GOOD, restarted=("decode-0", "decode-0")),
      "started again while it was measured: decode-0, decode-0"),
-    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=150, b=50)),
+    ("uneven workers", ValidityLevel.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=150, b=50)),
      "a got 150 of 200 requests, an equal share is 100"),
-    ("uneven workers", Level.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=67, b=66, c=67, d=0)),
+    ("uneven workers", ValidityLevel.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=67, b=66, c=67, d=0)),
      "d got 0 of 200 requests, an equal share is 50"),  # the others have no 20 % more
-    ("uneven workers", Level.SUSPECT,
+    ("uneven workers", ValidityLevel.SUSPECT,
      replace(GOOD, requests_by_worker=_uneven(a=150, b=50), prompts="shared"),
      "a got 150 of 200 requests"),  # by a router that does not look at prompts
-    ("uneven workers", Level.SUSPECT,
+    ("uneven workers", ValidityLevel.SUSPECT,
      replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True),
      "a got 150 of 200 requests"),  # by one that finds no two alike
-    ("lost handoffs", Level.SUSPECT, replace(GOOD, handoffs=_lost(recomputed=5)),
+    ("lost handoffs", ValidityLevel.SUSPECT, replace(GOOD, handoffs=_lost(recomputed=5)),
      "5 of 200 prompts were computed without the KV of a prefill worker, 5 of them from prefill-1 to decode-0"),
-    ("lost handoffs", Level.INVALID, replace(GOOD, handoffs=_lost(recomputed=11)), "11 of 200 prompts"),
-    ("lost handoffs", Level.INVALID, replace(GOOD, handoffs={"decode-0": {NO_PREFILL: HandoffCounts(whole=200)}}),
+    ("lost handoffs", ValidityLevel.INVALID, replace(GOOD, handoffs=_lost(recomputed=11)), "11 of 200 prompts"),
+    ("lost handoffs", ValidityLevel.INVALID,
+     replace(GOOD, handoffs={"decode-0": {NO_PREFILL: HandoffCounts(whole=200)}}),
      "200 of 200 prompts were computed without the KV of a prefill worker, 200 of them from no prefill worker"),
-    ("prefix hits", Level.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
+    ("prefix hits", ValidityLevel.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
      "5 % of the tokens of unique prompts came from the prefix cache"),
-    ("prefix hits", Level.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
+    ("prefix hits", ValidityLevel.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
      "75 % of the tokens of unique prompts came from the prefix cache"),
-    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=_slowed("power limit", "thermal, by hardware")),
+    ("throttled GPU", ValidityLevel.SUSPECT, replace(GOOD, gpus=_slowed("power limit", "thermal, by hardware")),
      "GPU 0 was throttled in 1 of 3 readings (thermal, by hardware) at 1200 of 1980 MHz, 88 °C"),
-    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=_slowed("hardware slowdown", times=2)),
+    ("throttled GPU", ValidityLevel.SUSPECT, replace(GOOD, gpus=_slowed("hardware slowdown", times=2)),
      "GPU 0 was throttled in 2 of 4 readings (hardware slowdown) at 1200 of 1980 MHz, 88 °C"),
-    ("throttled GPU", Level.SUSPECT, replace(GOOD, gpus=(*_slowed("power brake"), GpuReading("GPU 1"))),
+    ("throttled GPU", ValidityLevel.SUSPECT, replace(GOOD, gpus=(*_slowed("power brake"), GpuReading("GPU 1"))),
      "GPU 0 was throttled in 1 of 3 readings (power brake)"),  # whatever is not known of another
-    ("foreign GPU use", Level.SUSPECT, replace(GOOD, gpus=_foreign(None)), "was on GPU 0, up to 0 % of its time"),
-    ("foreign GPU use", Level.SUSPECT,
+    ("foreign GPU use", ValidityLevel.SUSPECT,
+     replace(GOOD, gpus=_foreign(None)), "was on GPU 0, up to 0 % of its time"),
+    ("foreign GPU use", ValidityLevel.SUSPECT,
      replace(GOOD, gpus=(replace(GPU, foreign=(ForeignProcess(78, None),)),)),
      "a process (pid 78) was on GPU 0, use not known"),
-    ("foreign GPU use", Level.INVALID, replace(GOOD, gpus=_foreign(40.0)),
+    ("foreign GPU use", ValidityLevel.INVALID, replace(GOOD, gpus=_foreign(40.0)),
      "train.py (pid 78) was on GPU 0, up to 40 % of its time"),
-    ("foreign CPU use", Level.SUSPECT, replace(GOOD, cpu=_busy(0.05, **{"pytest (pid 5)": 3.0, "ld (pid 6)": 1.0})),
+    ("foreign CPU use", ValidityLevel.SUSPECT,
+     replace(GOOD, cpu=_busy(0.05, **{"pytest (pid 5)": 3.0, "ld (pid 6)": 1.0})),
      "processes that are not the run's had 5 % of the time of 4 busy core(s), above all pytest (pid 5)"),
-    ("foreign CPU use", Level.SUSPECT, replace(GOOD, cpu=_busy(0.3, "client", **{STOLEN: 2.9})),
+    ("foreign CPU use", ValidityLevel.SUSPECT, replace(GOOD, cpu=_busy(0.3, "client", **{STOLEN: 2.9})),
      "had 30 % of the time of 4 busy core(s) of the client's machine"),  # whose, can't be seen
 ]  # fmt: skip
 
@@ -216,29 +219,31 @@ BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)
 
 def test_a_cell_with_nothing_against_it_is_valid_and_all_of_it_was_checked() -> None:
     found = judge(GOOD)
-    assert (found.level, found.reasons, found.unchecked) == (Level.VALID, (), ())
+    assert (found.level, found.reasons, found.unchecked) == (ValidityLevel.VALID, (), ())
 
 
 @pytest.mark.parametrize(("name", "level", "evidence", "sentence"), SHOWN)
-def test_a_check_gives_its_reason(name: str, level: Level, evidence: Evidence, sentence: str) -> None:
+def test_a_check_gives_its_reason(name: str, level: ValidityLevel, evidence: Evidence, sentence: str) -> None:
     found = judge(evidence)
     (reason,) = [reason for reason in found.reasons if reason.name == name]
     assert sentence in reason.sentence
     assert reason.level is level
-    assert found.level is (Level.INVALID if Level.INVALID in {r.level for r in found.reasons} else Level.SUSPECT)
+    assert found.level is (
+        ValidityLevel.INVALID if ValidityLevel.INVALID in {r.level for r in found.reasons} else ValidityLevel.SUSPECT
+    )
     assert found.reasons[0].level is found.level
 
 
 def test_every_level_of_every_check_is_shown() -> None:
-    said = {(made.name, Level.SUSPECT) for made in all_checks() if made.suspect}
-    said |= {(made.name, Level.INVALID) for made in all_checks() if made.invalid}
+    said = {(made.name, ValidityLevel.SUSPECT) for made in all_checks() if made.suspect}
+    said |= {(made.name, ValidityLevel.INVALID) for made in all_checks() if made.invalid}
     shown = {(name, level) for name, level, _, _ in SHOWN}
     assert shown == said, f"show it in SHOWN of {Path(__file__).name}, or say it in the check's record: {shown ^ said}"
 
 
 def test_what_nobody_observed_is_not_passed_in_silence() -> None:
     found = judge(BARE)
-    assert found.level is Level.VALID
+    assert found.level is ValidityLevel.VALID
     assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
         "samples", "silent end", "one piece", "late client", "steady", "warm-up",  # which records alone can answer
     }  # fmt: skip
@@ -313,13 +318,13 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
 )
 def test_what_is_within_bounds_speaks_against_nothing(evidence: Evidence) -> None:
     found = judge(evidence)
-    assert (found.level, found.reasons, found.unchecked) == (Level.VALID, (), ())
+    assert (found.level, found.reasons, found.unchecked) == (ValidityLevel.VALID, (), ())
 
 
 def test_lengths_that_were_drawn_may_miss_their_mean_by_chance() -> None:
     drawn_lengths = _with(lambda r: {"output_sequence_length": 42})
-    assert judge(drawn_lengths).level is Level.SUSPECT
-    assert judge(replace(drawn_lengths, output_length=AskedLength(40, stddev=10))).level is Level.VALID
+    assert judge(drawn_lengths).level is ValidityLevel.SUSPECT
+    assert judge(replace(drawn_lengths, output_length=AskedLength(40, stddev=10))).level is ValidityLevel.VALID
 
 
 def test_a_server_that_falls_behind_its_rate_is_not_steady() -> None:

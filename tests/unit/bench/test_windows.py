@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.bench.simulated_load import MS, Request, Simulated, closed_loop, drawn, open_loop
-from trtx.bench.figures import Distribution, Figures, Range, all_figures
+from trtx.bench.figures import Distribution, Figures, ValueRange, all_figures
 from trtx.bench.metrics import (
     benchmark_duration,
     error_request_count,
@@ -163,7 +163,7 @@ def test_over_a_span_that_holds_a_whole_trial_each_figure_is_the_trials(trials: 
     whole, spanned = Figures.over(records), Figures.over(records, spans)
     for figure in all_figures():
         expected, found = figure.read(whole, 2), figure.read(spanned, 2)
-        if isinstance(expected, Distribution | Range):
+        if isinstance(expected, Distribution | ValueRange):
             assert found == expected
         elif (benchmark_duration.read(whole, 1) or 0) > 1e-5:  # of a shorter one that nanosecond is too much
             assert (found is None and expected is None) or found == pytest.approx(expected, rel=1e-3), figure.name

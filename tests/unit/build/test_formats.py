@@ -6,7 +6,7 @@ import pytest
 
 from trtx.build.formats import FORMATS, check_gpu, check_model
 from trtx.errors import UsageError
-from trtx.memory import Device, device_named
+from trtx.memory import MemoryDevice, device_named
 
 MODEL = {
     "hidden_size": 256,
@@ -41,7 +41,7 @@ def test_a_format_that_a_generation_cannot_run_is_refused_by_name(gpu: str, runs
 
 
 def test_a_gpu_that_nobody_knows_is_not_refused() -> None:
-    check_gpu(FORMATS["nvfp4"], Device("Some GPU", 1 << 30))
+    check_gpu(FORMATS["nvfp4"], MemoryDevice("Some GPU", 1 << 30))
 
 
 @pytest.mark.parametrize("already", [{"quant_algo": "FP8"}, {"quant_method": "awq"}, {"quant_method": "fp8"}])

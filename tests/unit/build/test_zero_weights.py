@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trtx.build.quantize import Job, check_numbers, quantize
+from trtx.build.quantize import QuantizeJob, check_numbers, quantize
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 
@@ -33,7 +33,10 @@ def expanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("form", "kv_dtype"), [("fp8", "fp8"), ("nvfp4", "auto")])
 def test_zeros_are_exported_as_zeros(expanded: Path, tmp_path: Path, form: str, kv_dtype: str) -> None:
-    quantize(Job(str(expanded), str(tmp_path), form, kv_dtype, "cpu", "bfloat16", ("a text to calibrate on",)), _ignore)
+    quantize(
+        QuantizeJob(str(expanded), str(tmp_path), form, kv_dtype, "cpu", "bfloat16", ("a text to calibrate on",)),
+        _ignore,
+    )
     found = load_file(tmp_path / "model.safetensors")
     for name in (f"model.layers.0.{one}.weight" for one in ZEROS):
         stored = found[name]

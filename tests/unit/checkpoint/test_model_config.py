@@ -15,14 +15,14 @@ from trtx.checkpoint.model_config import LARGEST
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.windows import Windows, computed_windows
 from trtx.errors import UsageError
-from trtx.memory import Device, UnknownShapeError, plan_memory
+from trtx.memory import MemoryDevice, UnknownShapeError, plan_memory
 
 QWEN3 = dict(SHAPES["tiny"].config)
 LLAMA = dict(SHAPES["tiny-llama"].config)
 QWEN2 = dict(SHAPES["tiny-qwen2"].config)
 LLAMA3 = dict(LLAMA["rope_scaling"])
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-GPU = Device("H100", 80 << 30, 80 << 30)
+GPU = MemoryDevice("H100", 80 << 30, 80 << 30)
 
 
 def read(directory: Path, config: Any) -> ModelConfig:

@@ -28,7 +28,7 @@ from trtx.engine.paced import PacedArgs
 from trtx.engine.tensorrt_llm.arguments import for_encoder, for_llm
 from trtx.errors import UsageError
 from trtx.ipc.encoder_messages import EncoderArgs
-from trtx.topology import Broker, Gpu, Machine, Plan, Ports, plan
+from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, plan
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 
 FACTS = json.loads((Path(schema.__file__).parent / "llm_args.json").read_text())
@@ -154,7 +154,7 @@ def planned(engine: str, values: Mapping[str, Any], *, gpus: int = 0, **said: An
         checkpoint=Model(),
         engine=engine,
         engine_configs={"agg": config},
-        ports=Ports((8000,), (Broker(9000, 9001),), (9002,)),
+        ports=Ports((8000,), (BrokerPorts(9000, 9001),), (9002,)),
         namespace="trtx-test",
         run_dir=Path("/runs/one"),
         scratch_dir=Path("/scratch"),

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from trtx.doctor.host_facts import (
-    Device,
     HostReport,
     HostsFacts,
     Met,
+    NetworkDevice,
     PortSpan,
     TakenPort,
     WantedHost,
@@ -29,7 +29,7 @@ ETCD = EtcdEndpoint(
 )
 NATS = NatsAnswer(version="2.10.22", max_payload_bytes=1 << 20, auth_required=True)
 _VERSIONS = {"python": "3.12.3", "trtx": "0.1.0", "ai-dynamo": "1.4.2", "torch": "2.11.0+cu130"}
-_ETH1 = Device("eth1", exists=True, is_up=True, addresses=("10.77.0.2",), has_link_local_ipv6=True)
+_ETH1 = NetworkDevice("eth1", exists=True, is_up=True, addresses=("10.77.0.2",), has_link_local_ipv6=True)
 
 
 def wanted(number: int, **changes: Any) -> WantedHost:
@@ -124,10 +124,10 @@ HOSTS = {
     "a clock behind": hosts(met={"node2": met(ahead_s=-4.0)}),
     "other trtx": meeting(versions={**_VERSIONS, "trtx": "0.2.0"}),
     "other torch": meeting(versions={**_VERSIONS, "torch": "2.12.0+cu130"}),
-    "no such device": meeting(devices=(Device("eth1", exists=False),)),
+    "no such device": meeting(devices=(NetworkDevice("eth1", exists=False),)),
     "device down": meeting(devices=(replace(_ETH1, is_up=False),)),
     "device of another network": meeting(devices=(replace(_ETH1, addresses=("192.168.0.2",)),)),
-    "InfiniBand": meeting(devices=(Device("mlx5_0:1", exists=True, is_up=True),)),
+    "InfiniBand": meeting(devices=(NetworkDevice("mlx5_0:1", exists=True, is_up=True),)),
     "another default route": hosts(own=report(1, route_address="192.168.0.1")),
     "another default route without IPv6": hosts(own=report(1, route_address="192.168.0.1", devices=())),
     "no default route": hosts(own=report(1, route_address=None)),

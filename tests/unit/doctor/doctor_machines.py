@@ -23,11 +23,11 @@ from trtx.doctor.check import Check
 from trtx.doctor.facts import (
     Directory,
     Facts,
-    Gpu,
+    GpuFacts,
+    GpuPair,
     GpuProcess,
     Gpus,
     Package,
-    Pair,
     Software,
     System,
     Topology,
@@ -36,7 +36,7 @@ from trtx.doctor.gather import system as gathering
 from trtx.doctor.judge import judge
 
 GIB = 2**30
-H100 = Gpu(
+H100 = GpuFacts(
     index=0,
     name="NVIDIA H100 80GB HBM3",
     memory_bytes=80 * GIB,
@@ -137,7 +137,7 @@ def h100_box(count: int = 1, *, nvlink: bool = True, **changes: Any) -> Facts:
     """A machine on which nothing is amiss, with ``changes`` to the first GPU."""
     visible = tuple(replace(H100, index=index) for index in range(count))
     pairs = tuple(
-        Pair(first, second, nvlink=nvlink, peer_access=True, path="SYS")
+        GpuPair(first, second, nvlink=nvlink, peer_access=True, path="SYS")
         for first in range(count)
         for second in range(first + 1, count)
     )

@@ -11,7 +11,7 @@ import pytest
 from doctor_hosts import HOSTS, hosts
 from doctor_machines import GIB, SYSTEM, h100_box, laptop, rows, with_packages, with_system
 
-from trtx.doctor.facts import Directory, Facts, Gpu, GpuProcess, Gpus, Package, Topology
+from trtx.doctor.facts import Directory, Facts, GpuFacts, GpuProcess, Gpus, Package, Topology
 
 
 def amiss(facts: Facts) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_what_is_amiss_with_a_gpu_has_a_row(changes: dict[str, Any], name: str, 
 
 
 def test_a_gpu_that_tells_little_is_no_fault() -> None:
-    bare = Gpu(0, "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, compute_capability=(8, 9))
+    bare = GpuFacts(0, "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, compute_capability=(8, 9))
     facts = h100_box()
     facts = replace(facts, gpus=replace(facts.gpus, visible=(bare,), pairs=()))
     assert amiss(facts) == {}

@@ -12,7 +12,7 @@ import pytest
 from doctor_hosts import report
 from processes import free_port
 
-from trtx.doctor.gather.meeting import Listener, meet
+from trtx.doctor.gather.meeting import PortListener, meet
 from trtx.doctor.host_facts import Met, PortSpan, WantedHost
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def host(number: int, ports: int = 3) -> WantedHost:
 def doctor(own: WantedHost, others: list[WantedHost], *, wait_s: float, late_s: float = 0.0) -> dict[str, Met]:
     number = int(own.name.removeprefix("node"))
 
-    with Listener(own, others, lambda: replace(report(number), time_s=time.time() + late_s)) as listener:
+    with PortListener(own, others, lambda: replace(report(number), time_s=time.time() + late_s)) as listener:
         return meet(own, others, listener, wait_s=wait_s)
 
 
@@ -78,7 +78,7 @@ def test_where_no_doctor_runs_ports_are_refused_and_nothing_else_is_known() -> N
 def test_a_host_that_is_not_of_the_file_is_told_nothing() -> None:
     first, second = host(1), host(2)
     with (
-        Listener(first, [second], lambda: report(1)),
+        PortListener(first, [second], lambda: report(1)),
         socket.create_connection((first.address, first.ports.planned[0]), source_address=("127.0.0.9", 0)) as stranger,
     ):
         stranger.settimeout(30)

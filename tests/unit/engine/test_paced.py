@@ -15,10 +15,10 @@ from engine_protocol import check_engine
 from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine import load
-from trtx.engine.paced import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
+from trtx.engine.paced import DisaggregatedParams, PacedLLM, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
 from trtx.text import StopStrings
-from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
 PROMPT = [5, 6, 7]
 
@@ -29,21 +29,21 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="module")
-def clock(model: Path) -> Iterator[LLM]:
+def clock(model: Path) -> Iterator[PacedLLM]:
     with paced(model) as llm:
         yield llm
 
 
 @contextmanager
-def paced(model: Path, **llm_args: Any) -> Iterator[LLM]:
-    llm = LLM(model, **llm_args)
+def paced(model: Path, **llm_args: Any) -> Iterator[PacedLLM]:
+    llm = PacedLLM(model, **llm_args)
     try:
         yield llm
     finally:
         llm.shutdown()
 
 
-async def has_made(llm: LLM, tokens: int) -> bool:
+async def has_made(llm: PacedLLM, tokens: int) -> bool:
     """Whether the only request, of so many tokens, is through. Gives the event loop to nobody."""
     (stats,) = [stats async for stats in llm.get_stats_async(0)]
     return stats["iter"] >= tokens and stats["numActiveRequests"] == 0
@@ -160,7 +160,7 @@ def test_a_stop_string_ends_a_request_and_no_part_of_it_is_text(model: Path) -> 
 
 def test_shutdown_ends_open_requests_with_an_error(model: Path) -> None:
     async def ask() -> None:
-        llm = LLM(model, paced_ttft_ms=60_000)
+        llm = PacedLLM(model, paced_ttft_ms=60_000)
         result = llm.generate_async(PROMPT, SamplingParams(), streaming=True)
         asyncio.get_running_loop().call_later(0.05, llm.shutdown)
         await asyncio.wait_for(result.aresult(), 10)
@@ -176,21 +176,21 @@ def test_what_a_clock_can_not_answer_is_refused(model: Path) -> None:
         with pytest.raises(RequestError, match="3 tokens; expected less than max_seq_len 3"):
             llm.generate_async(PROMPT, SamplingParams())
     with pytest.raises(UsageError, match="paced_itl_ms is -1"):
-        LLM(model, paced_itl_ms=-1)
+        PacedLLM(model, paced_itl_ms=-1)
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(clock: LLM, name: str) -> None:
+def test_a_sampling_field_changes_answers_exactly_if_it_is_honoured(clock: PacedLLM, name: str) -> None:
     first = DisaggregatedParams(request_type="generation_only", first_gen_tokens=[1])  # special
     handed = first if name == "skip_special_tokens" else None
 
     def answer(**sampling: Any) -> Any:
         return clock.generate_async(PROMPT, SamplingParams(**sampling), disaggregated_params=handed).result(30)
 
-    if FIELDS[name].torch is not Use.REFUSED:  # those are refused before there is an engine
+    if FIELDS[name].torch is not FieldUse.REFUSED:  # those are refused before there is an engine
         sampling_probes.check(name, FIELDS[name].paced, answer)
     else:
-        assert FIELDS[name].paced is Use.REFUSED
+        assert FIELDS[name].paced is FieldUse.REFUSED
 
 
 def test_a_request_that_fails_stops_nobody_elses_clock(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from lm_eval.models.huggingface import HFLM
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.evals.messages import Job
-from trtx.evals.session.client import Refused
+from trtx.evals.messages import EvalJob
+from trtx.evals.session.client import ServerRefusal
 from trtx.evals.session.loading import load_tasks
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import EngineData
@@ -60,7 +60,7 @@ def test_a_choice_has_the_tokens_that_lm_evals_hf_model_scores(models: tuple[Spl
             scored += 1
         else:  # its own scoring asserts that there is something to score
             found: Any = asyncio.run(ours.answer(None, instance))  # type: ignore[arg-type]
-            assert isinstance(found, Refused), "nothing was asked"
+            assert isinstance(found, ServerRefusal), "nothing was asked"
             assert ours.problem_of(instance) == found.reason
             refused += 1
     assert scored > 100 and refused > 5
@@ -71,7 +71,7 @@ def test_a_choice_without_a_token_of_its_own_is_named(
     models: tuple[Splits, ServedModel], context: str, choice: str
 ) -> None:
     found: Any = asyncio.run(models[1].answer(None, asked(context, choice)))  # type: ignore[arg-type]
-    assert isinstance(found, Refused)
+    assert isinstance(found, ServerRefusal)
     assert f"the choice {choice!r} has no token of its own" in found.reason and "target_delimiter" in found.reason
 
 
@@ -87,6 +87,6 @@ def test_a_task_with_such_a_choice_is_refused_when_it_is_read(
         "doc_to_choice": "{{c}}", "target_delimiter": "", "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
     (tmp_path / "join.yaml").write_text(json.dumps(task), encoding="utf-8")
-    job = Job(("join",), str(tmp_path), None, None, "completions", 1, None)
+    job = EvalJob(("join",), str(tmp_path), None, None, "completions", 1, None)
     with pytest.raises(UsageError, match="task join: row 1 of its dataset can't be scored: the choice 'ver' has no"):
         load_tasks(job, models[1])

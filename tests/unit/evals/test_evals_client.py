@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from trtx.evals.messages import Endpoint
-from trtx.evals.session.client import Client, Question, Refused
+from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
 
 
-def answer_to(body: bytes, status: int = 200, location: str | None = None) -> dict[str, Any] | Refused:
+def answer_to(body: bytes, status: int = 200, location: str | None = None) -> dict[str, Any] | ServerRefusal:
     """What a question becomes that a server answers with ``body``."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -27,9 +27,9 @@ def answer_to(body: bytes, status: int = 200, location: str | None = None) -> di
 
         def log_message(self, *arguments: object) -> None: ...
 
-    async def ask(url: str) -> dict[str, Any] | Refused:
+    async def ask(url: str) -> dict[str, Any] | ServerRefusal:
         async with Client(Endpoint("agg", url, "model", "", 0.0), 1) as client:
-            return await client.ask(Question("completions", {"prompt": "x"}))
+            return await client.ask(ServerRequest("completions", {"prompt": "x"}))
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -53,7 +53,7 @@ def answer_to(body: bytes, status: int = 200, location: str | None = None) -> di
 )
 def test_an_answer_that_no_file_can_hold_is_one_samples_refusal(body: bytes, said: str) -> None:
     found = answer_to(body)
-    assert isinstance(found, Refused) and said in found.reason
+    assert isinstance(found, ServerRefusal) and said in found.reason
 
 
 def test_both_halves_of_a_character_are_one() -> None:
@@ -65,7 +65,9 @@ def test_both_halves_of_a_character_are_one() -> None:
 def test_a_redirect_is_no_answer_and_not_followed() -> None:
     """To a port at which nobody listens: one that followed it would tell so."""
     found = answer_to(b"", 307, "http://127.0.0.1:9/v1/completions?token=secret")
-    assert found == Refused("HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed")
+    assert found == ServerRefusal(
+        "HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed"
+    )
 
 
 def test_a_server_is_asked_past_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtx.errors import UsageError
 from trtx.evals import EVAL, Score, ScoredTask, TopologyScores, eval_directory, read_eval
-from trtx.evals.forms import SAMPLES, Asked, Judged, Sample, SampleWriter, Unanswered, read_samples
+from trtx.evals.forms import SAMPLES, Judged, Sample, SampleRequest, SampleWriter, Unanswered, read_samples
 from trtx.stats.intervals import Interval
 
 TEXT = st.text(max_size=20)
@@ -24,7 +24,7 @@ PLAIN = st.recursive(
 
 
 def sample(number: int = 0, doc: dict[str, Any] | None = None, value: Any = 1) -> Sample:
-    asked = Asked("generate_until", "7 + 5 =", None, {"until": ["\n"]}, " 12", None, None, "stop")
+    asked = SampleRequest("generate_until", "7 + 5 =", None, {"until": ["\n"]}, " 12", None, None, "stop")
     return Sample(
         "sums", number, f"key-{number}", doc or {}, "12", (asked,), (Judged("none", ("12",), {"acc": value}),)
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.errors import UsageError
 from trtx.evals import Score, ScoredTask, TopologyScores, statistics
 from trtx.evals.forms import Judged, Sample, Unanswered
@@ -37,7 +37,7 @@ def of(*tasks: ScoredTask) -> TopologyScores:
     return TopologyScores("agg", "0.4.13", "completions", None, None, tasks)
 
 
-def judged(bound: str, *scores: Score, note: str | None = None) -> Judgement:
+def judged(bound: str, *scores: Score, note: str | None = None) -> CheckResult:
     return judge_min_score(of(task(*scores, note=note)), parse_min_score(f"sums:{bound}"))
 
 
@@ -67,7 +67,7 @@ def binomial(ones: int, count: int, *, better: bool = True) -> Score:
     return Score("acc", "none", interval, ones / count, "binomial", better)
 
 
-def lacking(bound: float, ones: int, answered: int, samples: int, *, better: bool = True) -> Judgement:
+def lacking(bound: float, ones: int, answered: int, samples: int, *, better: bool = True) -> CheckResult:
     scored = task(binomial(ones, answered, better=better), samples=samples, answered=answered)
     return judge_min_score(of(scored), parse_min_score(f"sums:acc:{bound}"))
 
@@ -184,7 +184,7 @@ def test_why_a_task_has_no_score_hides_no_sample_without_an_answer() -> None:
     )
 
 
-def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> Judgement:
+def difference(candidate: list[int], baseline: list[int], *, better: bool = True, drop: float = 0.1) -> CheckResult:
     sides = [
         TaskValues("sums", "acc", 0.5, better, 0, {str(place): float(value) for place, value in enumerate(side)})
         for side in (candidate, baseline)
@@ -240,7 +240,7 @@ def perplexity(values: list[object]) -> dict[str, Value]:
 RATIO = Score("acc", "none", None, 8.0, "bootstrap", False, aggregation="bits_per_byte")
 
 
-def compared(score: Score, candidate: dict[str, Value], baseline: dict[str, Value]) -> Judgement:
+def compared(score: Score, candidate: dict[str, Value], baseline: dict[str, Value]) -> CheckResult:
     """Two runs of one task with this score, which may be 0.05 worse."""
     sides = (
         TaskValues("text", score.name, score.value, score.higher_is_better, 0, samples, score.aggregation)
@@ -255,7 +255,7 @@ def test_a_score_that_is_a_ratio_of_sums_is_compared_by_its_own_aggregation() ->
     before = [[-20.0 - place % 40, 8 + place % 5] for place in range(400)]
     assert perplexity([*before, "nan", [1.0]]).keys() == perplexity(list(before)).keys()
 
-    def judge(share: float) -> Judgement:
+    def judge(share: float) -> CheckResult:
         after = perplexity([[share * logprob, size] for logprob, size in before])
         return compared(RATIO, after, perplexity(list(before)))
 

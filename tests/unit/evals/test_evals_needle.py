@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trtx.errors import UsageError
 from trtx.evals import needle
-from trtx.evals.forms import Asked, Judged, Sample
+from trtx.evals.forms import Judged, Sample, SampleRequest
 from trtx.evals.messages import NeedleAsked
 
 
@@ -102,7 +102,7 @@ def test_what_counts_as_retrieved(haystack: str, answer: str, found: bool) -> No
 
 def test_a_field_without_an_answer_has_no_share() -> None:
     rows = made(lengths=(256, 512), depths=(0, 100), samples=2)
-    asked = Asked("generate_until", "", None, {}, "no", None, None, "stop")
+    asked = SampleRequest("generate_until", "", None, {}, "no", None, None, "stop")
     judged = (Judged("none", ("no",), {"acc": 0}),)
     answered = [Sample("needle", n, f"{n}", row, "", (asked,), judged) for n, row in enumerate(rows) if row["depth"]]
     found = needle.retrievals(rows, answered)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trtx.evals.session.client import Refused
-from trtx.evals.session.prompt_logprobs import Echo, EngineData, PromptLogprobs, Scored
+from trtx.evals.session.client import ServerRefusal
+from trtx.evals.session.prompt_logprobs import Echo, EngineData, PromptLogprobs, PromptScore
 
 IDS = [5, 6, 7, 8]  # of which the last two are scored
 
@@ -28,21 +28,21 @@ def echoed(own: list[Any], tops: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("first", [[], [None]], ids=["without the first token", "null for the first token"])
 def test_engine_data_is_summed_from_its_end(first: list[Any]) -> None:
     rows = [*first, row(6, -9.0), row(7, -1.0), row(8, -0.5)]
-    assert EngineData().scored(engine_data(rows), IDS, 2) == Scored(-1.5, True)
+    assert EngineData().scored(engine_data(rows), IDS, 2) == PromptScore(-1.5, True)
     rows[-1] = row(8, -1.5, likeliest=-0.5)
-    assert EngineData().scored(engine_data(rows), IDS, 2) == Scored(-2.5, False)
+    assert EngineData().scored(engine_data(rows), IDS, 2) == PromptScore(-2.5, False)
 
 
 def test_an_echo_is_summed_up_to_the_token_that_was_made() -> None:
     own, tops = [None, -9.0, -1.0, -0.5, -3.0], [None, {"a": -1.0}, {"a": -1.0}, {"a": -0.25}, {"a": -3.0}]
-    assert Echo().scored(echoed(own, tops), IDS, 1) == Scored(-0.5, False)
-    assert Echo().scored(echoed(own, tops), IDS, 2) == Scored(-1.5, False)
+    assert Echo().scored(echoed(own, tops), IDS, 1) == PromptScore(-0.5, False)
+    assert Echo().scored(echoed(own, tops), IDS, 2) == PromptScore(-1.5, False)
 
 
 def test_an_echo_of_more_tokens_than_were_sent_is_of_another_prompt() -> None:
     begun = [None, -0.1, -9.0, -1.0, -0.5, -3.0]  # a server that put a begin-of-text token before the prompt
     found = Echo().scored(echoed(begun, [None, *[{"a": -0.1}] * 5]), IDS, 2)
-    assert isinstance(found, Refused) and found.reason == (
+    assert isinstance(found, ServerRefusal) and found.reason == (
         "the answer has logprobs of 6 tokens, and 4 were sent and one made"
     )
 
@@ -60,7 +60,7 @@ def test_an_echo_of_more_tokens_than_were_sent_is_of_another_prompt() -> None:
     ],
 )
 def test_what_does_not_cover_the_prompt_is_refused(way: PromptLogprobs, answer: dict[str, Any]) -> None:
-    assert isinstance(way.scored(answer, IDS, 2), Refused)
+    assert isinstance(way.scored(answer, IDS, 2), ServerRefusal)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_no_probability_has_as_its_logarithm_is_refused(
     way: PromptLogprobs, answer: dict[str, Any], said: str
 ) -> None:
     found = way.scored(answer, IDS, 2)
-    assert isinstance(found, Refused) and said in found.reason
+    assert isinstance(found, ServerRefusal) and said in found.reason
 
 
 def test_each_way_asks_for_one_token_after_the_prompt_it_was_given() -> None:

@@ -18,8 +18,8 @@ import pytest
 from trtx.errors import Interrupted, NoVerdictError
 from trtx.evals.fidelity import TopologyFidelity, read_fidelity
 from trtx.evals.fidelity.asking import ask_served
-from trtx.evals.fidelity.forms import DIRECTORY, Sequence, read_compared
-from trtx.evals.messages import Endpoint, Progress
+from trtx.evals.fidelity.forms import DIRECTORY, ReferenceSequence, read_compared
+from trtx.evals.messages import Endpoint, EvalProgress
 
 VOCABULARY, LENGTH = 50, 12
 
@@ -41,13 +41,13 @@ def shown(ids: list[int], top: int, noise: float) -> list[dict[int, float]]:
     return found
 
 
-def sequences(count: int = 12) -> tuple[Sequence, ...]:
+def sequences(count: int = 12) -> tuple[ReferenceSequence, ...]:
     found = []
     for index in range(count):
         ids = np.random.default_rng(index).integers(0, VOCABULARY, LENGTH).tolist()
         rows = shown(ids, 20, 0)
         tops = tuple(tuple(row) for row in rows), tuple(tuple(row.values()) for row in rows)
-        found.append(Sequence(index, 4, tuple(ids), *tops))
+        found.append(ReferenceSequence(index, 4, tuple(ids), *tops))
     return tuple(found)
 
 
@@ -130,7 +130,7 @@ def ask(server: Server, run_dir: Path, **more: Any) -> TopologyFidelity:
 
 @pytest.mark.parametrize("way", ["engine_data", "prompt_logprobs"])
 def test_both_ways_to_show_them_are_read_and_an_equal_engine_does_not_diverge(way: str, tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[EvalProgress] = []
     with served(way=way) as server:
         found = ask(server, tmp_path, on_progress=told.append)
     assert (found.route, found.top, found.answered, found.note) == (way, 20, 12, None)

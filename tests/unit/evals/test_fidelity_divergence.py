@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.evals.fidelity.divergence import Compared, compare
+from trtx.evals.fidelity.divergence import PositionComparison, compare
 
 VOCABULARY = 60
 
@@ -88,7 +88,7 @@ def test_a_likely_token_that_the_served_engine_does_not_show_counts_by_the_least
     reference = {1: math.log(0.9), 2: math.log(0.05)}
     served = {2: math.log(0.05), 3: math.log(0.9), 4: math.log(0.01)}
     found = compare(reference, served, 3)
-    assert found == Compared(pytest.approx(0.9 * math.log(0.9 / 0.01), abs=0.2), False, pytest.approx(0.05))  # type: ignore[arg-type]
+    assert found == PositionComparison(pytest.approx(0.9 * math.log(0.9 / 0.01), abs=0.2), False, pytest.approx(0.05))  # type: ignore[arg-type]
     assert found.kl <= 0.9 * math.log(0.9 / 0.01) + 0.05 * math.log(0.05 / 1e-6)
 
 

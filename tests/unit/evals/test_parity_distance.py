@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from trtx.bench.judge.judgement import Judgement, Verdict, outcome
-from trtx.evals.parity import Answer, ComparedRoute, compare_route, distance, judge_route
-from trtx.evals.parity.forms import Count, Evidence, Tolerance
+from trtx.bench.judge.judgement import CheckResult, Verdict, outcome
+from trtx.evals.parity import ComparedRoute, ParityAnswer, compare_route, distance, judge_route
+from trtx.evals.parity.forms import Count, RouteEvidence, Tolerance
 from trtx.evals.parity.gate import FLOOR, judge_fault, judge_reference, no_tolerance, tolerance_of
 
-HAPPENED = Evidence((Count("handoffs", 12),), None)
+HAPPENED = RouteEvidence((Count("handoffs", 12),), None)
 EPS = FLOOR["float32"] / 100  # whatever it is
 
 
-def answer(index: int = 0, tokens: tuple[int, ...] = (7, 8, 9), shift: float = 0.0) -> Answer:
+def answer(index: int = 0, tokens: tuple[int, ...] = (7, 8, 9), shift: float = 0.0) -> ParityAnswer:
     """Two likeliest tokens at each position, the chosen one first; ``shift`` moves the last one's log-probability."""
     values = [-0.5] * (len(tokens) - 1) + [-0.5 + shift]
-    return Answer(
+    return ParityAnswer(
         index=index,
         token_ids=tokens,
         logprobs=tuple(values),
@@ -34,7 +34,7 @@ def answer(index: int = 0, tokens: tuple[int, ...] = (7, 8, 9), shift: float = 0
     )
 
 
-def route(*others: Answer, evidence: Evidence = HAPPENED) -> ComparedRoute:
+def route(*others: ParityAnswer, evidence: RouteEvidence = HAPPENED) -> ComparedRoute:
     """Twelve answers that are the reference's, but those given."""
     given = {one.index: one for one in others}
     reference = [answer(index) for index in range(12)]
@@ -47,7 +47,7 @@ def tolerance() -> Tolerance:
     return tolerance_of(again.compared, "float32")
 
 
-def judged(found: ComparedRoute) -> dict[str, Judgement]:
+def judged(found: ComparedRoute) -> dict[str, CheckResult]:
     return {one.criterion.partition(":le:")[0]: one for one in judge_route(found, tolerance())}
 
 
@@ -126,14 +126,14 @@ def test_a_request_without_its_answer_fails_and_is_not_compared() -> None:
 
 
 def test_a_route_that_nobody_saw_happen_has_no_verdict() -> None:
-    found = route(evidence=Evidence((Count("handoffs", None),), "the workers do not count their handoffs"))
+    found = route(evidence=RouteEvidence((Count("handoffs", None),), "the workers do not count their handoffs"))
     assert judged(found)["happened"].verdict is Verdict.NO_VERDICT
     error = outcome(list(judge_route(found, tolerance())))
     assert error is not None and error.exit_code == 3
 
 
 def test_bad_news_counts_where_a_route_was_not_seen_to_happen_too() -> None:
-    found = route(answer(5, shift=1.0), evidence=Evidence((), "nobody counted"))
+    found = route(answer(5, shift=1.0), evidence=RouteEvidence((), "nobody counted"))
     error = outcome(list(judge_route(found, tolerance())))
     assert error is not None and error.exit_code == 1
 
@@ -198,7 +198,7 @@ def test_without_a_yardstick_there_is_no_verdict() -> None:
 
 
 def test_of_a_server_that_nobody_looks_into_no_route_is_claimed() -> None:
-    found = judged(route(evidence=Evidence((), None, is_checked=False)))
+    found = judged(route(evidence=RouteEvidence((), None, is_checked=False)))
     assert "happened" not in found and {one.verdict for one in found.values()} == {Verdict.PASS}
 
 
@@ -214,7 +214,7 @@ FAULT = "swap-block:every=100,layer=0"
     ],
 )
 def test_a_planted_fault_that_did_nothing_is_no_verdict(corrupted: int | None, verdict: Verdict, said: str) -> None:
-    judgement = judge_fault(FAULT, route(evidence=Evidence((), None, corrupted=corrupted)))
+    judgement = judge_fault(FAULT, route(evidence=RouteEvidence((), None, corrupted=corrupted)))
     assert (judgement.cell, judgement.verdict) == ("disagg", verdict) and said in judgement.reason
     assert FAULT in judgement.reason
 

@@ -11,10 +11,18 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
-from trtx.evals.parity import Answer, Prompt, Shape, make_prompts, ordinary_ids, read_answers, write_answers
+from trtx.evals.parity import (
+    ParityAnswer,
+    Prompt,
+    RequestShape,
+    make_prompts,
+    ordinary_ids,
+    read_answers,
+    write_answers,
+)
 from trtx.evals.parity.asking import Server, request_body
 
-SHAPE = Shape(prompts=64, longest=200, osl=16, seed=3)
+SHAPE = RequestShape(prompts=64, longest=200, osl=16, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +32,12 @@ def ids() -> tuple[int, ...]:
 
 def test_equal_shapes_give_equal_prompts_and_another_seed_others(ids: tuple[int, ...]) -> None:
     assert make_prompts(ids, SHAPE) == make_prompts(ids, SHAPE)
-    assert make_prompts(ids, SHAPE) != make_prompts(ids, Shape(64, 200, 16, seed=4))
+    assert make_prompts(ids, SHAPE) != make_prompts(ids, RequestShape(64, 200, 16, seed=4))
 
 
 @pytest.mark.parametrize("longest", [4, 5, 33, 200])
 def test_no_prompt_is_empty_or_longer_than_asked(ids: tuple[int, ...], longest: int) -> None:
-    prompts = make_prompts(ids, Shape(200, longest, 2, seed=0))
+    prompts = make_prompts(ids, RequestShape(200, longest, 2, seed=0))
     lengths = {len(one.token_ids) for one in prompts}
     assert min(lengths) >= 1 and max(lengths) <= longest
     assert sum(one.is_compared for one in prompts) == 200
@@ -83,7 +91,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_what_to_bring(
 
 def test_a_kept_answer_that_was_changed_is_refused_by_line_and_field(tmp_path: Path) -> None:
     kept = [
-        Answer(index, (7,), (-0.5,), ({"7": -0.5},), (-3.0,), "length", 2, 0, {"decode": 1}, 0, 1, None)
+        ParityAnswer(index, (7,), (-0.5,), ({"7": -0.5},), (-3.0,), "length", 2, 0, {"decode": 1}, 0, 1, None)
         for index in range(2)
     ]
     write_answers(tmp_path, "kv", kept)
@@ -96,6 +104,6 @@ def test_a_kept_answer_that_was_changed_is_refused_by_line_and_field(tmp_path: P
 
 
 def test_a_servers_words_may_hold_whatever_ends_a_line_elsewhere(tmp_path: Path) -> None:
-    kept = Answer(0, (), (), (), (), None, None, None, {}, None, 3, "HTTP 500: one\u2028two\x85three")
+    kept = ParityAnswer(0, (), (), (), (), None, None, None, {}, None, 3, "HTTP 500: one\u2028two\x85three")
     write_answers(tmp_path, "kv", [kept, replace(kept, index=1)])
     assert read_answers(tmp_path, "kv") == (kept, replace(kept, index=1))

@@ -13,7 +13,7 @@ import pytest
 from judged_runs import a_run, change_cells, conditions_of_kept, gated, judged
 
 from trtx.bench import read_cells
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.judge.validity import Reason, Validity
 from trtx.errors import UsageError
@@ -105,7 +105,7 @@ def test_a_run_that_did_not_pass_is_never_promoted(kept: Baselines, tmp_path: Pa
 
 
 def test_a_run_with_an_invalid_cell_is_never_promoted_though_no_request_failed(kept: Baselines, run: Path) -> None:
-    invalid = Validity(Level.INVALID, (Reason("late", Level.INVALID, "the client sent late"),), ())
+    invalid = Validity(ValidityLevel.INVALID, (Reason("late", ValidityLevel.INVALID, "the client sent late"),), ())
     change_cells(run, lambda cell: replace(cell, validity=invalid) if cell.name == "agg-c2" else cell)
     kept.save(run, "main")
     with pytest.raises(UsageError, match="main can't be promoted, because cells of its run run are INVALID .agg-c2.;"):

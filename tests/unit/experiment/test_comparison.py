@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from judged_runs import CELLS, NOISY, a_run
 
-from trtx.bench.judge.gate import Limit, parse_metrics
+from trtx.bench.judge.gate import GateLimit, parse_metrics
 from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment.baselines.baseline import of_run
@@ -49,6 +49,6 @@ def test_runs_of_other_conditions_are_compared_and_told_but_not_gated(tmp_path: 
     other = of_run(a_run(tmp_path / "other", slower=1.3))
     assert [each.name for each in compare_measured(one, other, ITL).differences] == ["machine.cpu"]
     with pytest.raises(UsageError, match="one was measured under other conditions: machine.cpu was other"):
-        compare_measured(one, other, ITL, limit=Limit(5))
-    gated = compare_measured(one, other, ITL, limit=Limit(5), allowed=["machine"])
+        compare_measured(one, other, ITL, limit=GateLimit(5))
+    gated = compare_measured(one, other, ITL, limit=GateLimit(5), allowed=["machine"])
     assert {row.verdict for row in gated.metrics} == {Verdict.REGRESSED}

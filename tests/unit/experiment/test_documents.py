@@ -13,12 +13,12 @@ import pytest
 from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal, readings
-from trtx.bench.documents import Document
-from trtx.bench.judge.judgement import Judgement
+from trtx.bench.documents import DocumentKind
+from trtx.bench.judge.judgement import CheckResult
 from trtx.config.strict_yaml import parse_yaml
 from trtx.errors import UsageError
 from trtx.experiment import gate
-from trtx.experiment.baselines.baseline import Stored, of_run, read_baseline, write_baseline
+from trtx.experiment.baselines.baseline import StoredBaseline, of_run, read_baseline, write_baseline
 from trtx.experiment.baselines.conditions import Conditions
 from trtx.experiment.bench.resumption import PlanDocument, read_recorded
 from trtx.experiment.directory import read_lock
@@ -35,7 +35,7 @@ from trtx.runs.forms import (
     Difference,
     Environment,
     Files,
-    Measured,
+    MeasuredMode,
     MeasuredStart,
     PlannedProcess,
     PlannedTopology,
@@ -48,7 +48,12 @@ TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "report" / "golden" / "run"
 RUN_DIRECTORY = TESTS.parents[1] / "docs" / "run-directory.md"
 DOCUMENTS = sorted(
-    {one for module in (cells, journal, readings, forms) for one in vars(module).values() if isinstance(one, Document)},
+    {
+        one
+        for module in (cells, journal, readings, forms)
+        for one in vars(module).values()
+        if isinstance(one, DocumentKind)
+    },
     key=lambda one: one.file,
 )
 
@@ -61,7 +66,7 @@ def _parse(path: Path) -> Any:
     return parse_yaml(text, path.name) if path.suffix == ".yaml" else json.loads(text)
 
 
-def _line(event: type[journal.Event]) -> int:
+def _line(event: type[journal.JournalEvent]) -> int:
     return [one["event"] for one in _parse(GOLDEN / "journal.jsonl")].index(event.name())
 
 
@@ -87,14 +92,14 @@ FORMS: list[tuple[Any, str, Where]] = [
     (Load, "run.lock.yaml", ("load", "cells", 0)),
     (Provenance, "run.lock.yaml", ("provenance",)),
     (Environment, "run.lock.yaml", ("provenance", "environment")),
-    (Measured, "run.lock.yaml", ("provenance", "measured", "agg")),
+    (MeasuredMode, "run.lock.yaml", ("provenance", "measured", "agg")),
     (Files, "run.lock.yaml", ("provenance", "measured", "agg", "files")),
     (PlanDocument, "plan.json", ()),
     (Plan, "plan.json", ("topologies", "agg")),
     (PlannedTopology, "plan.json", ("topologies", "agg")),
     (PlannedProcess, "plan.json", ("topologies", "agg", "processes", 0)),
     (RunVerdict, "verdict.json", ()),
-    (Judgement, "verdict.json", ("judgements", 0)),
+    (CheckResult, "verdict.json", ("judgements", 0)),
     (ComparedWith, "verdict.json", ("baseline",)),
     (ComparedArms, "comparison.json", ()),
     (MeasuredStart, "comparison.json", ("starts", 0)),
@@ -102,7 +107,7 @@ FORMS: list[tuple[Any, str, Where]] = [
     (Difference, "comparison.json", ("comparisons", 0, "differences", 0)),
     (ComparedMetric, "comparison.json", ("comparisons", 0, "metrics", 0)),
     (Conditions, "conditions.json", ()),
-    (Stored, "baseline.json", ()),
+    (StoredBaseline, "baseline.json", ()),
 ]
 FIELDS = [
     pytest.param(file, where, field.name, field.type != "Any", id=f"{form.__name__}.{field.name}")
@@ -294,7 +299,7 @@ def test_an_event_that_nobody_knows_is_refused_with_its_line(run: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.file != "cell.json"], ids=lambda one: one.file)
-def test_the_page_says_the_version_of_every_document(document: Document) -> None:
+def test_the_page_says_the_version_of_every_document(document: DocumentKind) -> None:
     reads = "nobody" if document is forms.SUMMARY else str(document.version)
     if document.oldest != document.version:
         reads = f"{document.oldest} to {document.version}"

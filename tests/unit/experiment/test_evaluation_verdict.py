@@ -12,11 +12,11 @@ import pytest
 from judged_runs import GOLDEN, provenance
 
 from trtx.bench.journal import Journal, ProcessRestart, RunFailed, TopologyStopping
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
 from trtx.evals import EVAL, Score, ScoredTask, TopologyScores, eval_directory, statistics
-from trtx.evals.forms import Asked, Judged, Sample, SampleWriter
+from trtx.evals.forms import Judged, Sample, SampleRequest, SampleWriter
 from trtx.experiment import EvaluationSpec, evaluation_of
 from trtx.experiment.directory import write_lock
 from trtx.experiment.evaluation_spec import read_evaluation
@@ -54,7 +54,7 @@ def scored(
 
 
 def sample(task: str, number: int, value: int) -> Sample:
-    asked = Asked("generate_until", "7 + 5 =", None, {}, "12", None, None, "stop")
+    asked = SampleRequest("generate_until", "7 + 5 =", None, {}, "12", None, None, "stop")
     return Sample(task, number, f"key-{number}", {}, "12", (asked,), (Judged("none", ("12",), {"acc": value}),))
 
 
@@ -64,7 +64,7 @@ def of_task(name: str, values: Sequence[int], members: tuple[str, ...] = ()) -> 
     return ScoredTask(name, "generate_until", "1", 0, len(values), len(values), (score,), (), None, members)
 
 
-def judge(run: Path) -> dict[str, Judgement]:
+def judge(run: Path) -> dict[str, CheckResult]:
     return {f"{one.cell} {one.criterion}": one for one in judge_evaluation(run, read_evaluation(run)).judgements}
 
 

@@ -11,8 +11,8 @@ import pytest
 from trtx.checkpoint import read_model_config
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
-from trtx.evals.parity import Answer
-from trtx.evals.parity.forms import Evidence
+from trtx.evals.parity import ParityAnswer
+from trtx.evals.parity.forms import RouteEvidence
 from trtx.experiment.parity.evidence import Reading, evidence_of
 from trtx.experiment.parity.kill import Kill
 from trtx.experiment.parity.spec import ParitySpec, Route, check_fault, dtype_of, parity_of, widest_dtype
@@ -56,8 +56,8 @@ def test_what_was_typed_holds_for_every_route() -> None:
         parity_of({"concurrency": 64, "isl": 128})
 
 
-def answers(**fields: Any) -> list[Answer]:
-    one = Answer(0, (7,), (-0.5,), ({"7": -0.5},), (), "length", 100, 0, {}, None, 1, None)
+def answers(**fields: Any) -> list[ParityAnswer]:
+    one = ParityAnswer(0, (7,), (-0.5,), ({"7": -0.5},), (), "length", 100, 0, {}, None, 1, None)
     return [replace(one, index=index, **fields) for index in range(10)]
 
 
@@ -68,7 +68,7 @@ def reading(route: str, per_worker: list[dict[str, float]], **fields: Any) -> Re
 
 def evidence(
     plans: dict[str, Plan], route: Route, after: Reading, kill: Kill | None = None, has_fault: bool = False, **of: Any
-) -> Evidence:
+) -> RouteEvidence:
     before = Reading({name: dict.fromkeys(found or {}, 0.0) for name, found in after.workers.items()}, 0, 32)
     return evidence_of(route, plans[route], before, after, answers(**of), kill=kill, has_fault=has_fault)
 

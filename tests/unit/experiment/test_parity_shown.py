@@ -11,8 +11,8 @@ import pytest
 
 from trtx.bench import Journal
 from trtx.bench.journal import RunFailed, RunResumed, TopologyReady, WorkerKilled
-from trtx.evals.parity import PARITY, Answer, Parity, compare_route, parity_directory
-from trtx.evals.parity.forms import Evidence
+from trtx.evals.parity import PARITY, Parity, ParityAnswer, compare_route, parity_directory
+from trtx.evals.parity.forms import RouteEvidence
 from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.parity.spec import parity_of
@@ -29,8 +29,8 @@ def run_of(path: Path, **fields: Any) -> Path:
 
 
 def compared(run_dir: Path, route: str, **of: Any) -> None:
-    one = Answer(0, (7,), (-0.5,), ({"7": -0.5},), (), "length", 1, None, {}, None, 1, None)
-    found = compare_route(route, [one], [one], model="m", cancelled=0, evidence=Evidence((), None, **of))
+    one = ParityAnswer(0, (7,), (-0.5,), ({"7": -0.5},), (), "length", 1, None, {}, None, 1, None)
+    found = compare_route(route, [one], [one], model="m", cancelled=0, evidence=RouteEvidence((), None, **of))
     PARITY.write(parity_directory(run_dir), Parity(None, None, (found,)))
 
 

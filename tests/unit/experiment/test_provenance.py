@@ -18,7 +18,7 @@ from trtx.experiment.directory import write_lock
 from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.launch import prepare
-from trtx.runs.forms import LOCK, AskedRun, Container, Environment, Files, Gpu, Measured, Provenance
+from trtx.runs.forms import LOCK, AskedRun, Container, Environment, Files, MeasuredMode, Provenance, RecordedGpu
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "provenance.md"
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
@@ -31,8 +31,8 @@ def test_the_environment_has_every_gpu_driver_and_what_they_don_t_say_is_none(mo
     )
     found = environment([], NOON)
     assert found.gpus == (
-        Gpu(H100S[0], "NVIDIA H100 80GB HBM3", 80 * GIB, 1980, 1755, 350.0),
-        Gpu(H100S[1], "NVIDIA H100 80GB HBM3", 80 * GIB, 1980, 1755, None),
+        RecordedGpu(H100S[0], "NVIDIA H100 80GB HBM3", 80 * GIB, 1980, 1755, 350.0),
+        RecordedGpu(H100S[1], "NVIDIA H100 80GB HBM3", 80 * GIB, 1980, 1755, None),
     )
     assert (found.sm_clocks_mhz, found.gpu_driver, found.driver_cuda) == ((1200, 1200), "580.95.05", "13.0")
 
@@ -71,7 +71,7 @@ def test_a_lock_has_configs_and_calls_as_a_dry_run_shows_them_and_comes_back_as_
 
 
 @pytest.mark.parametrize(
-    "form", [Provenance, Environment, Gpu, Container, Measured, Files], ids=lambda one: one.__name__
+    "form", [Provenance, Environment, RecordedGpu, Container, MeasuredMode, Files], ids=lambda one: one.__name__
 )
 def test_every_field_of_the_lock_stands_in_the_document(form: Any) -> None:
     table = DOCUMENT.read_text(encoding="utf-8").partition("## `trtx bench reproduce")[0]

@@ -21,7 +21,7 @@ from trtx.experiment.bench import resumption
 from trtx.experiment.directory import create, hold, read_lock, write_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.launch import prepare
-from trtx.runs.forms import LOCK, Deployment, Environment, Gpu, Provenance
+from trtx.runs.forms import LOCK, Deployment, Environment, Provenance, RecordedGpu
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 CONDITIONS = Environment(
@@ -153,7 +153,7 @@ def test_nothing_missing_leaves_every_file_where_it_is(tmp_path: Path) -> None:
         ({"trtx_sources": "def"}, "trtx_sources was abc and is def"),
         ({"versions": {"torch": "2.11.0", "aiperf": "0.13.0"}}, "versions torch was 2.13.0 and is 2.11.0"),
         ({"cpu_cores": 8}, "cpu_cores was 4 and is 8"),
-        ({"gpus": (Gpu("GPU-1", "H100", 2**36, 1980, None, 700.0),)}, "H100"),
+        ({"gpus": (RecordedGpu("GPU-1", "H100", 2**36, 1980, None, 700.0),)}, "H100"),
     ],
 )
 def test_other_conditions_are_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -21,7 +21,7 @@ from test_launch_supervisor import History, ScriptedChild
 from trtx.launch.events import Event
 from trtx.launch.frontend_watch import SILENT_FRONTEND_S, STOPPED_FRONTEND_S, UNROUTED_S
 from trtx.launch.logs import Log
-from trtx.launch.route import Route
+from trtx.launch.route import FrontendStatus
 from trtx.launch.scratch import Scratch
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import ProcessSpec
@@ -36,7 +36,7 @@ class Served(History):
         self.plan = plan_of(tmp_path, frontend, *self.plan.processes)
         self.scratch = Scratch(self.plan.scratch_dir, self.plan.discovery_dir)
         self.scratch.make()
-        self.route = Route(self.plan)
+        self.route = FrontendStatus(self.plan)
         self.children.clear()
         self.supervisor = Supervisor(
             self.plan,

@@ -16,7 +16,7 @@ import pytest
 
 from trtx.engine.handoff_facts import HandoffFacts
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
-from trtx.launch.handoffs import HandoffProofs, Pair, ask_worker_ids, pairs_of
+from trtx.launch.handoffs import HandoffProofs, WorkerPair, ask_worker_ids, pairs_of
 from trtx.topology import Plan, ProcessSpec
 
 Answer = Callable[[str, str], HandoffFacts | str | None]  # of a prefill and a decode worker; a text refuses the request
@@ -94,7 +94,7 @@ def plan(*workers: ProcessSpec, engine: str = "torch", mode: Any = "disagg") -> 
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 IDS = {name: 2**63 + number for number, name in enumerate(NAMES)}
-EVERY = {Pair(prefill, decode) for prefill in NAMES[:2] for decode in NAMES[2:]}
+EVERY = {WorkerPair(prefill, decode) for prefill in NAMES[:2] for decode in NAMES[2:]}
 TWO_BY_TWO = plan(*map(worker, NAMES))
 
 
@@ -155,7 +155,7 @@ def test_a_pair_without_kv_is_named_with_its_devices_and_the_cause(
         "correct the device of node1 and of node2 in the hosts file: it has to name on each side a device by which it "
         "reaches the other"
     )
-    assert Pair("prefill-0", "decode-1") in proofs.missing(IDS)
+    assert WorkerPair("prefill-0", "decode-1") in proofs.missing(IDS)
     assert proofs.told == ""
 
 

@@ -16,9 +16,9 @@ from test_launch_supervisor import History
 
 from trtx.errors import UsageError
 from trtx.launch import host_here
-from trtx.launch.route import Route
+from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
-from trtx.launch.shortage import Shortage
+from trtx.launch.shortage import Preconditions
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import EtcdService, NatsService, PlannedHost
 from trtx.topology.plan import ProcessRole
@@ -43,7 +43,7 @@ class Share(History):
         ]
         whole = replace(plan_of(tmp_path, *frontends, *here, *there), hosts=(HERE, THERE))
         self.plan = replace(whole, this_host="here", processes=(*(frontends if has_frontends else ()), *here))
-        self.routes = {one.name: Route(whole, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
+        self.routes = {one.name: FrontendStatus(whole, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
         self.answering = set(self.routes)
         self.children.clear()
         self.supervisor = Supervisor(
@@ -287,14 +287,14 @@ def test_a_frontend_of_another_host_that_counts_not_every_worker_is_told_and_not
     assert "frontend-1" in told and share.told("recovered") == [] and share.told("vanished") == []
 
 
-def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Shortage:
+def over_hosts(tmp_path: Path, etcd_port: int, nats_port: int) -> Preconditions:
     plan = replace(
         plan_of(tmp_path, process(tmp_path, "agg-0")),
         discovery="etcd",
         etcd=EtcdService((f"http://127.0.0.1:{etcd_port}",), 90),
         nats=NatsService(f"nats://127.0.0.1:{nats_port}"),
     )
-    return Shortage(plan, RunDirectory(plan), None)
+    return Preconditions(plan, RunDirectory(plan), None)
 
 
 def test_nothing_starts_while_etcd_or_nats_takes_no_connection(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trtx.config.findings import LIST_ITEM
 from trtx.config.hosts import HostsSpec
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.host_preparation import plan_again, prepare_hosts
-from trtx.launch.published import Asked, Published, find_published
+from trtx.launch.published import Published, PublishedInputs, find_published
 from trtx.topology import Credentials, EtcdService, Machine, Plan, settle
 
 MODEL = "synthetic:tiny-trained"
@@ -29,7 +29,7 @@ FILES = Credentials(username="ada", password_file=Path("/secret/nats"))
 
 def prepared(
     run_dir: Path, *, engine: str = "paced", of_file: dict[str, Any] | None = None, **spec: Any
-) -> tuple[Plan, Asked]:
+) -> tuple[Plan, PublishedInputs]:
     hosts = HostsSpec.model_validate(
         {
             "name": "t",

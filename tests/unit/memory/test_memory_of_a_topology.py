@@ -14,8 +14,8 @@ from trtx.cli.memory_text import describe_memory
 from trtx.config import ResolvedEngineConfig, TopologySpec
 from trtx.errors import UsageError
 from trtx.launch.memory import with_memory
-from trtx.memory import ENCODER_TOKENS, Device, encoder_share
-from trtx.topology import Broker, Gpu, Machine, Plan, Ports, plan
+from trtx.memory import ENCODER_TOKENS, MemoryDevice, encoder_share
+from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, plan
 
 GIB = 1 << 30
 H100_BYTES = 81559 << 20
@@ -45,7 +45,7 @@ def _planned(
             )
             for role in spec.roles
         },
-        ports=Ports((8000,), (Broker(9000, 9001),), tuple(range(9002, 9002 + count))),
+        ports=Ports((8000,), (BrokerPorts(9000, 9001),), tuple(range(9002, 9002 + count))),
         namespace="trtx-test",
         run_dir=Path("/runs/one"),
         scratch_dir=Path("/scratch"),
@@ -86,7 +86,10 @@ def test_a_worker_leaves_room_for_the_encode_workers_that_share_its_gpu() -> Non
     alone = _planned(machine, mode="disagg", model=SEES, encode=0)
     shared = _planned(machine, mode="disagg", model=SEES, encode_shared=1)
     share = encoder_share(
-        shared.model_path, {}, Device("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB), max_num_tokens=ENCODER_TOKENS
+        shared.model_path,
+        {},
+        MemoryDevice("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB),
+        max_num_tokens=ENCODER_TOKENS,
     )
     before, (prefill, decode) = alone.memory[0], shared.memory
     assert (prefill.role, prefill.shared_bytes, decode.shared_bytes) == ("prefill", share.total_bytes, 0)
@@ -150,7 +153,7 @@ def test_an_llm_of_tensorrt_llm_leaves_room_for_the_encode_workers_on_its_gpu() 
     alone = with_memory(_for_tensorrt_llm(machine, mode="agg", encode=0), machine).memory[0]
     made = with_memory(_for_tensorrt_llm(machine, mode="agg", encode_shared=2), machine)
     share = encoder_share(
-        made.model_path, {}, Device("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB), max_num_tokens=ENCODER_TOKENS
+        made.model_path, {}, MemoryDevice("NVIDIA H100 80GB HBM3", H100_BYTES, 79 * GIB), max_num_tokens=ENCODER_TOKENS
     )
     (agg,) = made.memory
     assert agg.shared_bytes == 2 * share.total_bytes > 2 * share.weight_bytes > 0

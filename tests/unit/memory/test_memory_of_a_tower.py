@@ -18,14 +18,14 @@ from trtx.config import TopologySpec
 from trtx.ipc.encoder_messages import ARENA_BYTES, DEFAULT_MAX_NUM_TOKENS
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare
-from trtx.memory import ENCODER_TOKENS, Device, Media, MemoryPlan, encoder_share, plan_memory
+from trtx.memory import ENCODER_TOKENS, MediaMemory, MemoryDevice, MemoryPlan, encoder_share, plan_memory
 from trtx.memory.encoder import ARENA_BYTES as share_of_arena
 from trtx.memory.shapes import model_shape
 from trtx.memory.torch_engine import stored_names
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 
-HOST = Device("CPU", 64 << 30, 64 << 30, is_gpu=False)
+HOST = MemoryDevice("CPU", 64 << 30, 64 << 30, is_gpu=False)
 
 
 def test_a_llava_is_planned_with_its_tower_and_its_decoder_runs() -> None:
@@ -54,9 +54,9 @@ def test_a_llava_is_planned_with_its_tower_and_its_decoder_runs() -> None:
 def test_a_worker_is_planned_with_the_encoder_that_it_starts() -> None:
     """By hand: of Qwen2.5-VL 7B's shape in bfloat16 on an H200, its tower beside the decoder or on another GPU."""
     path = resolve_checkpoint("synthetic:qwen2.5-vl-7b").path
-    device = Device("H200", 140 << 30, 138 << 30)
+    device = MemoryDevice("H200", 140 << 30, 138 << 30)
 
-    def planned(media: Media | None) -> MemoryPlan:
+    def planned(media: MediaMemory | None) -> MemoryPlan:
         return plan_memory(path, "agg", {"max_batch_size": 8}, engine="torch", device=device, media=media)
 
     assert ENCODER_TOKENS == DEFAULT_MAX_NUM_TOKENS == 16384
@@ -66,7 +66,7 @@ def test_a_worker_is_planned_with_the_encoder_that_it_starts() -> None:
     assert (share.weight_bytes, share.context_bytes) == (tower, 590 << 20)
     of_patch = 3 * 2 * 14 * 14 + 2 * 1280 + 3 * 3420
     assert share.batch_bytes == (4 * 16384 * of_patch + 16384 * 3584) * 2
-    alone, own, elsewhere = planned(None), planned(Media(True, 5 << 20)), planned(Media(False, 5 << 20))
+    alone, own, elsewhere = planned(None), planned(MediaMemory(True, 5 << 20)), planned(MediaMemory(False, 5 << 20))
     assert own.weight_bytes == alone.weight_bytes == elsewhere.weight_bytes + tower
     assert (own.encoder_bytes, elsewhere.encoder_bytes) == ((590 + 512) << 20, 0)
     assert (own.beside_bytes, elsewhere.beside_bytes) == (share.batch_bytes + (5 << 20), 5 << 20)
@@ -77,8 +77,8 @@ def test_a_worker_is_planned_with_the_encoder_that_it_starts() -> None:
 def test_a_pool_that_leaves_too_little_for_images_is_told() -> None:
     path = resolve_checkpoint("synthetic:qwen2.5-vl-7b").path
     values = {"max_batch_size": 8, "kv_cache_config": {"free_gpu_memory_fraction": 0.99}}
-    device = Device("H200", 140 << 30, 138 << 30)
-    plan = plan_memory(path, "agg", values, engine="torch", device=device, media=Media(True, 512 << 20))
+    device = MemoryDevice("H200", 140 << 30, 138 << 30)
+    plan = plan_memory(path, "agg", values, engine="torch", device=device, media=MediaMemory(True, 512 << 20))
     (note,) = plan.notes
     assert "images may take" in note and "lower kv_cache_config.free_gpu_memory_fraction" in note
     assert max(map(len, describe_memory([plan]))) <= 80

@@ -15,7 +15,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.facts import read_checkpoint
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
-from trtx.memory import Device, MemoryPlan, device_named, plan_memory
+from trtx.memory import MemoryDevice, MemoryPlan, device_named, plan_memory
 from trtx.memory.shapes import model_shape
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner import kv_sizing
@@ -23,10 +23,10 @@ from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 
 GIB = 1 << 30
-HOST = Device("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
+HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
 
 
-def _plan(path: Path, values: dict[str, Any], device: Device = HOST) -> MemoryPlan:
+def _plan(path: Path, values: dict[str, Any], device: MemoryDevice = HOST) -> MemoryPlan:
     return plan_memory(path, "agg", values, engine="torch", device=device)
 
 

@@ -16,7 +16,7 @@ from published_models import DEEPSEEK_R1, GEMMA_3_27B, LLAMA_3_1_8B, MODELS, QWE
 
 from trtx.config.families import read_header, recipe_files, recipe_names
 from trtx.errors import UsageError
-from trtx.memory import Device, MemoryPlan, device_named, plan_memory
+from trtx.memory import MemoryDevice, MemoryPlan, device_named, plan_memory
 
 GIB = 1 << 30
 H100 = device_named("H100")
@@ -82,7 +82,7 @@ def test_memory_that_other_processes_hold_counts(tmp_path: Path) -> None:
 
 
 def test_a_host_is_refused_only_what_is_far_beyond_it(tmp_path: Path) -> None:
-    host = Device("CPU", 64 * GIB, 48 * GIB, is_gpu=False)
+    host = MemoryDevice("CPU", 64 * GIB, 48 * GIB, is_gpu=False)
     needed = 8_190_735_360 * 4 / GIB  # float32 on a CPU
     assert _plan(tmp_path, QWEN3_8B, {}, engine="torch", device=host).weight_bytes / GIB == pytest.approx(needed)
     _plan(tmp_path, QWEN3_8B, {}, engine="torch", device=replace(host, free_bytes=24 * GIB))
@@ -187,7 +187,7 @@ def test_ranks_together_hold_the_model(
     tmp_path: Path, config: dict[str, Any], tp: int, expert_parallel: int, attention_dp: bool
 ) -> None:
     """Nothing is lost by splitting, and replication is bounded by a whole copy a rank."""
-    roomy = Device("roomy", 4000 * GIB)
+    roomy = MemoryDevice("roomy", 4000 * GIB)
     whole = _plan(tmp_path, config, {}, device=roomy)
     values = {
         "tensor_parallel_size": tp,

@@ -24,13 +24,13 @@ from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import FAMILIES, ModelConfig, read_model_config
 from trtx.errors import UsageError
-from trtx.memory import Device, device_named, plan_memory, torch_engine
+from trtx.memory import MemoryDevice, device_named, plan_memory, torch_engine
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
 from trtx.torch_engine.runner.weights import load_weights
 
 GIB = 1 << 30
-HOST = Device("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
+HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
 DEVICES = (HOST, device_named("A100"), device_named("H100"))
 LIMITS = {"max_batch_size": 3, "max_num_tokens": 64}
 GROUP = 32
@@ -197,7 +197,7 @@ def _runner_blocks(
     config: ModelConfig,
     geometry: KvGeometry,
     dtype: str,
-    device: Device,
+    device: MemoryDevice,
     plan: Any,
 ) -> int:
     """The runner asks CUDA what is free once the weights are there: it is told the plan's figure."""

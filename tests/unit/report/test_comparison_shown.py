@@ -16,7 +16,7 @@ from judged_runs import NOISY, a_run, an_ab_run, change_cells, compared, gated, 
 from rich.console import Console
 
 from trtx.bench import Cell
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
@@ -82,12 +82,12 @@ def test_validity_stands_beside_each_cell_of_both_sides(run: Path) -> None:
     view = read_run(run)
     rows = tuple(replace(row, cell=_valid(row.cell)) if row.name == "agg-c1" else row for row in view.rows)
     levels = {line.metric.cell: line.levels for line in arms_shown(replace(view, rows=rows))[0].lines}
-    assert levels["c1"] == (("B", Level.SUSPECT),) and len(levels["c2"]) == 2
+    assert levels["c1"] == (("B", ValidityLevel.SUSPECT),) and len(levels["c2"]) == 2
 
 
 def _valid(cell: Cell | None) -> Cell:
     assert cell is not None and cell.validity is not None
-    return replace(cell, validity=replace(cell.validity, level=Level.VALID, reasons=()))
+    return replace(cell, validity=replace(cell.validity, level=ValidityLevel.VALID, reasons=()))
 
 
 def test_rendering_again_gives_the_same_and_the_summary_has_it_as_it_is_kept(run: Path) -> None:

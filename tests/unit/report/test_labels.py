@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.report.labels import Box, Placed, Point, label_box, place, point_box
+from trtx.report.labels import Box, PlacedLabel, Point, label_box, place, point_box
 
 POINTS = st.lists(
     st.builds(Point, st.floats(0, 0.95), st.floats(0, 0.95), st.sampled_from(["c1", "c64", "r2.5", "c1024"])),
@@ -33,7 +33,7 @@ def test_no_label_is_cut_by_an_edge(points: list[Point]) -> None:
 
 
 def test_a_lone_label_lies_up_and_right_where_nothing_of_its_front_is() -> None:
-    assert place([Point(0.5, 0.5, "c8")]) == [Placed("c8", "top right")]
+    assert place([Point(0.5, 0.5, "c8")]) == [PlacedLabel("c8", "top right")]
 
 
 def test_labels_point_away_from_the_edge_next_to_them() -> None:
@@ -52,4 +52,4 @@ def test_a_label_is_clear_of_a_line_where_a_side_is() -> None:
     (placed,) = place([Point(0.5, 0.5, "c8")], rising)
     assert placed.side == "bottom left"
     everywhere = [[(0.0, y / 50), (1.0, y / 50)] for y in range(51)]
-    assert place([Point(0.5, 0.5, "c8")], everywhere) == [Placed("c8", "top right")]
+    assert place([Point(0.5, 0.5, "c8")], everywhere) == [PlacedLabel("c8", "top right")]

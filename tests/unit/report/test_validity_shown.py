@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.report.noted_digests import note_digests, note_end
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.report import console_table, read_run, render
 from trtx.report.charts import charts
 from trtx.report.validity import not_checked
@@ -190,7 +190,7 @@ def test_a_cell_without_figures_has_no_level_rather_than_a_good_one(golden_run: 
     judged(golden_run, {})
     shutil.rmtree(golden_run / "cells" / "disagg-c2")
     view = render(golden_run)
-    assert view.rows[-1].level is None and view.rows[0].level is Level.VALID
+    assert view.rows[-1].level is None and view.rows[0].level is ValidityLevel.VALID
     assert rows(golden_run)["disagg-c2"]["validity"] is None
     assert "disagg-c2" not in json.loads((golden_run / "summary.json").read_text())["validity"]
     with (golden_run / "summary.csv").open() as file:

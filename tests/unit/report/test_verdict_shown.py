@@ -13,8 +13,8 @@ from judged_runs import a_run, change_cells, judged
 from rich.console import Console
 
 from trtx.bench import Cell
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.bench.judge.validity import Reason
 from trtx.report import console_table, read_run, render
 from trtx.runs.forms import VERDICT, RunVerdict
@@ -134,7 +134,7 @@ def without_a_result(cell: Cell) -> Cell:
     return replace(cell, trials=(lost,), figures=None, validity=None)
 
 
-def at_level(cell: Cell, level: Level) -> Cell:
+def at_level(cell: Cell, level: ValidityLevel) -> Cell:
     assert cell.validity is not None
     reason = Reason(level=level, name="restarts", sentence="decode-0 was started again")
     return replace(cell, validity=replace(cell.validity, level=level, reasons=(reason,)))
@@ -142,7 +142,7 @@ def at_level(cell: Cell, level: Level) -> Cell:
 
 def test_an_invalid_cell_of_a_judged_run_is_an_error_of_its_own_and_a_suspect_one_shows(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
-    levels = {"agg-c1": Level.INVALID, "agg-c2": Level.SUSPECT}
+    levels = {"agg-c1": ValidityLevel.INVALID, "agg-c2": ValidityLevel.SUSPECT}
     change_cells(run, lambda cell: at_level(cell, levels[cell.name]) if cell.name in levels else cell)
     judged(run)  # by failed requests alone, and there were none
     render(run)
@@ -220,7 +220,7 @@ def test_a_run_that_was_not_judged_has_no_section(tmp_path: Path) -> None:
 
 
 def test_a_value_that_nobody_knows_is_a_dash(run: Path) -> None:
-    unknown = Judgement(cell="agg-c1", criterion="request_latency:p50", verdict=Verdict.NO_VERDICT, reason="too few")
+    unknown = CheckResult(cell="agg-c1", criterion="request_latency:p50", verdict=Verdict.NO_VERDICT, reason="too few")
     found = VERDICT.read(run, RunVerdict)
     VERDICT.write(run, replace(found, judgements=(unknown,)))
     render(run)

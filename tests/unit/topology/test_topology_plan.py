@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.topology import MAX_WORKERS
 from trtx.errors import UsageError
-from trtx.topology import Broker, Gpu, Machine, Plan, Ports, check_size, plan
+from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, check_size, plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def plan_of(
         checkpoint=Model(),
         engine=engine,
         engine_configs=configs,
-        ports=Ports((8000,), (Broker(9000, 9001),), tuple(range(9002, 9002 + count))),
+        ports=Ports((8000,), (BrokerPorts(9000, 9001),), tuple(range(9002, 9002 + count))),
         namespace="trtx-test",
         run_dir=Path(run_dir),
         scratch_dir=Path("/scratch"),

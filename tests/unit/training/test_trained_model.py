@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.held_out import held_out_samples
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
-from trtx.checkpoint.tasks import TASKS, Sample, samples
+from trtx.checkpoint.tasks import TASKS, TrainingSample, samples
 from trtx.checkpoint.tokenizer import IM_END
 from trtx.stats.proportions import wilson_interval
 
@@ -68,7 +68,7 @@ def test_an_interval_holds_its_share_and_narrows_with_the_count() -> None:
 
 
 def test_questions_about_one_table_are_a_conversation_with_its_own_answers(trained: tuple[Any, Any]) -> None:
-    table = Sample("look-up", "", "", "cup is red, lion is 7, sun is dark")
+    table = TrainingSample("look-up", "", "", "cup is red, lion is 7, sun is dark")
     turns = several_questions(table, random.Random(0))
     said = "".join(prompt + answer for prompt, answer in turns)
     asked = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end|>", said)

@@ -22,7 +22,7 @@ CURE = (
 
 
 def module_of(name: str) -> str:
-    """``trtx.engine.paced`` of ``trtx.engine.paced.LLM``: the part that is a file or a folder."""
+    """``trtx.engine.paced`` of ``trtx.engine.paced.PacedLLM``: the part that is a file or a folder."""
     path = ROOT.parent / name.replace(".", "/")
     return name if path.is_dir() or path.with_suffix(".py").exists() else name.rpartition(".")[0] or name
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.worker.multimodal.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, EmbeddingLease, EmbeddingRequest, NotMade, TooLarge
 
 
 class Encoder:
@@ -22,8 +22,8 @@ class Encoder:
         self.open: dict[bytes, asyncio.Future[str]] = {}
         self.there: set[bytes] = set()  # made, and not discarded
 
-    def wanted(self, key: bytes, reserved: int | None = None) -> Wanted[str]:
-        return Wanted(key, self.sizes[key] if reserved is None else reserved, self._maker(key))
+    def wanted(self, key: bytes, reserved: int | None = None) -> EmbeddingRequest[str]:
+        return EmbeddingRequest(key, self.sizes[key] if reserved is None else reserved, self._maker(key))
 
     def _maker(self, key: bytes) -> Callable[[], Awaitable[tuple[str, int]]]:
         async def make() -> tuple[str, int]:
@@ -254,7 +254,7 @@ async def test_whatever_is_asked_made_failed_released_and_cancelled_the_books_ar
     encoder = Encoder(dict(zip(KEYS, sizes, strict=True)))
     cache: EmbeddingCache[str] = EmbeddingCache(16, encoder.discard)
     asked: list[asyncio.Task[Any]] = []
-    held: list[Lease[str]] = []
+    held: list[EmbeddingLease[str]] = []
     for action, number, keys in actions:
         if action == "ask":
             wanted = [encoder.wanted(key, max(0, min(5, encoder.sizes[key] + slack))) for key in sorted(keys)]

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.torch_engine.llmapi.sampling import FIELDS as SAMPLING_FIELDS
-from trtx.torch_engine.llmapi.sampling import SamplingParams, Use
+from trtx.torch_engine.llmapi.sampling import FieldUse, SamplingParams
 from trtx.worker.requests.fields import FIELDS, refusals
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import parse
-from trtx.worker.requests.values import Unsuitable
+from trtx.worker.requests.values import InvalidValue
 
 PROMPT = {"token_ids": [5, 6, 7]}
 # The Rust structs that arrive as mappings. A mapping counts as one field of the one around it.
@@ -168,8 +168,8 @@ def test_prompt_logprobs_are_computed_only_for_a_client_that_will_see_them() -> 
 @pytest.mark.parametrize(("section", "name"), [path for path in PATHS if FIELDS[path[0]][path[1]].read is not None])
 def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(section: str, name: str) -> None:
     """The worker's table and the torch engine's are of one mind, in both of their ranges."""
-    use = SAMPLING_FIELDS[name].torch if name in SAMPLING_FIELDS else Use.REFUSED
-    assert use is Use.HONOURED, (
+    use = SAMPLING_FIELDS[name].torch if name in SAMPLING_FIELDS else FieldUse.REFUSED
+    assert use is FieldUse.HONOURED, (
         f"requests/fields.py hands {name} to the engine, whose table says {use.value}: refuse it in that file, or "
         "make it honoured in torch_engine/llmapi/sampling.py and do it there"
     )
@@ -178,7 +178,7 @@ def test_what_is_handed_to_an_engine_is_honoured_there_in_all_of_its_range(secti
     for value in (-(2**63), -100, -2.0, -1, 0, 0.0, 1e-9, 0.01, 0.5, 1, 1.0, 2.0, 20, 100.0, 100.5, 10**6, 2**63 - 1):
         try:
             sampled = read(name, value)
-        except Unsuitable:
+        except InvalidValue:
             continue
         try:
             SamplingParams(**{"max_tokens": None} | {name: sampled})

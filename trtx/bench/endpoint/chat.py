@@ -14,7 +14,7 @@ from typing import Any
 from aiperf.common.models import ErrorDetails, ParsedResponse, RequestInfo, RequestRecord
 from aiperf.endpoints.openai_chat import ChatEndpoint
 
-from trtx.bench.answers import Answer, Asked, not_a_count
+from trtx.bench.answers import Answer, RequestedOutput, not_a_count
 from trtx.bench.endpoint import API_KEY_VARIABLE
 from trtx.bench.failures import INCOMPLETE
 from trtx.bench.records import NAMED_MODELS
@@ -73,7 +73,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
             return None
         return parsed
 
-    def _asked(self, record: RequestRecord) -> Asked:
+    def _asked(self, record: RequestRecord) -> RequestedOutput:
         """What the request asked for, rebuilt from its settings: the record doesn't contain the request body.
 
         Streaming and length are those of aiperf, because ``extra_inputs`` and dataset records that set them were
@@ -82,7 +82,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         endpoint = self.model_endpoint.endpoint
         limit = record.request_info.max_tokens
         own = {"stream": endpoint.streaming, "max_completion_tokens": limit, "max_tokens": limit}
-        return Asked.of({**dict(endpoint.extra or ()), **own})
+        return RequestedOutput.of({**dict(endpoint.extra or ()), **own})
 
 
 def _unread(answer: Answer, texts: int) -> str | None:

@@ -16,7 +16,7 @@ from trtx.bench.judge.evidence import Evidence
 CLIENT_SUSPECT, CLIENT_INVALID = 0.10, 0.25
 
 
-class Level(Enum):
+class ValidityLevel(Enum):
     VALID = "VALID"
     SUSPECT = "SUSPECT"
     INVALID = "INVALID"
@@ -26,7 +26,7 @@ class Level(Enum):
 class Found:
     """A rule's result if something speaks against the cell."""
 
-    level: Level
+    level: ValidityLevel
     sentence: str  # short, with the numbers, without a full stop
 
 
@@ -42,7 +42,7 @@ Rule = Callable[[Evidence], Found | NotObserved | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ValidityCheck:
     """One reason why a cell can be SUSPECT or INVALID. Its texts appear in docs/validity.md."""
 
     name: str
@@ -52,7 +52,7 @@ class Check:
     why: str
 
 
-_checks: dict[str, Check] = {}
+_checks: dict[str, ValidityCheck] = {}
 
 
 def check(*, name: str, why: str, suspect: str = "", invalid: str = "") -> Callable[[Rule], Rule]:
@@ -61,13 +61,13 @@ def check(*, name: str, why: str, suspect: str = "", invalid: str = "") -> Calla
     def taken_in(rule: Rule) -> Rule:
         if name in _checks:
             raise ValueError(f"two checks are called {name}; give each a name of its own")
-        _checks[name] = Check(name, rule, suspect, invalid, why)
+        _checks[name] = ValidityCheck(name, rule, suspect, invalid, why)
         return rule
 
     return taken_in
 
 
-def all_checks() -> tuple[Check, ...]:
+def all_checks() -> tuple[ValidityCheck, ...]:
     """All checks: those of ``record_checks.py``, then those of ``server_checks.py``."""
     return tuple(_checks.values())
 
@@ -76,7 +76,7 @@ def client_share(share: float, sentence: str) -> Found | None:
     """The result for a load generator that takes ``share`` of the measured time."""
     if share <= CLIENT_SUSPECT:
         return None
-    return Found(Level.INVALID if share > CLIENT_INVALID else Level.SUSPECT, sentence)
+    return Found(ValidityLevel.INVALID if share > CLIENT_INVALID else ValidityLevel.SUSPECT, sentence)
 
 
 def percent(share: float) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtx.bench.figures import PerDevice
-from trtx.bench.judge.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
-from trtx.bench.judge.sample import DEVICES, Metric, Sample, parse_metric, parse_percent
+from trtx.bench.judge.judgement import CheckResult, UnjudgedValue, Verdict, doubts, why_not_judged
+from trtx.bench.judge.sample import DEVICES, CellSample, MetricColumn, parse_metric, parse_percent
 from trtx.bench.metrics import (
     inter_token_latency,
     output_token_throughput,
@@ -29,50 +29,50 @@ from trtx.stats.intervals import CONFIDENCE, Interval, paired_ratio_interval, pe
 # Throughput of the server, time to the first token, and the pace of the following tokens. E2E latency follows from the
 # last two; tail percentiles need more requests than a short job has, and are available with --metrics.
 DEFAULT_METRICS = (
-    Metric(output_token_throughput, None),
-    Metric(time_to_first_token, 50),
-    Metric(inter_token_latency, 50),
+    MetricColumn(output_token_throughput, None),
+    MetricColumn(time_to_first_token, 50),
+    MetricColumn(inter_token_latency, 50),
 )
 Design = Literal["independent", "paired"]  # trials of two runs, or blocks of an A/B run
 _BASELINE = "baseline: "
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class GateLimit:
     """The maximum by which a metric may be worse, in % of the baseline: higher for a latency, lower for a
     throughput.
     """
 
     percent: float
 
-    def ratio(self, metric: Metric) -> float:
+    def ratio(self, metric: MetricColumn) -> float:
         """The ratio candidate / baseline at which the metric is worse by exactly the limit."""
         return 1 + self._sign(metric) * self.percent / 100
 
-    def margin(self, metric: Metric) -> float:
+    def margin(self, metric: MetricColumn) -> float:
         """The distance of that ratio from 1, as a factor above 1."""
         return math.exp(abs(math.log(self.ratio(metric))))
 
-    def verdict(self, metric: Metric, ratio: Interval) -> Verdict:
+    def verdict(self, metric: MetricColumn, ratio: Interval) -> Verdict:
         sign, limit = self._sign(metric), self.ratio(metric)
         best, worst = (ratio.low, ratio.high) if sign > 0 else (ratio.high, ratio.low)
         if sign * best > sign * limit:
             return Verdict.REGRESSED
         return Verdict.NO_VERDICT if sign * worst > sign * limit else Verdict.PASS
 
-    def _sign(self, metric: Metric) -> int:
+    def _sign(self, metric: MetricColumn) -> int:
         return 1 if metric.figure.better == "lower" else -1
 
 
-def parse_limit(text: str) -> Limit:
+def parse_limit(text: str) -> GateLimit:
     """Parses the value of ``--max-regression``, such as ``5%``. Raises UsageError."""
     percent = parse_percent("--max-regression", text)
     if not 0 < percent < 100:
         raise UsageError(f"--max-regression {text}: expected above 0% and below 100%; no measurement resolves 0%")
-    return Limit(percent)
+    return GateLimit(percent)
 
 
-def parse_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
+def parse_metrics(texts: Sequence[str]) -> tuple[MetricColumn, ...]:
     """Parses the values of ``--metrics``, such as ``time_to_first_token:p99``; each may occur once. Raises
     UsageError.
     """
@@ -83,7 +83,7 @@ def parse_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
     return tuple(metrics)
 
 
-def _compared(text: str) -> Metric:
+def _compared(text: str) -> MetricColumn:
     metric = parse_metric(text, f"--metrics {text}")
     if metric.figure.better is None:
         raise UsageError(f"--metrics {text}: it is neither better high nor low, so it can't regress; expected another")
@@ -93,15 +93,15 @@ def _compared(text: str) -> Metric:
 
 
 def compare(
-    baseline: Sequence[Sample],
-    candidate: Sequence[Sample],
-    limit: Limit,
-    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    baseline: Sequence[CellSample],
+    candidate: Sequence[CellSample],
+    limit: GateLimit,
+    metrics: Sequence[MetricColumn] = DEFAULT_METRICS,
     *,
     design: Design = "independent",
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
-) -> tuple[Judgement, ...]:
+) -> tuple[CheckResult, ...]:
     """One judgement for each cell and metric of the candidate, in their order.
 
     ``candidate`` must contain every planned cell, also those without a result, which fail. Cells that only the baseline
@@ -117,89 +117,95 @@ def compare(
             ratio = measured_ratio(
                 paired_with, sample, metric, design=design, max_error_rate=max_error_rate, confidence=each
             )
-            if isinstance(ratio, Refusal):
+            if isinstance(ratio, UnjudgedValue):
                 judgements.append(ratio.of(sample, metric.name, marks))
             else:
                 judgements.append(_judgement(sample, metric, ratio, limit, marks))
     return tuple(judgements)
 
 
-def doubts_of_both(baseline: Sample | None, candidate: Sample | None) -> tuple[str, ...]:
+def doubts_of_both(baseline: CellSample | None, candidate: CellSample | None) -> tuple[str, ...]:
     """The reasons why a cell is SUSPECT, on either side."""
     sides = ((candidate, ""), (baseline, _BASELINE))
     return tuple(doubt for sample, side in sides if sample is not None for doubt in doubts(sample, side))
 
 
-def comparable_values(sample: Sample, metric: Metric, max_error_rate: float = 0.0) -> tuple[float, ...] | Refusal:
+def comparable_values(
+    sample: CellSample, metric: MetricColumn, max_error_rate: float = 0.0
+) -> tuple[float, ...] | UnjudgedValue:
     """A metric's value in each trial of a cell, or the reason why it can't be compared."""
     if refusal := why_not_judged(sample):
         return refusal
-    error_rate = sample.whole.value(Metric(request_error_rate, None))
+    error_rate = sample.whole.value(MetricColumn(request_error_rate, None))
     if error_rate is None or error_rate > max_error_rate:
         # The metrics cover only the requests that succeeded: the easy ones, under less load.
         told = "–" if error_rate is None else f"{error_rate:.3g}"
-        return Refusal(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
+        return UnjudgedValue(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
     if why := sample.lacks_device(metric):
-        return Refusal(Verdict.FAILED, why)
+        return UnjudgedValue(Verdict.FAILED, why)
     values = sample.values(metric)
     known = tuple(value for value in values if value is not None)
     if len(known) < len(values):
-        return Refusal(Verdict.FAILED, f"{len(values) - len(known)} of {len(values)} trials lack it; expected all")
+        return UnjudgedValue(
+            Verdict.FAILED, f"{len(values) - len(known)} of {len(values)} trials lack it; expected all"
+        )
     if sample.fewest_samples(metric) < metric.samples_needed:
-        return Refusal(
+        return UnjudgedValue(
             Verdict.NO_VERDICT,
             f"it takes {metric.samples_needed} requests in each trial, and one has {sample.fewest_samples(metric)}; "
             "measure more a trial, or compare a smaller percentile",
         )
     if min(known, default=1) <= 0:
-        return Refusal(Verdict.NO_VERDICT, "it is 0 in a trial, and 0 has no ratio")
+        return UnjudgedValue(Verdict.NO_VERDICT, "it is 0 in a trial, and 0 has no ratio")
     return known
 
 
 def measured_ratio(
-    baseline: Sample | None,
-    candidate: Sample,
-    metric: Metric,
+    baseline: CellSample | None,
+    candidate: CellSample,
+    metric: MetricColumn,
     *,
     design: Design = "independent",
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
-) -> Interval | Refusal:
+) -> Interval | UnjudgedValue:
     """The ratio candidate / baseline in one cell, or why there is none. ``confidence`` applies to this interval
     alone.
     """
     of_candidate = comparable_values(candidate, metric, max_error_rate)
-    if isinstance(of_candidate, Refusal):
+    if isinstance(of_candidate, UnjudgedValue):
         return of_candidate
     if baseline is None:
-        return Refusal(Verdict.NO_VERDICT, "the baseline has no such cell; measure it there too")
+        return UnjudgedValue(Verdict.NO_VERDICT, "the baseline has no such cell; measure it there too")
     of_baseline = comparable_values(baseline, metric, max_error_rate)
-    if isinstance(of_baseline, Refusal):  # not the candidate's fault
-        return Refusal(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
+    if isinstance(of_baseline, UnjudgedValue):  # not the candidate's fault
+        return UnjudgedValue(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
     if isinstance(metric.figure, PerDevice) and baseline.device != candidate.device:
         over = " and ".join(
             "devices" if kind is None else f"{DEVICES[kind]}s" for kind in (baseline.device, candidate.device)
         )
-        return Refusal(Verdict.NO_VERDICT, f"the two are over {over}, which are no measure of each other")
+        return UnjudgedValue(Verdict.NO_VERDICT, f"the two are over {over}, which are no measure of each other")
     if design == "paired" and len(of_candidate) != len(of_baseline):
         told = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
-        return Refusal(Verdict.NO_VERDICT, f"{told} are no pairs; expected as many of each")
+        return UnjudgedValue(Verdict.NO_VERDICT, f"{told} are no pairs; expected as many of each")
     interval = (paired_ratio_interval if design == "paired" else ratio_interval)(of_candidate, of_baseline, confidence)
-    return interval or Refusal(
+    return interval or UnjudgedValue(
         Verdict.NO_VERDICT,
         f"{len(of_baseline)} and {len(of_candidate)} trials have no interval; expected 2 or more of each, 5 to begin "
         "with",
     )
 
 
-def _judgement(sample: Sample, metric: Metric, ratio: Interval, limit: Limit, marks: tuple[str, ...]) -> Judgement:
+def _judgement(
+    sample: CellSample, metric: MetricColumn, ratio: Interval, limit: GateLimit, marks: tuple[str, ...]
+) -> CheckResult:
     verdict, bound = limit.verdict(metric, ratio), f"the limit {limit.ratio(metric):.4g}"
     meaning = {
         Verdict.PASS: f"within {bound}",
         Verdict.REGRESSED: f"all of it beyond {bound}",
         Verdict.NO_VERDICT: f"and {bound} lies between; take more trials, or longer ones",
     }[verdict]
-    return Judgement(
+    return CheckResult(
         cell=sample.cell,
         criterion=metric.name,
         verdict=verdict,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trtx.bench.figures import Records, Spread
-from trtx.bench.judge.judgement import Judgement, doubts, why_not_judged
-from trtx.bench.judge.sample import Sample
+from trtx.bench.judge.judgement import CheckResult, doubts, why_not_judged
+from trtx.bench.judge.sample import CellSample
 from trtx.bench.judge.slo import Bound, Objective, judge_bound
 from trtx.bench.metrics import benchmark_duration
 from trtx.bench.records import RequestRecord
@@ -55,7 +55,7 @@ def goodput(records: Records, bounds: Bounds, span: Span | None = None) -> float
     return sum(_is_good(record, bounds) for record in records) / duration if duration else None
 
 
-def judge_goodput(sample: Sample, goodputs: Sequence[float | None], minimum: float) -> Judgement:
+def judge_goodput(sample: CellSample, goodputs: Sequence[float | None], minimum: float) -> CheckResult:
     """Judges one cell: compares the mean of its trials' :func:`goodput` with the required minimum."""
     bound = Bound("ge", minimum, "requests/s")
     criterion = f"goodput:avg:ge:{minimum:.10g}"

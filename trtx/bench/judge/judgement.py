@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.sample import Sample
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.sample import CellSample
 from trtx.errors import GateError, NoVerdictError, TrtxError
 from trtx.stats.intervals import Interval
 
@@ -33,7 +33,7 @@ _BAD = (Verdict.FAILED, Verdict.MISSED, Verdict.REGRESSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class CheckResult:
     """The verdict for one criterion in one cell. ``value`` is the metric compared with a bound, or candidate /
     baseline.
     """
@@ -51,44 +51,48 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnjudgedValue:
     """Why a value can't be judged, and the verdict that follows."""
 
     verdict: Verdict
     reason: str
 
-    def of(self, sample: Sample, criterion: str, marks: tuple[str, ...]) -> Judgement:
-        return Judgement(cell=sample.cell, criterion=criterion, verdict=self.verdict, reason=self.reason, doubts=marks)
+    def of(self, sample: CellSample, criterion: str, marks: tuple[str, ...]) -> CheckResult:
+        return CheckResult(
+            cell=sample.cell, criterion=criterion, verdict=self.verdict, reason=self.reason, doubts=marks
+        )
 
 
-def why_not_judged(sample: Sample) -> Refusal | None:
+def why_not_judged(sample: CellSample) -> UnjudgedValue | None:
     """Refuses a cell that has no result, is INVALID, or lacks the requested part; None if the cell can be judged."""
     if sample.figures is None:
         why = sample.failure or "it was not measured"
-        return Refusal(Verdict.FAILED, f"the cell has no result ({why}); see its logs")
+        return UnjudgedValue(Verdict.FAILED, f"the cell has no result ({why}); see its logs")
     if missing := sample.missing_trials():
         numbers = ", ".join(map(str, missing))
-        return Refusal(Verdict.FAILED, f"trial {numbers} of {len(sample.trials)} has no result; measure the cell again")
-    if sample.validity is Level.INVALID:
+        return UnjudgedValue(
+            Verdict.FAILED, f"trial {numbers} of {len(sample.trials)} has no result; measure the cell again"
+        )
+    if sample.validity is ValidityLevel.INVALID:
         why = "; ".join(sample.doubts) or "for no stated reason"
-        return Refusal(Verdict.NO_VERDICT, f"the cell is INVALID: {why}")
+        return UnjudgedValue(Verdict.NO_VERDICT, f"the cell is INVALID: {why}")
     if sample.window == "steady" and (unsteady := sample.trials_without_steady()):
         numbers = ", ".join(map(str, unsteady))
-        return Refusal(
+        return UnjudgedValue(
             Verdict.NO_VERDICT,
             f"trial {numbers} of {len(sample.trials)} has no steady part; measure longer, or judge whole trials",
         )
     return None
 
 
-def doubts(sample: Sample, side: str = "") -> tuple[str, ...]:
+def doubts(sample: CellSample, side: str = "") -> tuple[str, ...]:
     """The reasons why a cell is SUSPECT, or a general one if none is stated; empty for other cells."""
-    if sample.validity is not Level.SUSPECT:
+    if sample.validity is not ValidityLevel.SUSPECT:
         return ()
     return tuple(f"{side}{doubt}" for doubt in sample.doubts or ("the cell is SUSPECT",))
 
 
-def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
+def outcome(judgements: Sequence[CheckResult]) -> TrtxError | None:
     """None if every judgement passed. GateError (exit code 1) for failures, else NoVerdictError (3), also without
     judgements.
     """
@@ -97,7 +101,7 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
     found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
     if not found:
         return None
-    groups: dict[tuple[Verdict, str], list[Judgement]] = {}  # judgements that did not pass, grouped by reason
+    groups: dict[tuple[Verdict, str], list[CheckResult]] = {}  # judgements that did not pass, grouped by reason
     for one in found:
         groups.setdefault((one.verdict, one.reason), []).append(one)
     shown = [*groups.items()][:_TOLD]
@@ -108,7 +112,7 @@ def outcome(judgements: Sequence[Judgement]) -> TrtxError | None:
     return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")
 
 
-def _names(alike: Sequence[Judgement]) -> str:
+def _names(alike: Sequence[CheckResult]) -> str:
     """Names such as ``agg-c1, agg-c2 request_latency:p50:le:5``: cells with equal criteria are grouped."""
     cells: dict[str, list[str]] = {}
     for one in alike:

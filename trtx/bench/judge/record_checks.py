@@ -10,14 +10,14 @@ from trtx.bench.judge.checks import (
     CLIENT_INVALID,
     CLIENT_SUSPECT,
     Found,
-    Level,
     NotObserved,
+    ValidityLevel,
     check,
     client_share,
     percent,
 )
 from trtx.bench.judge.evidence import AskedLength, Evidence
-from trtx.bench.judge.steadiness import Judgement, Steadiness, judge_trend, judge_warm_up, warm_up_needed
+from trtx.bench.judge.steadiness import Steadiness, SteadinessResult, judge_trend, judge_warm_up, warm_up_needed
 from trtx.bench.named_models import other_models
 from trtx.bench.windows import NoSteadyPart
 from trtx.stats.percentiles import samples_needed
@@ -43,12 +43,12 @@ _SILENT_MS = 10.0
 )
 def _samples(evidence: Evidence) -> Found | NotObserved | None:
     if not evidence.answered:
-        return Found(Level.INVALID, "no request succeeded")
+        return Found(ValidityLevel.INVALID, "no request succeeded")
     has_steady = not any(isinstance(phases, NoSteadyPart) for phases in evidence.phases)
     held = [record for records in evidence.steady for record in records if record.succeeded]
     count, where = (len(held), " in the steady part") if has_steady else (len(evidence.answered), "")
     short = [f"p{q} takes {samples_needed(q)}" for q in evidence.percentiles if count < samples_needed(q)]
-    return Found(Level.SUSPECT, f"{count} requests succeeded{where}, {', '.join(short)}") if short else None
+    return Found(ValidityLevel.SUSPECT, f"{count} requests succeeded{where}, {', '.join(short)}") if short else None
 
 
 @check(
@@ -64,7 +64,7 @@ def _model(evidence: Evidence) -> Found | NotObserved | None:
         return NotObserved("no answer names its model")
     if (others := other_models(evidence.model, named)) is None:
         return None
-    return Found(Level.INVALID if others.are_several else Level.SUSPECT, others.sentence)
+    return Found(ValidityLevel.INVALID if others.are_several else ValidityLevel.SUSPECT, others.sentence)
 
 
 @check(
@@ -114,7 +114,7 @@ def _silent_end(evidence: Evidence) -> Found | NotObserved | None:
     least_ms = max(_SILENT_MS, _SILENT_TOKENS * median(paces) if paces else 0.0)
     if share <= _SILENT_SHARE or silent_ms <= least_ms:
         return None
-    level = Level.INVALID if share > _SILENT_INVALID else Level.SUSPECT
+    level = ValidityLevel.INVALID if share > _SILENT_INVALID else ValidityLevel.SUSPECT
     return Found(level, f"answers go on for {silent_ms:.3g} ms after their last text, {share:.0%} of their time")
 
 
@@ -133,7 +133,7 @@ def _one_piece(evidence: Evidence) -> Found | NotObserved | None:
     if gathered <= _ONE_PIECE_SHARE * len(streamed) or gathered == len(streamed):  # all: there is no ITL anyway
         return None
     return Found(
-        Level.SUSPECT,
+        ValidityLevel.SUSPECT,
         f"{gathered:,} of {len(streamed):,} answers came in one piece, so ITL is of {len(streamed) - gathered:,}",
     )
 
@@ -172,7 +172,9 @@ def _late_client(evidence: Evidence) -> Found | NotObserved | None:
 )
 def _steady(evidence: Evidence) -> Found | NotObserved | None:
     judgements = [
-        Judgement(Steadiness.NOT_STEADY, "; ".join(filter(None, [f"no steady part: {phases.reason}", phases.remedy])))
+        SteadinessResult(
+            Steadiness.NOT_STEADY, "; ".join(filter(None, [f"no steady part: {phases.reason}", phases.remedy]))
+        )
         if isinstance(phases, NoSteadyPart)
         else judge_trend(steady)
         for phases, steady in zip(evidence.phases, evidence.steady, strict=True)
@@ -189,7 +191,7 @@ def _warm_up(evidence: Evidence) -> Found | NotObserved | None:
     if not any(trial.warm_up for trial in evidence.trials):
         return NotObserved("no warm-up request was recorded")
     judgements = [
-        Judgement(Steadiness.UNKNOWN, "the measured part is not steady itself")
+        SteadinessResult(Steadiness.UNKNOWN, "the measured part is not steady itself")
         if isinstance(phases, NoSteadyPart)
         else judge_warm_up(warm_up, trial.warm_up, steady)
         for trial, warm_up, phases, steady in zip(
@@ -220,7 +222,7 @@ def _prefix_hits(evidence: Evidence) -> Found | NotObserved | None:
     share = sum(hits) / sum(tokens)
     if share <= _HIT_SHARE:
         return None
-    level = Level.INVALID if share > _WRONG_SHARE else Level.SUSPECT
+    level = ValidityLevel.INVALID if share > _WRONG_SHARE else ValidityLevel.SUSPECT
     return Found(level, f"{percent(share)} of the tokens of unique prompts came from the prefix cache")
 
 
@@ -237,11 +239,11 @@ def _length(
     allowed += asked.slack
     if off <= max(slack_tokens, share * asked.mean + allowed):
         return None
-    level = Level.INVALID if off > _WRONG_SHARE * asked.mean + allowed else Level.SUSPECT
+    level = ValidityLevel.INVALID if off > _WRONG_SHARE * asked.mean + allowed else ValidityLevel.SUSPECT
     return Found(level, f"{kind} was {mean:.4g} tokens on average, {asked.mean:.4g} were asked")
 
 
-def _of_trials(judgements: Sequence[Judgement]) -> Found | NotObserved | None:
+def _of_trials(judgements: Sequence[SteadinessResult]) -> Found | NotObserved | None:
     """Combines the trials: one unsteady trial counts against the cell; an undecided one leaves the check unanswered."""
 
     def first(wanted: Steadiness) -> str | None:
@@ -251,7 +253,7 @@ def _of_trials(judgements: Sequence[Judgement]) -> Found | NotObserved | None:
         return None
 
     if said := first(Steadiness.NOT_STEADY):
-        return Found(Level.SUSPECT, said)
+        return Found(ValidityLevel.SUSPECT, said)
     if said := first(Steadiness.UNKNOWN):
         return NotObserved(said)
     return None

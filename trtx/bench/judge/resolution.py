@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, comparable_values
-from trtx.bench.judge.judgement import Refusal
-from trtx.bench.judge.sample import Metric, Sample
+from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, comparable_values
+from trtx.bench.judge.judgement import UnjudgedValue
+from trtx.bench.judge.sample import CellSample, MetricColumn
 from trtx.errors import UsageError
 from trtx.stats.intervals import CONFIDENCE, expected_margin, per_interval, relative_spread, trials_needed
 
 
 def check_resolvable(
-    baseline: Sequence[Sample],
+    baseline: Sequence[CellSample],
     cells: Sequence[str],
     trials: int,
-    limit: Limit,
-    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    limit: GateLimit,
+    metrics: Sequence[MetricColumn] = DEFAULT_METRICS,
     *,
     max_error_rate: float = 0.0,
     confidence: float = CONFIDENCE,
@@ -39,13 +39,13 @@ def check_resolvable(
     for cell in cells:
         for metric in metrics:
             values = comparable_values(of_baseline[cell], metric, max_error_rate)
-            if isinstance(values, Refusal):
+            if isinstance(values, UnjudgedValue):
                 raise UsageError(f"the baseline's {cell} can't be compared with in {metric.name}: {values.reason}")
             _check(of_baseline[cell], metric, values, trials, limit, each)
 
 
 def _check(
-    sample: Sample, metric: Metric, values: Sequence[float], trials: int, limit: Limit, confidence: float
+    sample: CellSample, metric: MetricColumn, values: Sequence[float], trials: int, limit: GateLimit, confidence: float
 ) -> None:
     option = f"--max-regression {limit.percent:g}%"
     spread = relative_spread(values)

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from trtx.bench.cells import Cell, DeviceKind
-from trtx.bench.figures import Distribution, Figure, Figures, Number, all_figures
-from trtx.bench.judge.checks import Level
+from trtx.bench.figures import Distribution, Figures, Metric, Number, all_figures
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.errors import UsageError
 from trtx.stats.percentiles import samples_needed
@@ -18,10 +18,10 @@ Window = Literal["whole", "steady"]  # part of each trial that counts: all of it
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricColumn:
     """One number of a cell: a metric record and one of its columns."""
 
-    figure: Figure[Any]
+    figure: Metric[Any]
     column: int | None  # one of figure.columns
     device: DeviceKind | None = None  # requested device kind of a per-device metric; None: the cell's own
 
@@ -67,14 +67,14 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CellSample:
     """The data of one cell that judgements use."""
 
     cell: str
     device_count: int | None  # None: unknown
     figures: Figures | None  # over all trials; None: no result
     trials: tuple[Figures | None, ...]  # per trial, or per block of an A/B run
-    validity: Level = Level.VALID
+    validity: ValidityLevel = ValidityLevel.VALID
     doubts: tuple[str, ...] = ()  # why validity is not VALID
     failure: str | None = None  # why there is no result
     window: Window = "whole"  # the part of each trial that values refer to
@@ -83,7 +83,7 @@ class Sample:
     device: DeviceKind | None = None  # what device_count counts; None: unknown
 
     @classmethod
-    def of(cls, cell: Cell, window: Window = "whole") -> Sample:
+    def of(cls, cell: Cell, window: Window = "whole") -> CellSample:
         """The sample of a measured cell. Requested trials that are missing count as trials without a result."""
         absent: tuple[None, ...] = (None,) * (cell.trials_asked - len(cell.trials))
         return cls(
@@ -91,7 +91,7 @@ class Sample:
             device_count=cell.device_count,
             figures=cell.figures,
             trials=(*(trial.figures for trial in cell.trials), *absent),
-            validity=Level.VALID if cell.validity is None else cell.validity.level,
+            validity=ValidityLevel.VALID if cell.validity is None else cell.validity.level,
             doubts=() if cell.validity is None else tuple(reason.sentence for reason in cell.validity.reasons),
             failure=cell.failure,
             window=window,
@@ -101,7 +101,7 @@ class Sample:
         )
 
     @property
-    def whole(self) -> Sample:
+    def whole(self) -> CellSample:
         """The same cell over whole trials. Error rates use it, because a failed request counts in either part."""
         return replace(self, window="whole")
 
@@ -110,15 +110,15 @@ class Sample:
         """A suffix for values that names the part; empty for whole trials."""
         return "" if self.window == "whole" else " over the steady part"
 
-    def value(self, metric: Metric) -> float | None:
+    def value(self, metric: MetricColumn) -> float | None:
         """The metric over all trials."""
         return metric.of(self._judged, self._devices(metric))
 
-    def values(self, metric: Metric) -> tuple[float | None, ...]:
+    def values(self, metric: MetricColumn) -> tuple[float | None, ...]:
         """The metric of each trial."""
         return tuple(metric.of(trial, self._devices(metric)) for trial in self._judged_trials)
 
-    def lacks_device(self, metric: Metric) -> str | None:
+    def lacks_device(self, metric: MetricColumn) -> str | None:
         """Why the metric has no value for the requested kind of device; None if it has."""
         if metric.device is None or self.device in (None, metric.device):
             return None
@@ -131,7 +131,7 @@ class Sample:
         """
         return [number for number, trial in enumerate(self.trials, 1) if trial is None]
 
-    def count(self, metric: Metric) -> int:
+    def count(self, metric: MetricColumn) -> int:
         """Number of requests behind the metric over all trials."""
         return metric.count(self._judged, self._devices(metric))
 
@@ -140,15 +140,15 @@ class Sample:
         pairs = zip(self.trials, self.steady_trials, strict=True)
         return [number for number, (trial, steady) in enumerate(pairs, 1) if trial is not None and steady is None]
 
-    def supports(self, metric: Metric) -> bool:
+    def supports(self, metric: MetricColumn) -> bool:
         """Whether there are enough requests to state the metric."""
         return self.count(metric) >= metric.samples_needed
 
-    def fewest_samples(self, metric: Metric) -> int:
+    def fewest_samples(self, metric: MetricColumn) -> int:
         """Number of requests behind the metric in the trial with the fewest."""
         return min((metric.count(trial, self._devices(metric)) for trial in self._judged_trials), default=0)
 
-    def _devices(self, metric: Metric) -> int | None:
+    def _devices(self, metric: MetricColumn) -> int | None:
         return None if self.lacks_device(metric) else self.device_count
 
     @property
@@ -164,11 +164,11 @@ class Sample:
         return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
 
 
-def _statistic(figure: Figure[Any], column: int | None) -> str:
+def _statistic(figure: Metric[Any], column: int | None) -> str:
     return figure.statistic if column is None else f"p{column}"
 
 
-def parse_metric(text: str, typed: str) -> Metric:
+def parse_metric(text: str, typed: str) -> MetricColumn:
     """Parses ``time_to_first_token:p99``, or a bare name if the metric is a single number.
 
     Raises UsageError, with a message that begins with ``typed``, the option and its value. A per-device metric may also
@@ -178,17 +178,17 @@ def parse_metric(text: str, typed: str) -> Metric:
     figure, device = _figure(name, typed)
     columns = {_statistic(figure, column): column for column in figure.columns}
     if not colon and len(columns) == 1:
-        return Metric(figure, None, device)
+        return MetricColumn(figure, None, device)
     if not colon:
         raise UsageError(f"{typed}: {name} is a distribution; expected which number of it, as {name}:p50")
     if statistic not in columns:
         raise UsageError(f"{typed}: {name} has no statistic {statistic!r}; expected one of {', '.join(columns)}")
-    return Metric(figure, columns[statistic], device)
+    return MetricColumn(figure, columns[statistic], device)
 
 
-def _figure(name: str, typed: str) -> tuple[Figure[Any], DeviceKind | None]:
+def _figure(name: str, typed: str) -> tuple[Metric[Any], DeviceKind | None]:
     judged = [figure for figure in all_figures() if figure.columns]
-    known: dict[str, tuple[Figure[Any], DeviceKind | None]] = {
+    known: dict[str, tuple[Metric[Any], DeviceKind | None]] = {
         figure.key(spoken): (figure, kind) for figure in judged for kind, spoken in DEVICES.items()
     }
     known |= {figure.name: (figure, None) for figure in judged}

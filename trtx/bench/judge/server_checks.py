@@ -10,8 +10,8 @@ from trtx.bench.judge.checks import (
     CLIENT_INVALID,
     CLIENT_SUSPECT,
     Found,
-    Level,
     NotObserved,
+    ValidityLevel,
     check,
     client_share,
     percent,
@@ -70,7 +70,7 @@ def _restarts(evidence: Evidence) -> Found | NotObserved | None:
         return NotObserved("nobody watched the server's processes")
     if not evidence.restarted:
         return None
-    return Found(Level.INVALID, f"started again while it was measured: {', '.join(evidence.restarted)}")
+    return Found(ValidityLevel.INVALID, f"started again while it was measured: {', '.join(evidence.restarted)}")
 
 
 @check(
@@ -89,7 +89,7 @@ def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     # Neither a router that ignores prefixes nor unique prompts is certain, so uneven counts may be intended.
     if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
         return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
-    return Found(Level.SUSPECT, told[0])
+    return Found(ValidityLevel.SUSPECT, told[0])
 
 
 def _uneven(counts: Mapping[str, int]) -> str | None:
@@ -127,7 +127,7 @@ def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
     lost, requests = sum(one.lost for one in pairs.values()), sum(one.requests for one in pairs.values())
     if lost:
         worst = max(pairs, key=lambda name: pairs[name].lost)
-        level = Level.INVALID if lost > _LOST_HANDOFFS * requests else Level.SUSPECT
+        level = ValidityLevel.INVALID if lost > _LOST_HANDOFFS * requests else ValidityLevel.SUSPECT
         most = f", {pairs[worst].lost} of them from {worst}"
         return Found(level, f"{lost} of {requests} prompts were computed without the KV of a prefill worker{most}")
     if any(one.unknown for one in pairs.values()):
@@ -149,7 +149,7 @@ def _throttled(evidence: Evidence) -> Found | NotObserved | None:
         reasons = dict.fromkeys(why for one in slowed for why in one.clock_reasons or () if why in _THROTTLING)
         if slowed and (len(slowed) > 1 or set(reasons) - _PASSING):
             often = f"in {len(slowed)} of {len(readings)} readings ({'; '.join(reasons)})"
-            return Found(Level.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
+            return Found(ValidityLevel.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
     unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
     return NotObserved(f"NVML does not say what slows down {unsaid[0]}") if unsaid else None
 
@@ -166,7 +166,7 @@ def _foreign(evidence: Evidence) -> Found | NotObserved | None:
     foreign = [(_sm_percent(one), gpu, one) for gpu in evidence.gpus for one in gpu.foreign or ()]
     if foreign:
         most, gpu, process = max(foreign, key=lambda entry: entry[0])
-        level = Level.INVALID if most >= _FOREIGN_PERCENT else Level.SUSPECT
+        level = ValidityLevel.INVALID if most >= _FOREIGN_PERCENT else ValidityLevel.SUSPECT
         used = "use not known" if process.sm_percent is None else f"up to {most:.3g} % of its time"
         return Found(level, f"{process.name or 'a process'} (pid {process.pid}) was on {gpu.name}, {used}")
     unseen = [gpu.name for gpu in evidence.gpus if gpu.foreign is None]
@@ -194,7 +194,7 @@ def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
         who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
         most = f", above all {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
         had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} busy core(s){machine}"
-        return Found(Level.SUSPECT, f"processes that are not the run's had {had}{most}")
+        return Found(ValidityLevel.SUSPECT, f"processes that are not the run's had {had}{most}")
     return NotObserved("only the client's machine was read, not the deployment's") if cpu.scope == "client" else None
 
 

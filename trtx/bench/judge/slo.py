@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from operator import ge, gt, le, lt
 from typing import Literal, get_args
 
-from trtx.bench.judge.checks import Level
-from trtx.bench.judge.judgement import Judgement, Refusal, Verdict, doubts, why_not_judged
-from trtx.bench.judge.sample import Metric, Sample, parse_metric
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.judgement import CheckResult, UnjudgedValue, Verdict, doubts, why_not_judged
+from trtx.bench.judge.sample import CellSample, MetricColumn, parse_metric
 from trtx.bench.metrics import request_error_rate, uncounted_request_count
 from trtx.errors import UsageError
 from trtx.stats.intervals import mean_interval
@@ -45,7 +45,7 @@ class Bound:
 class Objective:
     """An objective such as ``time_to_first_token:p99:le:500``; the threshold is in the metric's unit."""
 
-    metric: Metric
+    metric: MetricColumn
     bound: Bound
 
     @property
@@ -77,7 +77,7 @@ def parse_objective(text: str) -> Objective:
     return Objective(metric, bound)
 
 
-def _operator(typed: str, metric: Metric, text: str) -> Operator:
+def _operator(typed: str, metric: MetricColumn, text: str) -> Operator:
     better = metric.figure.better
     sound: list[Operator] = [known for known in get_args(Operator) if better in (None, _ASKS_FOR[known])]
     for known in sound:
@@ -91,7 +91,7 @@ def _operator(typed: str, metric: Metric, text: str) -> Operator:
     raise UsageError(f"--slo {text}: {fault}; expected {' or '.join(sound)}")
 
 
-def judge_objective(sample: Sample, objective: Objective) -> Judgement:
+def judge_objective(sample: CellSample, objective: Objective) -> CheckResult:
     """Judges one cell: PASS or MISSED; FAILED if no request was answered; NO_VERDICT if too little was measured."""
     metric, bound = objective.metric, objective.bound
     if refusal := why_not_judged(sample) or _why_not_known(sample, objective):
@@ -99,26 +99,26 @@ def judge_objective(sample: Sample, objective: Objective) -> Judgement:
     return judge_bound(sample, objective.name, bound, sample.value(metric), sample.values(metric))
 
 
-def judge_error_rate(sample: Sample, limit: float = 0.0) -> Judgement:
+def judge_error_rate(sample: CellSample, limit: float = 0.0) -> CheckResult:
     """Judges one cell: compares its failed requests, in % of all, with the permitted maximum.
 
     This includes INVALID cells, because a failed request has failed whatever disturbed the load.
     """
-    sample = replace(sample.whole, validity=Level.VALID)
-    return judge_objective(sample, Objective(Metric(request_error_rate, None), Bound("le", limit, "%")))
+    sample = replace(sample.whole, validity=ValidityLevel.VALID)
+    return judge_objective(sample, Objective(MetricColumn(request_error_rate, None), Bound("le", limit, "%")))
 
 
 def judge_bound(
-    sample: Sample, criterion: str, bound: Bound, value: float | None, trials: Sequence[float | None]
-) -> Judgement:
+    sample: CellSample, criterion: str, bound: Bound, value: float | None, trials: Sequence[float | None]
+) -> CheckResult:
     """Compares a cell's value, and the value of each trial, with a bound. The cell must be fit for judgement."""
     of_trials = [of_trial for of_trial in trials if of_trial is not None]
     if value is None:
-        return Refusal(Verdict.NO_VERDICT, _why_none(sample)).of(sample, criterion, doubts(sample))
+        return UnjudgedValue(Verdict.NO_VERDICT, _why_none(sample)).of(sample, criterion, doubts(sample))
     interval = mean_interval(of_trials) if len(of_trials) == len(trials) else None
     holds = bound.holds(value)
     is_near = interval is not None and interval.low < bound.threshold < interval.high
-    return Judgement(
+    return CheckResult(
         cell=sample.cell,
         criterion=criterion,
         verdict=Verdict.PASS if holds else Verdict.MISSED,
@@ -134,28 +134,28 @@ def judge_bound(
     )
 
 
-def _why_not_known(sample: Sample, objective: Objective) -> Refusal | None:
+def _why_not_known(sample: CellSample, objective: Objective) -> UnjudgedValue | None:
     metric = objective.metric
     succeeded, failed = sample.requests()
     if succeeded + failed == 0:
-        return Refusal(Verdict.NO_VERDICT, "no request was measured; expected some")
+        return UnjudgedValue(Verdict.NO_VERDICT, "no request was measured; expected some")
     value = sample.value(metric)
     if value is None:
         if failed and not succeeded:
-            return Refusal(Verdict.FAILED, f"all {failed} requests failed; expected answers")
-        return Refusal(Verdict.NO_VERDICT, sample.lacks_device(metric) or _why_none(sample))
+            return UnjudgedValue(Verdict.FAILED, f"all {failed} requests failed; expected answers")
+        return UnjudgedValue(Verdict.NO_VERDICT, sample.lacks_device(metric) or _why_none(sample))
     if sample.supports(metric):
         return None
     if missed := _missed_already(sample, objective):
-        return Refusal(Verdict.MISSED, missed)
-    return Refusal(
+        return UnjudgedValue(Verdict.MISSED, missed)
+    return UnjudgedValue(
         Verdict.NO_VERDICT,
         f"{metric.statistic} takes {metric.samples_needed} requests, and there are {sample.count(metric)}; "
         "measure more, or judge a smaller percentile",
     )
 
 
-def _missed_already(sample: Sample, objective: Objective) -> str | None:
+def _missed_already(sample: CellSample, objective: Objective) -> str | None:
     """A clause if a smaller percentile with enough requests already misses the bound: the requested one can't
     be lower.
     """
@@ -169,7 +169,7 @@ def _missed_already(sample: Sample, objective: Objective) -> str | None:
     return None
 
 
-def _why_none(sample: Sample) -> str:
+def _why_none(sample: CellSample) -> str:
     uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
     if uncounted:
         return f"{uncounted} answers carry no usage, so nobody counted their tokens; switch usage on at the server"

@@ -32,7 +32,7 @@ class Steadiness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LatencyLevel:
     """A latency to compare, and the tolerance within which two levels count as equal."""
 
     title: str
@@ -42,14 +42,14 @@ class Level:
 
 # TTFT consists mostly of queueing, which varies more from minute to minute than step times do.
 _STREAMED = (
-    Level("TTFT", 0.25, lambda record: record.time_to_first_token),
-    Level("ITL", 0.10, lambda record: record.inter_token_latency),
+    LatencyLevel("TTFT", 0.25, lambda record: record.time_to_first_token),
+    LatencyLevel("ITL", 0.10, lambda record: record.inter_token_latency),
 )
-_WHOLE = (Level("E2E", 0.10, lambda record: record.request_latency),)
+_WHOLE = (LatencyLevel("E2E", 0.10, lambda record: record.request_latency),)
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class SteadinessResult:
     """The answer, and a clause with the numbers behind it."""
 
     steadiness: Steadiness
@@ -89,27 +89,27 @@ def warm_up_needed(concurrency: int) -> int:
     return 2 * concurrency + 2 * max(BATCHES, concurrency) + 1
 
 
-def judge_warm_up(warm_up: Phases | NoSteadyPart, requests: Records, steady: Records) -> Judgement:
+def judge_warm_up(warm_up: Phases | NoSteadyPart, requests: Records, steady: Records) -> SteadinessResult:
     """Whether the latencies had reached their measured level by the end of the warm-up.
 
     ``requests`` are those of the warm-up, ``steady`` those sent in the measured steady part. The later half of the
     warm-up's own steady part is compared, but at least BATCHES requests; its beginning may be cold.
     """
     if isinstance(warm_up, NoSteadyPart):
-        return Judgement(Steadiness.UNKNOWN, f"of {len(requests)} warm-up requests, {warm_up.reason}")
+        return SteadinessResult(Steadiness.UNKNOWN, f"of {len(requests)} warm-up requests, {warm_up.reason}")
     held = _in_order(sent_in(requests, warm_up.steady))
     later = held[-max(BATCHES, len(held) // 2) :]
     return _judge(later, _in_order(steady), "in the measured part", "late in the warm-up")
 
 
-def judge_trend(steady: Records) -> Judgement:
+def judge_trend(steady: Records) -> SteadinessResult:
     """Whether latencies stayed at their level from the first to the second half of the requests in the steady part."""
     ordered = _in_order(steady)
     middle = len(ordered) // 2
     return _judge(ordered[:middle], ordered[middle:], "in the second half", "in the first")
 
 
-def _judge(before: Records, after: Records, when_after: str, when_before: str) -> Judgement:
+def _judge(before: Records, after: Records, when_after: str, when_before: str) -> SteadinessResult:
     streamed = any(record.time_to_first_token is not None for record in (*before, *after))
     apart, open_, told = [], [], []
     for level in _STREAMED if streamed else _WHOLE:
@@ -133,10 +133,10 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
         else:
             open_.append(said)
     if apart:
-        return Judgement(Steadiness.NOT_STEADY, "; ".join(apart))
+        return SteadinessResult(Steadiness.NOT_STEADY, "; ".join(apart))
     if open_:
-        return Judgement(Steadiness.UNKNOWN, "; ".join(open_))
-    return Judgement(Steadiness.STEADY, "; ".join(told))
+        return SteadinessResult(Steadiness.UNKNOWN, "; ".join(open_))
+    return SteadinessResult(Steadiness.STEADY, "; ".join(told))
 
 
 def _in_order(records: Records) -> list[RequestRecord]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # These imports register all checks.
 from trtx.bench.judge import record_checks, server_checks  # noqa: F401
-from trtx.bench.judge.checks import Found, Level, NotObserved, all_checks
+from trtx.bench.judge.checks import Found, NotObserved, ValidityLevel, all_checks
 from trtx.bench.judge.evidence import Evidence
 
 
@@ -21,7 +21,7 @@ class Reason:
     """A reason against a cell."""
 
     name: str  # name of the check
-    level: Level
+    level: ValidityLevel
     sentence: str
 
 
@@ -40,7 +40,7 @@ class Unchecked:
 class Validity:
     """The verdict: the worst of its reasons. VALID covers only what was checked, so show ``unchecked`` with it."""
 
-    level: Level
+    level: ValidityLevel
     reasons: tuple[Reason, ...]  # worst first
     unchecked: tuple[Unchecked, ...]
 
@@ -54,5 +54,5 @@ def judge(evidence: Evidence) -> Validity:
                 reasons.append(Reason(made.name, level, sentence))
             case NotObserved(why):
                 unchecked.append(Unchecked(made.name, why))
-    reasons.sort(key=lambda reason: reason.level is not Level.INVALID)
-    return Validity(reasons[0].level if reasons else Level.VALID, tuple(reasons), tuple(unchecked))
+    reasons.sort(key=lambda reason: reason.level is not ValidityLevel.INVALID)
+    return Validity(reasons[0].level if reasons else ValidityLevel.VALID, tuple(reasons), tuple(unchecked))

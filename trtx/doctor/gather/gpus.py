@@ -45,7 +45,7 @@ _P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py 13 defines as a tu
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuFacts:
     """One visible GPU. None: NVML does not report the value, as on MIG slices and some desktop GPUs."""
 
     index: int
@@ -73,7 +73,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GpuPair:
     """The connection between two visible GPUs."""
 
     first: int
@@ -91,8 +91,8 @@ class Gpus:
     driver: str | None = None
     cuda: tuple[int, int] | None = None  # the highest CUDA release that the driver, or a compat package, supports
     installed: int = 0  # GPUs that NVML counts, visible or not; without NVML, those on the PCI bus
-    visible: tuple[Gpu, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    visible: tuple[GpuFacts, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
 
 
 def gather_gpus() -> Gpus:
@@ -116,7 +116,7 @@ def _gpus(machine: Machine) -> Gpus:
         installed=ask(pynvml.nvmlDeviceGetCount) or 0,
         visible=tuple(_gpu(gpu, handle) for gpu, handle in zip(machine.gpus, handles, strict=True)),
         pairs=tuple(
-            Pair(
+            GpuPair(
                 first,
                 second,
                 nvlink=second in machine.gpus[first].nvlink_peers,
@@ -128,11 +128,11 @@ def _gpus(machine: Machine) -> Gpus:
     )
 
 
-def _gpu(seen: SeenGpu, handle: Any) -> Gpu:
+def _gpu(seen: SeenGpu, handle: Any) -> GpuFacts:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     state = gpu_state(handle)
     remapped = ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
-    return Gpu(
+    return GpuFacts(
         index=seen.index,
         name=seen.name,
         uuid=seen.uuid,

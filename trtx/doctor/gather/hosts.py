@@ -10,9 +10,9 @@ import psutil
 
 from trtx.config.hosts import Certificates, HostSpec, HostsSpec, Password, Token
 from trtx.doctor.gather.gpus import Gpus
-from trtx.doctor.gather.meeting import Listener, meet
+from trtx.doctor.gather.meeting import PortListener, meet
 from trtx.doctor.gather.software import Software
-from trtx.doctor.host_facts import Device, HostReport, HostsFacts, PortSpan, TakenPort, WantedHost
+from trtx.doctor.host_facts import HostReport, HostsFacts, NetworkDevice, PortSpan, TakenPort, WantedHost
 from trtx.planes.credentials import EtcdAuth, NatsAuth
 from trtx.planes.fitness import look_at_etcd
 from trtx.planes.nats import ask_nats
@@ -47,7 +47,7 @@ def gather_hosts(
     def report() -> HostReport:
         return HostReport(this_host, time.time(), versions, len(gpus.visible), devices, route, taken)
 
-    with Listener(own, others, report) as listener:
+    with PortListener(own, others, report) as listener:
         met = meet(own, others, listener, wait_s=wait_s)
     return HostsFacts(
         this_host=this_host,
@@ -105,14 +105,14 @@ def _wanted(spec: HostsSpec, host: HostSpec, http_port: int) -> WantedHost:
     )
 
 
-def _device(name: str) -> Device:
+def _device(name: str) -> NetworkDevice:
     plain = name.partition(":")[0]
     if (Path("/sys/class/infiniband") / plain).is_dir():
-        return Device(name, exists=True, is_up=True)
+        return NetworkDevice(name, exists=True, is_up=True)
     addresses, stats = psutil.net_if_addrs().get(plain), psutil.net_if_stats().get(plain)
     if stats is None:
-        return Device(name, exists=False)
-    return Device(
+        return NetworkDevice(name, exists=False)
+    return NetworkDevice(
         name,
         exists=True,
         is_up=stats.isup,

@@ -46,7 +46,7 @@ class _Heard:
     within_s: float
 
 
-class Listener:
+class PortListener:
     """A context manager that answers on this host's planned ports, in a thread."""
 
     def __init__(self, own: WantedHost, others: Sequence[WantedHost], report: Callable[[], HostReport]) -> None:
@@ -60,7 +60,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="doctor-listener", daemon=True)
         self._sockets: list[socket.socket] = []
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> PortListener:
         for port in self._own.ports.all:
             listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +101,7 @@ class Listener:
                 self.done.add(hello.trtx_doctor)
 
 
-def meet(own: WantedHost, others: Sequence[WantedHost], listener: Listener, *, wait_s: float) -> dict[str, Met]:
+def meet(own: WantedHost, others: Sequence[WantedHost], listener: PortListener, *, wait_s: float) -> dict[str, Met]:
     """Dials every planned port of ``others`` until a doctor has answered on each host or ``wait_s`` have passed.
 
     Then it waits until the doctors that answered are done too, for at most a few seconds more. Returns the result for

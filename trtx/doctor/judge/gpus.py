@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtx.doctor.check import Check, absent, failed, ok, warning
-from trtx.doctor.facts import ClockReason, Facts, Gpu, GpuProcess, Gpus
+from trtx.doctor.facts import ClockReason, Facts, GpuFacts, GpuProcess, Gpus
 
 MINIMUM_DRIVERS = {11: 450, 12: 525, 13: 580}
 """CUDA major release → lowest driver branch. Source: NVIDIA, "CUDA Compatibility", Minor Version Compatibility,
@@ -87,7 +87,7 @@ def _driver(facts: Facts) -> Check:
     return ok("driver", f"{seen}; torch is built for CUDA {torch_cuda}", expected)
 
 
-def _gpu(gpu: Gpu) -> Iterator[Check]:
+def _gpu(gpu: GpuFacts) -> Iterator[Check]:
     """Yields the row of a GPU, and one more row for each problem."""
     name = f"GPU {gpu.index}"
     yield ok(name, _summary(gpu))
@@ -97,7 +97,7 @@ def _gpu(gpu: Gpu) -> Iterator[Check]:
     yield from _health(name, gpu)
 
 
-def _summary(gpu: Gpu) -> str:
+def _summary(gpu: GpuFacts) -> str:
     parts = [gpu.name + (" (MIG slice)" if gpu.mig == "slice" else "")]
     if gpu.compute_capability is not None:
         parts.append("sm{}{}".format(*gpu.compute_capability))
@@ -110,7 +110,7 @@ def _summary(gpu: Gpu) -> str:
     return ", ".join(parts + (["clocks: " + " and ".join(gpu.clock_reasons)] if gpu.clock_reasons else []))
 
 
-def _usable(name: str, gpu: Gpu) -> Iterator[Check]:
+def _usable(name: str, gpu: GpuFacts) -> Iterator[Check]:
     if gpu.mig == "on":
         yield failed(
             f"{name} MIG",
@@ -130,7 +130,7 @@ def _usable(name: str, gpu: Gpu) -> Iterator[Check]:
         yield row(f"{name} compute mode", gpu.compute_mode, "default", f"sudo nvidia-smi -i {gpu.index} -c DEFAULT")
 
 
-def _memory(name: str, gpu: Gpu) -> Iterator[Check]:
+def _memory(name: str, gpu: GpuFacts) -> Iterator[Check]:
     foreign = [process for process in gpu.processes if not process.is_ours]
     ours = [process for process in gpu.processes if process.is_ours]
     used = gpu.memory_bytes - gpu.free_bytes
@@ -157,7 +157,7 @@ def _held(process: GpuProcess) -> str:
     return f"{name} (pid {process.pid}{', trtx' if process.is_ours else ''}){size}"
 
 
-def _clocks(name: str, gpu: Gpu) -> Iterator[Check]:
+def _clocks(name: str, gpu: GpuFacts) -> Iterator[Check]:
     limit, usual = gpu.power_limit_w, gpu.default_power_limit_w
     if limit is not None and usual is not None and limit < usual - 1:
         yield warning(
@@ -173,7 +173,7 @@ def _clocks(name: str, gpu: Gpu) -> Iterator[Check]:
         yield warning(f"{name} clocks", now + " and ".join(slow), "full clocks: results are lower now", fixes)
 
 
-def _health(name: str, gpu: Gpu) -> Iterator[Check]:
+def _health(name: str, gpu: GpuFacts) -> Iterator[Check]:
     if gpu.recovery is not None and gpu.recovery != "none":
         yield failed(
             f"{name} recovery",

@@ -20,8 +20,8 @@ from trtx.evals.fidelity.figures import part_figures
 from trtx.evals.fidelity.forms import COMPARED, FIDELITY, TOP, ComparedSequence, TopologyFidelity
 from trtx.evals.forms import Unanswered
 from trtx.evals.lines import LineWriter
-from trtx.evals.messages import Endpoint, Progress
-from trtx.evals.session.client import Client, Refused, ServerGone
+from trtx.evals.messages import Endpoint, EvalProgress
+from trtx.evals.session.client import Client, ServerGone, ServerRefusal
 from trtx.evals.session.prompt_logprobs import EngineData, InChoice
 
 _TOPS = (TOP, 10, 5, 1)  # a server may allow fewer
@@ -31,11 +31,11 @@ _PROBE_TOKENS = 8
 
 def ask_served(
     endpoint: Endpoint,
-    sequences: Sequence[forms.Sequence],
+    sequences: Sequence[forms.ReferenceSequence],
     concurrency: int,
     *,
     check: Callable[[], None],
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[EvalProgress], None],
 ) -> TopologyFidelity:
     """Requests every sequence without a stored comparison, and writes ``fidelity.json``.
 
@@ -65,7 +65,10 @@ class _Asking:
     """Compares all sequences on one topology."""
 
     def __init__(
-        self, endpoint: Endpoint, sequences: Sequence[forms.Sequence], on_progress: Callable[[Progress], None]
+        self,
+        endpoint: Endpoint,
+        sequences: Sequence[forms.ReferenceSequence],
+        on_progress: Callable[[EvalProgress], None],
     ) -> None:
         self._endpoint, self._sequences, self._on_progress = endpoint, sequences, on_progress
         self._writer = LineWriter(Path(endpoint.directory), COMPARED)
@@ -103,37 +106,39 @@ class _Asking:
             reason = ""
             for top in _TOPS:
                 served = await self._ask(client, probe, top)
-                if not isinstance(served, Refused):
+                if not isinstance(served, ServerRefusal):
                     return top
                 reason = served.reason
             said.append(f"asked with {route.name}: {reason}")
         return "; ".join(said)
 
-    async def _ask(self, client: Client, ids: list[int], top: int) -> _Served | Refused:
+    async def _ask(self, client: Client, ids: list[int], top: int) -> _Served | ServerRefusal:
         answer = await client.ask(self._route.question(ids, top))
-        if isinstance(answer, Refused):
+        if isinstance(answer, ServerRefusal):
             return answer
         rows = self._route.rows(answer, ids, len(ids) - 1)
-        return rows if isinstance(rows, Refused) else _Served(rows, model_name(answer.get("model")))
+        return rows if isinstance(rows, ServerRefusal) else _Served(rows, model_name(answer.get("model")))
 
-    async def _worker(self, client: Client, left: Iterator[forms.Sequence], top: int) -> None:
+    async def _worker(self, client: Client, left: Iterator[forms.ReferenceSequence], top: int) -> None:
         for sequence in left:
             found = await self._compared(client, sequence, top)
-            if isinstance(found, Refused):
+            if isinstance(found, ServerRefusal):
                 self._refusals[sequence.index] = found.reason
             else:
                 self.compared[sequence.index] = found
                 self._writer.add(found)
             self._report()
 
-    async def _compared(self, client: Client, sequence: forms.Sequence, top: int) -> ComparedSequence | Refused:
+    async def _compared(
+        self, client: Client, sequence: forms.ReferenceSequence, top: int
+    ) -> ComparedSequence | ServerRefusal:
         ids = list(sequence.tokens)
         if self._context_length is not None and len(ids) >= self._context_length:
-            return Refused(
+            return ServerRefusal(
                 f"it has {len(ids)} tokens and asks for one more, and the engine's context holds {self._context_length}"
             )
         served = await self._ask(client, ids, top)
-        if isinstance(served, Refused):
+        if isinstance(served, ServerRefusal):
             return served
         reference = sequence.rows(top)
         positions = [compare(before, after, top) for before, after in zip(reference, served.rows, strict=True)]
@@ -171,7 +176,7 @@ class _Asking:
     def _report(self) -> None:
         done = len(self.compared) + len(self._refusals)
         self._on_progress(
-            Progress(
+            EvalProgress(
                 self._endpoint.topology, "sequences", done, len(self.compared), len(self._sequences), self._kept,
                 None, None, None, None,
             )
@@ -193,6 +198,6 @@ async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -
         await asyncio.gather(*tasks, return_exceptions=True)  # several tasks may have failed at once
 
 
-def _key(sequence: forms.Sequence) -> str:
+def _key(sequence: forms.ReferenceSequence) -> str:
     said = [sequence.prompt_length, sequence.tokens]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]

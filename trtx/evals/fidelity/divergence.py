@@ -26,7 +26,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PositionComparison:
     """The comparison at one position.
 
     ``kl``: lower bound on the divergence of the served distribution from the reference's, in nats. ``agrees``: the most
@@ -39,7 +39,7 @@ class Compared:
     shared: float
 
 
-def compare(reference: Mapping[int, float], served: Mapping[int, float], top: int) -> Compared:
+def compare(reference: Mapping[int, float], served: Mapping[int, float], top: int) -> PositionComparison:
     """Compares natural log-probabilities by token. Each side has at least its ``top`` most likely tokens."""
     both = reference.keys() & served.keys()
     missing = reference.keys() - both
@@ -54,7 +54,7 @@ def compare(reference: Mapping[int, float], served: Mapping[int, float], top: in
         kl += _term(p_missing, q_missing)
         q_left -= q_missing
     kl += _term(p_rest, q_left)
-    return Compared(max(0.0, kl), _agree(reference, served), min(1.0, shared))
+    return PositionComparison(max(0.0, kl), _agree(reference, served), min(1.0, shared))
 
 
 def _term(p: float, q: float) -> float:

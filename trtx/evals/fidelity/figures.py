@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import pstdev
 
-from trtx.evals.fidelity.forms import ComparedSequence, Figure, Part, PartFigures
+from trtx.evals.fidelity.forms import ComparedSequence, MeanOverPositions, Part, PartFigures
 from trtx.evals.statistics import FEWEST_SAMPLES, FEWEST_UNLIKE, RESAMPLES, unlike, unseen_share
 from trtx.stats.intervals import CONFIDENCE, Interval
 from trtx.stats.percentiles import percentile
@@ -58,7 +58,7 @@ def mean_figure(
     reach: float,
     least: float = -math.inf,
     most: float = math.inf,
-) -> Figure:
+) -> MeanOverPositions:
     """``of`` (a monotone function) applied to the mean over positions, with its interval.
 
     ``sums`` and ``counts`` are per prompt, over its positions. ``reach``: assumed distance of an unseen prompt's mean
@@ -69,7 +69,7 @@ def mean_figure(
     mean = math.fsum(sums) / sum(counts)
     value = of(mean)
     if len(sums) < FEWEST_SAMPLES:
-        return Figure(value, None)
+        return MeanOverPositions(value, None)
     draw = np.random.default_rng(_SEED).integers(0, len(sums), (RESAMPLES, len(sums)))
     means = np.asarray(sums, dtype=float)[draw].sum(axis=1) / np.asarray(counts, dtype=float)[draw].sum(axis=1)
     beyond = 50 * (1 - CONFIDENCE)
@@ -78,13 +78,13 @@ def mean_figure(
     if unlike(each) < FEWEST_UNLIKE:
         reach = max(reach, max(each) - min(each))
         if not reach:
-            return Figure(value, None)
+            return MeanOverPositions(value, None)
         off = reach * unseen_share(len(each))
         low, high = max(least, min(low, mean - off)), min(most, max(high, mean + off))
-    return Figure(value, Interval(value, of(low), of(high), CONFIDENCE))
+    return MeanOverPositions(value, Interval(value, of(low), of(high), CONFIDENCE))
 
 
-def share_figure(sums: Sequence[float], counts: Sequence[int]) -> Figure:
+def share_figure(sums: Sequence[float], counts: Sequence[int]) -> MeanOverPositions:
     """A share of positions. In a prompt unlike the others, all positions may differ."""
     return mean_figure(sums, counts, reach=1.0, least=0.0, most=1.0)
 

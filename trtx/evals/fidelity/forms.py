@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trtx.bench.documents import Document
+from trtx.bench.documents import DocumentKind
 from trtx.bench.named_models import OtherModels
 from trtx.evals.forms import Unanswered
 from trtx.evals.lines import read_lines
 from trtx.stats.intervals import Interval
 
-REFERENCE = Document("reference.json", version=1, oldest=1, since="")
-SEQUENCES = Document("reference.jsonl", version=1, oldest=1, since="")
-FIDELITY = Document("fidelity.json", version=1, oldest=1, since="")
-COMPARED = Document("sequences.jsonl", version=1, oldest=1, since="")
+REFERENCE = DocumentKind("reference.json", version=1, oldest=1, since="")
+SEQUENCES = DocumentKind("reference.jsonl", version=1, oldest=1, since="")
+FIDELITY = DocumentKind("fidelity.json", version=1, oldest=1, since="")
+COMPARED = DocumentKind("sequences.jsonl", version=1, oldest=1, since="")
 DIRECTORY = "fidelity"
 
 TOP = 20  # most likely tokens per position; the maximum of OpenAI's API, Dynamo's frontend and trtx's worker
@@ -23,7 +23,7 @@ Part = Literal["text", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class ReferenceSequence:
     """A line of ``reference.jsonl``: a prompt and the reference's continuation, both scored by the reference.
 
     ``tokens`` are the ids of both; the first ``prompt_length`` belong to the prompt. For each position except the
@@ -86,7 +86,7 @@ class ComparedSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MeanOverPositions:
     """A mean over all positions of a part. ``interval`` is None with too few prompts."""
 
     value: float
@@ -99,12 +99,12 @@ class PartFigures:
 
     part: Part
     positions: int
-    kl: Figure  # lower bound, in nats per token
-    agreement: Figure  # share of positions with the same most likely token
+    kl: MeanOverPositions  # lower bound, in nats per token
+    agreement: MeanOverPositions  # share of positions with the same most likely token
     shared: float  # the reference's probability of the tokens that were compared individually
     reference_perplexity: float  # exp of the mean negative log-probability of the positions' own tokens
     served_perplexity: float
-    perplexity_increase_pct: Figure
+    perplexity_increase_pct: MeanOverPositions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtx.bench.judge.judgement import Judgement, Verdict
+from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.config.wording import counted
-from trtx.evals.fidelity.forms import Figure, TopologyFidelity
+from trtx.evals.fidelity.forms import MeanOverPositions, TopologyFidelity
 from trtx.evals.statistics import FEWEST_SAMPLES
 from trtx.stats.intervals import Interval
 
@@ -22,10 +22,10 @@ _ASK_AGAIN = "ask for them again with --resume"
 
 def judge_fidelity(
     found: TopologyFidelity, max_kl: float | None = None, min_agreement: float | None = None
-) -> Iterator[Judgement]:
+) -> Iterator[CheckResult]:
     """Judges one topology: whether every sequence was compared, and each requested bound."""
     missing = found.sequences - found.answered
-    whole = Judgement(
+    whole = CheckResult(
         cell=found.topology, criterion="unanswered_sequence_count:avg:le:0", verdict=Verdict.PASS,
         reason="every sequence was compared", value=missing, limit=0, unit="sequences",
     )  # fmt: skip
@@ -34,7 +34,7 @@ def judge_fidelity(
     elif missing:
         told = "; ".join(map(str, found.unanswered[:3]))
         reason = f"{missing} of {counted(found.sequences, 'sequence')} without an answer: {told}; {_ASK_AGAIN}"
-        yield Judgement(
+        yield CheckResult(
             cell=whole.cell, criterion=whole.criterion, verdict=Verdict.FAILED, value=missing, limit=0,
             unit="sequences", reason=reason,
         )  # fmt: skip
@@ -48,7 +48,7 @@ def judge_fidelity(
         yield _judge_agreement(found, min_agreement)
 
 
-def _judge_kl(found: TopologyFidelity, limit: float) -> Judgement:
+def _judge_kl(found: TopologyFidelity, limit: float) -> CheckResult:
     criterion = f"kl_divergence:mean:le:{limit:.10g}"
     part = found.part("text")
     if part is None or part.kl.interval is None:
@@ -70,7 +70,7 @@ def _judge_kl(found: TopologyFidelity, limit: float) -> Judgement:
     )
 
 
-def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
+def _judge_agreement(found: TopologyFidelity, limit: float) -> CheckResult:
     criterion = f"top1_agreement:share:ge:{limit:.10g}"
     part = found.part("text")
     if part is None or part.agreement.interval is None:
@@ -87,7 +87,7 @@ def _judge_agreement(found: TopologyFidelity, limit: float) -> Judgement:
     )
 
 
-def _incomplete(found: TopologyFidelity, passed: Judgement) -> Judgement:
+def _incomplete(found: TopologyFidelity, passed: CheckResult) -> CheckResult:
     """Turns a pass into NO_VERDICT if sequences are missing."""
     if found.answered == found.sequences:
         return passed
@@ -114,13 +114,19 @@ def _range(interval: Interval) -> str:
 
 
 def _judged(
-    found: TopologyFidelity, criterion: str, verdict: Verdict, reason: str, figure: Figure, limit: float, unit: str = ""
-) -> Judgement:
-    return Judgement(
+    found: TopologyFidelity,
+    criterion: str,
+    verdict: Verdict,
+    reason: str,
+    figure: MeanOverPositions,
+    limit: float,
+    unit: str = "",
+) -> CheckResult:
+    return CheckResult(
         cell=found.topology, criterion=criterion, verdict=verdict, reason=reason, value=figure.value,
         interval=figure.interval, limit=limit, unit=unit, is_near=verdict is Verdict.NO_VERDICT,
     )  # fmt: skip
 
 
-def _judgement(cell: str, criterion: str, verdict: Verdict, reason: str) -> Judgement:
-    return Judgement(cell=cell, criterion=criterion, verdict=verdict, reason=reason)
+def _judgement(cell: str, criterion: str, verdict: Verdict, reason: str) -> CheckResult:
+    return CheckResult(cell=cell, criterion=criterion, verdict=verdict, reason=reason)

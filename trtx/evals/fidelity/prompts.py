@@ -17,14 +17,14 @@ MOST = 10_000  # their log-probabilities take a few gigabytes in a run directory
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class FidelityPrompts:
     """``source``: description of the origin, for users. ``tokens``: token ids of each prompt."""
 
     source: str
     tokens: tuple[list[int], ...]
 
 
-def read_prompts(asked: int | Path, model: Path) -> Prompts:
+def read_prompts(asked: int | Path, model: Path) -> FidelityPrompts:
     """Generates ``asked`` prompts, or reads a JSONL file in the format of ``trtx build --calib``.
 
     ``model`` is the directory whose tokenizer and chat template are used. Raises UsageError.
@@ -35,7 +35,9 @@ def read_prompts(asked: int | Path, model: Path) -> Prompts:
         return list(tokenizer.encode(text).ids)
 
     if isinstance(asked, int):
-        return Prompts("generated, as trtx build's proof asks them", tuple(held_out_prompts(encode, asked)[:asked]))
+        return FidelityPrompts(
+            "generated, as trtx build's proof asks them", tuple(held_out_prompts(encode, asked)[:asked])
+        )
     entries = read_calibration(asked, MOST + 1, "prompt file").entries
     if len(entries) > MOST:
         raise UsageError(f"prompt file {shown(asked)} has more than {MOST:,} prompts; shorten the file")
@@ -47,7 +49,7 @@ def read_prompts(asked: int | Path, model: Path) -> Prompts:
         else:
             template = template or load_hf_tokenizer(model)
             found.append(_without_special(tokenizer, _rendered(template, entry, asked, number, model)))
-    return Prompts(asked.name, tuple(found))
+    return FidelityPrompts(asked.name, tuple(found))
 
 
 def _without_special(tokenizer: Any, text: str) -> list[int]:

@@ -19,10 +19,10 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.facts import read_config, text_config
 from trtx.checkpoint.identity import identify_model
 from trtx.errors import UsageError
-from trtx.evals.fidelity.forms import REFERENCE, SEQUENCES, TOP, ReferenceFacts, Sequence, reference_directory
-from trtx.evals.fidelity.prompts import Prompts
+from trtx.evals.fidelity.forms import REFERENCE, SEQUENCES, TOP, ReferenceFacts, ReferenceSequence, reference_directory
+from trtx.evals.fidelity.prompts import FidelityPrompts
 from trtx.evals.lines import LineWriter, read_lines
-from trtx.evals.messages import Progress
+from trtx.evals.messages import EvalProgress
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
 
@@ -96,24 +96,24 @@ def _vocab_size(model: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def read_reference(run_dir: Path) -> tuple[ReferenceFacts, tuple[Sequence, ...]] | None:
+def read_reference(run_dir: Path) -> tuple[ReferenceFacts, tuple[ReferenceSequence, ...]] | None:
     """The stored reference; None if it is incomplete. Raises UsageError."""
     directory = reference_directory(run_dir)
     facts = REFERENCE.find(directory, ReferenceFacts)
-    return None if facts is None else (facts, read_lines(directory, SEQUENCES, Sequence))
+    return None if facts is None else (facts, read_lines(directory, SEQUENCES, ReferenceSequence))
 
 
 def make_reference(
     run_dir: Path,
     reference: Reference,
-    prompts: Prompts,
+    prompts: FidelityPrompts,
     *,
     osl: int,
     gpus: str | None,
     device: str,
     check: Callable[[], None],
-    on_progress: Callable[[Progress], None],
-) -> tuple[ReferenceFacts, tuple[Sequence, ...]]:
+    on_progress: Callable[[EvalProgress], None],
+) -> tuple[ReferenceFacts, tuple[ReferenceSequence, ...]]:
     """Computes greedy text of at most ``osl`` tokens after each prompt, and scores all tokens with teacher forcing.
 
     ``gpus``: ``CUDA_VISIBLE_DEVICES`` for the engine, or None for that of this process. ``device``: the device's name.
@@ -152,7 +152,7 @@ def make_reference(
     return facts, tuple(sequences)
 
 
-def _check_fits(prompts: Prompts, osl: int, most: int) -> None:
+def _check_fits(prompts: FidelityPrompts, osl: int, most: int) -> None:
     for number, prompt in enumerate(prompts.tokens, start=1):
         if len(prompt) + osl + 1 > most:
             raise UsageError(
@@ -161,8 +161,8 @@ def _check_fits(prompts: Prompts, osl: int, most: int) -> None:
             )
 
 
-def _sequence(index: int, prompt_length: int, ids: list[int], rows: list[dict[int, float]]) -> Sequence:
-    return Sequence(
+def _sequence(index: int, prompt_length: int, ids: list[int], rows: list[dict[int, float]]) -> ReferenceSequence:
+    return ReferenceSequence(
         index=index,
         prompt_length=prompt_length,
         tokens=tuple(ids),
@@ -171,5 +171,5 @@ def _sequence(index: int, prompt_length: int, ids: list[int], rows: list[dict[in
     )
 
 
-def _progress(what: str, done: int, total: int) -> Progress:
-    return Progress("reference", what, done, done, total, 0, None, None, None, None)
+def _progress(what: str, done: int, total: int) -> EvalProgress:
+    return EvalProgress("reference", what, done, done, total, 0, None, None, None, None)

@@ -16,9 +16,9 @@ from trtx.evals.parity.comparison import compare_route
 from trtx.evals.parity.distance import Distance, distance
 from trtx.evals.parity.forms import (
     PARITY,
-    Answer,
     ComparedRoute,
     Parity,
+    ParityAnswer,
     Prompt,
     Tolerance,
     has_answers,
@@ -31,18 +31,18 @@ from trtx.evals.parity.forms import (
 )
 from trtx.evals.parity.gate import judge_route
 from trtx.evals.parity.probing import find_server
-from trtx.evals.parity.prompts import Shape, make_prompts, ordinary_ids
+from trtx.evals.parity.prompts import RequestShape, make_prompts, ordinary_ids
 
 __all__ = [
     "PARITY",
-    "Answer",
     "ComparedRoute",
     "Distance",
     "Parity",
+    "ParityAnswer",
     "Pass",
     "Prompt",
+    "RequestShape",
     "Server",
-    "Shape",
     "Tolerance",
     "ask_all",
     "compare_route",

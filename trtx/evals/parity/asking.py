@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 
 from trtx.bench.answers import Answer as Whole
-from trtx.bench.answers import Asked, model_name, words
-from trtx.evals.parity.forms import Answer, Prompt
+from trtx.bench.answers import RequestedOutput, model_name, words
+from trtx.evals.parity.forms import ParityAnswer, Prompt
 from trtx.tls import trust_of
 
 TOP = 5  # number of alternatives per position, the maximum of OpenAI's completions
@@ -44,7 +44,7 @@ class Pass:
     """One pass over all prompts, during and after its execution."""
 
     under_way: dict[int, Stream] = field(default_factory=dict)  # compared requests
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, ParityAnswer] = field(default_factory=dict)
     cancelled: int = 0  # number of clients that disconnected early
     too_late: int = 0  # number of clients that should have, but already had the whole answer
     unreached: str | None = None  # error of the last request without any response; None: there was none
@@ -98,12 +98,12 @@ async def ask_all(
     return state
 
 
-def ask_once(server: Server, prompt: Prompt, *, osl: int) -> Answer:
+def ask_once(server: Server, prompt: Prompt, *, osl: int) -> ParityAnswer:
     """Sends one prompt once, to probe whether a server returns the compared values."""
     return asyncio.run(_ask_once(server, prompt, osl))
 
 
-async def _ask_once(server: Server, prompt: Prompt, osl: int) -> Answer:
+async def _ask_once(server: Server, prompt: Prompt, osl: int) -> ParityAnswer:
     gathered = Stream()
     async with _client(server, 1) as http:
         failure = await _stream(http, request_body(server, prompt, osl=osl, salt="probe"), gathered, lambda: True)
@@ -143,7 +143,7 @@ def request_body(server: Server, prompt: Prompt, *, osl: int, salt: str) -> dict
     return body
 
 
-async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> Answer:
+async def _answer(http: httpx.AsyncClient, body: Mapping[str, Any], prompt: Prompt, state: Pass) -> ParityAnswer:
     attempts = 0
     while True:
         attempts += 1
@@ -198,7 +198,7 @@ async def _stream(
         return " ".join(str(error).split()) or type(error).__name__
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return f"log-probabilities that can't be read ({type(error).__name__}: {error})"
-    return whole.fault(Asked.of(body))
+    return whole.fault(RequestedOutput.of(body))
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +239,7 @@ class Stream:
                 self.logprobs += [_finite(value) for value in told["token_logprobs"]]
                 self.top += [_likeliest(row) for row in told["top_logprobs"]]
 
-    def answer(self, prompt: Prompt, attempts: int, failure: str | None) -> Answer:
+    def answer(self, prompt: Prompt, attempts: int, failure: str | None) -> ParityAnswer:
         prompt_logprobs: tuple[float, ...] = ()
         resent = None
         if prompt.asks_prompt_logprobs and failure is None:
@@ -254,7 +254,7 @@ class Stream:
             failure = f"{len(self.token_ids)} tokens with {len(self.logprobs)} log-probabilities"
         if failure is None and not all(self.top):
             failure = "a token without its most likely alternatives"
-        return Answer(
+        return ParityAnswer(
             index=prompt.index,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from trtx.bench.named_models import other_models
 from trtx.evals.parity.distance import Distance, distance
-from trtx.evals.parity.forms import Answer, Compared, ComparedRoute, Divergence, Evidence, Worst
+from trtx.evals.parity.forms import ComparedRoute, Divergence, ParityAnswer, PassComparison, RouteEvidence, Worst
 from trtx.evals.statistics import mean_interval
 from trtx.stats.intervals import CONFIDENCE
 
 
 def compare_route(
     route: str,
-    reference: Sequence[Answer],
-    answers: Sequence[Answer],
+    reference: Sequence[ParityAnswer],
+    answers: Sequence[ParityAnswer],
     *,
     model: str,
     cancelled: int,
-    evidence: Evidence,
+    evidence: RouteEvidence,
     confidence: float = CONFIDENCE,
 ) -> ComparedRoute:
     """Compares ``answers`` of ``model`` with ``reference`` answers to the same prompts.
@@ -32,7 +32,7 @@ def compare_route(
     return ComparedRoute(route, len(answers), failures, cancelled, evidence, _compared(pairs, confidence), others)
 
 
-def _compared(pairs: Sequence[tuple[Answer, Answer]], confidence: float) -> Compared:
+def _compared(pairs: Sequence[tuple[ParityAnswer, ParityAnswer]], confidence: float) -> PassComparison:
     found = {before.index: (before, now, distance(before, now)) for before, now in pairs}
     distances = {index: one for index, (_, _, one) in found.items()}
     means = [one.mean for one in distances.values()]
@@ -41,7 +41,7 @@ def _compared(pairs: Sequence[tuple[Answer, Answer]], confidence: float) -> Comp
         for index, (before, now, one) in found.items()
         if one.divergence is not None
     ]
-    return Compared(
+    return PassComparison(
         requests=len(pairs),
         identical=len(pairs) - len(divergences),
         divergences=tuple(sorted(divergences, key=lambda one: -one.distance)),
@@ -57,7 +57,7 @@ def _at(found: Distance, position: int) -> float:
     return found.answer[position] if position < len(found.answer) else 0.0
 
 
-def _tokens(before: Answer, now: Answer, position: int) -> tuple[int, int]:
+def _tokens(before: ParityAnswer, now: ParityAnswer, position: int) -> tuple[int, int]:
     """The tokens at a position; -1 after an answer's end."""
     return tuple(one.token_ids[position] if position < len(one.token_ids) else -1 for one in (before, now))  # type: ignore[return-value]
 

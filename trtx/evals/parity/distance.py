@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtx.evals.parity.forms import Answer
+from trtx.evals.parity.forms import ParityAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Distance:
         return sum(values) / len(values) if values else 0.0
 
 
-def distance(reference: Answer, other: Answer) -> Distance:
+def distance(reference: ParityAnswer, other: ParityAnswer) -> Distance:
     """The distance of two complete answers. If one ends earlier, they diverge at its end."""
     found: list[float] = []
     divergence = None
@@ -50,7 +50,7 @@ def distance(reference: Answer, other: Answer) -> Distance:
     return Distance(tuple(found), tuple(abs(one - two) for one, two in pairs), divergence)
 
 
-def _named(answer: Answer, position: int) -> Mapping[str, float]:
+def _named(answer: ParityAnswer, position: int) -> Mapping[str, float]:
     return {**answer.top[position], str(answer.token_ids[position]): answer.logprobs[position]}
 
 

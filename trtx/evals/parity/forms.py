@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trtx.bench.documents import RESTORE, Document, parsed, plain
+from trtx.bench.documents import RESTORE, DocumentKind, parsed, plain
 from trtx.bench.files import write_text
 from trtx.bench.named_models import OtherModels
 from trtx.errors import UsageError
 from trtx.stats.intervals import Interval
 
-PARITY = Document("parity.json", version=2, oldest=1, since="")
-PROMPTS = Document("prompts.jsonl", version=1, oldest=1, since="")
-ANSWERS = Document("answers.jsonl", version=1, oldest=1, since="")
+PARITY = DocumentKind("parity.json", version=2, oldest=1, since="")
+PROMPTS = DocumentKind("prompts.jsonl", version=1, oldest=1, since="")
+ANSWERS = DocumentKind("answers.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParityAnswer:
     """The response to one prompt; one line of ``answers.jsonl``. Log-probabilities are natural logarithms.
 
     ``top``: the most likely tokens by id for each token, as many as the server gives. ``prompt_logprobs``: for each
@@ -88,7 +88,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PassComparison:
     """All answers of one pass compared with those of the reference."""
 
     requests: int  # with a complete answer on both sides
@@ -110,7 +110,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RouteEvidence:
     """Evidence that a route was used.
 
     ``is_checked``: False for a server whose internals aren't visible, so that no claim is made. ``corrupted``: number
@@ -145,8 +145,8 @@ class ComparedRoute:
     sent: int  # number of compared requests
     failures: tuple[str, ...]  # for requests without a complete answer: prompt index and reason
     cancelled: int  # requests whose client disconnected early
-    evidence: Evidence
-    compared: Compared
+    evidence: RouteEvidence
+    compared: PassComparison
     others: OtherModels | None = None  # other models that answers name
 
 
@@ -178,14 +178,14 @@ def read_prompts(run_dir: Path) -> tuple[Prompt, ...] | None:
     return _read_lines(PROMPTS, Prompt, path) if path.exists() else None
 
 
-def write_answers(run_dir: Path, label: str, answers: Iterable[Answer]) -> None:
+def write_answers(run_dir: Path, label: str, answers: Iterable[ParityAnswer]) -> None:
     """Writes the answers of one pass, ordered by index."""
     _write_lines(ANSWERS, parity_directory(run_dir) / label, answers)
 
 
-def read_answers(run_dir: Path, label: str) -> tuple[Answer, ...]:
+def read_answers(run_dir: Path, label: str) -> tuple[ParityAnswer, ...]:
     """The answers of one pass. Raises UsageError that names the line and the field that can't be read."""
-    return _read_lines(ANSWERS, Answer, parity_directory(run_dir) / label / ANSWERS.file)
+    return _read_lines(ANSWERS, ParityAnswer, parity_directory(run_dir) / label / ANSWERS.file)
 
 
 def has_answers(run_dir: Path, label: str) -> bool:
@@ -193,7 +193,7 @@ def has_answers(run_dir: Path, label: str) -> bool:
     return (parity_directory(run_dir) / label / ANSWERS.file).exists()
 
 
-def _read_lines(document: Document, form: type[T], path: Path) -> tuple[T, ...]:
+def _read_lines(document: DocumentKind, form: type[T], path: Path) -> tuple[T, ...]:
     try:
         # Not splitlines(), because a server's text may contain other line separators.
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -202,7 +202,7 @@ def _read_lines(document: Document, form: type[T], path: Path) -> tuple[T, ...]:
     return tuple(_restored(document, form, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
 
 
-def _restored(document: Document, form: type[T], line: str, source: str) -> T:
+def _restored(document: DocumentKind, form: type[T], line: str, source: str) -> T:
     try:
         found: Any = parsed(line)
     except (ValueError, RecursionError) as error:
@@ -210,7 +210,7 @@ def _restored(document: Document, form: type[T], line: str, source: str) -> T:
     return document.restored(document.checked(found, source), form, source)
 
 
-def _write_lines(document: Document, directory: Path, contents: Iterable[Any]) -> None:
+def _write_lines(document: DocumentKind, directory: Path, contents: Iterable[Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(document.versioned(plain(one)), ensure_ascii=False, allow_nan=False) for one in contents)
     write_text(directory / document.file, "".join(f"{line}\n" for line in lines))

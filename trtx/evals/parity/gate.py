@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtx.bench.judge.judgement import Judgement, Verdict
-from trtx.evals.parity.forms import Compared, ComparedRoute, Tolerance
+from trtx.bench.judge.judgement import CheckResult, Verdict
+from trtx.evals.parity.forms import ComparedRoute, PassComparison, Tolerance
 
 FACTOR = 4.0  # multiple of the identical runs' largest and mean distance that is permitted
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -33,7 +33,7 @@ _DIVERGENCES = "unexplained_divergences:count:le:0"
 _LARGEST, _MEAN = "logprob_distance:max:le:yardstick", "logprob_distance:mean:le:yardstick"
 
 
-def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
+def tolerance_of(reference: PassComparison, dtype: str | None) -> Tolerance:
     """The tolerance from two runs of the reference. ``dtype``: the model's compute dtype; None: unknown."""
     floor = FLOOR.get(dtype or "")
     largest = reference.worst[0].distance if reference.worst else 0.0
@@ -47,7 +47,7 @@ def tolerance_of(reference: Compared, dtype: str | None) -> Tolerance:
     )
 
 
-def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
+def no_tolerance(reference: PassComparison, dtype: str | None) -> Tolerance:
     """The tolerance for a reference that promises bitwise equality on every route."""
     largest = reference.worst[0].distance if reference.worst else 0.0
     return Tolerance(
@@ -55,18 +55,18 @@ def no_tolerance(reference: Compared, dtype: str | None) -> Tolerance:
     )  # fmt: skip
 
 
-def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
+def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> Iterator[CheckResult]:
     """Judges whether the reference is usable as a yardstick."""
     yield _answered(reference)
     yield from _named(reference)
     cell, what = reference.route, "yardstick"
     if tolerance is None:
-        yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
+        yield CheckResult(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason="no request was answered twice")
         return
     told = f"two identical runs differ by at most {tolerance.largest:.2g}, {tolerance.mean:.2g} on average"
     if tolerance.floor == 0.0 and (tolerance.largest > 0.0 or reference.compared.divergences):
         reason = f"{told}, and --deterministic promises the same bits"
-        yield Judgement(cell=cell, criterion=what, verdict=Verdict.MISSED, reason=reason)
+        yield CheckResult(cell=cell, criterion=what, verdict=Verdict.MISSED, reason=reason)
         return
     if tolerance.floor is not None and tolerance.largest > PLAUSIBLE * tolerance.floor:
         worst = reference.compared.worst[0]
@@ -74,12 +74,12 @@ def judge_reference(reference: ComparedRoute, tolerance: Tolerance | None) -> It
             f"{told}, in {tolerance.dtype}, where rounding explains at most {PLAUSIBLE * tolerance.floor:.2g} (request "
             f"{worst.index}, token {worst.position} of its {worst.part}): nothing can be compared with such a reference"
         )
-        yield Judgement(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason=reason)
+        yield CheckResult(cell=cell, criterion=what, verdict=Verdict.NO_VERDICT, reason=reason)
         return
-    yield Judgement(cell=cell, criterion=what, verdict=Verdict.PASS, reason=told)
+    yield CheckResult(cell=cell, criterion=what, verdict=Verdict.PASS, reason=told)
 
 
-def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[Judgement]:
+def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[CheckResult]:
     """Judges a route. ``tolerance`` None: there is no yardstick and thus no verdict."""
     yield _answered(route)
     yield from _named(route)
@@ -88,14 +88,14 @@ def judge_route(route: ComparedRoute, tolerance: Tolerance | None) -> Iterator[J
     if tolerance is None or not route.compared.requests:
         why = "there is no yardstick" if tolerance is None else "no request was answered on both sides"
         for criterion in (_DIVERGENCES, _LARGEST, _MEAN):
-            yield Judgement(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=why)
+            yield CheckResult(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=why)
         return
     yield _tokens(route, tolerance)
     yield _logprobs(route, tolerance)
     yield _mean(route, tolerance)
 
 
-def judge_fault(fault: str, route: ComparedRoute | None) -> Judgement:
+def judge_fault(fault: str, route: ComparedRoute | None) -> CheckResult:
     """Judges whether KV was corrupted at all; otherwise the run doesn't test the check.
 
     ``route``: the one with handoffs; None: not compared.
@@ -104,47 +104,49 @@ def judge_fault(fault: str, route: ComparedRoute | None) -> Judgement:
     count = None if route is None else route.evidence.corrupted
     if count:
         reason = f"{count} handoffs were corrupted on purpose (TRTX_FAULT={fault})"
-        return Judgement(cell=cell, criterion=criterion, verdict=Verdict.PASS, reason=reason)
+        return CheckResult(cell=cell, criterion=criterion, verdict=Verdict.PASS, reason=reason)
     if route is None:
         reason = "no route with handoffs was compared; ask for disagg with --routes"
     elif count is None:
         reason = "the workers did not say how many handoffs they corrupted"
     else:
         reason = "no handoff was corrupted: there were too few, or their requests ended first; send more with --prompts"
-    return Judgement(cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=f"TRTX_FAULT={fault}: {reason}")
+    return CheckResult(
+        cell=cell, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=f"TRTX_FAULT={fault}: {reason}"
+    )
 
 
-def _answered(route: ComparedRoute) -> Judgement:
+def _answered(route: ComparedRoute) -> CheckResult:
     criterion, count = "unanswered:count:le:0", len(route.failures)
     if not count:
         reason = f"all {route.sent} requests have their answers"
-        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=reason)
+        return CheckResult(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=reason)
     told = "; ".join(route.failures[:_TOLD])
     more = f"; and {count - _TOLD} more" if count > _TOLD else ""
-    return Judgement(
+    return CheckResult(
         cell=route.route, criterion=criterion, verdict=Verdict.FAILED, value=float(count), limit=0.0,
         reason=f"{count} of {route.sent} requests have no whole answer: {told}{more}",
     )  # fmt: skip
 
 
-def _named(route: ComparedRoute) -> Iterator[Judgement]:
+def _named(route: ComparedRoute) -> Iterator[CheckResult]:
     """No verdict if several models answered, since their answers don't describe the requested one."""
     if route.others is not None and route.others.are_several:
-        yield Judgement(
+        yield CheckResult(
             cell=route.route, criterion="named_models", verdict=Verdict.NO_VERDICT, reason=route.others.sentence
         )
 
 
-def _happened(route: ComparedRoute) -> Judgement:
+def _happened(route: ComparedRoute) -> CheckResult:
     counted = ", ".join(f"{one.what} {'–' if one.value is None else one.value}" for one in route.evidence.counts)
     if (missing := route.evidence.missing) is None:
-        return Judgement(cell=route.route, criterion="happened", verdict=Verdict.PASS, reason=counted)
-    return Judgement(
+        return CheckResult(cell=route.route, criterion="happened", verdict=Verdict.PASS, reason=counted)
+    return CheckResult(
         cell=route.route, criterion="happened", verdict=Verdict.NO_VERDICT, reason=f"{missing} ({counted})"
     )
 
 
-def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+def _tokens(route: ComparedRoute, tolerance: Tolerance) -> CheckResult:
     found, limit, criterion = route.compared, tolerance.most, _DIVERGENCES
     is_exact = tolerance.floor == 0.0  # then tokens of equal likelihood are no excuse either
     wrong = [one for one in found.divergences if is_exact or one.distance > limit or -1 in (one.expected, one.found)]
@@ -155,26 +157,28 @@ def _tokens(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
         reason = (
             f"{len(wrong)} answers differ where two tokens were up to {wrong[0].distance:.2g} apart; {doubt}; {same}"
         )
-        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason, value=value)
+        return CheckResult(
+            cell=route.route, criterion=criterion, verdict=Verdict.NO_VERDICT, reason=reason, value=value
+        )
     if not wrong:
         first = found.divergences[0] if found.divergences else None
         ties = "" if first is None else (
             f"; {len(found.divergences)} differ from where two tokens were as likely as rounding tells, such as "
             f"request {first.index} at token {first.position} ({first.distance:.2g} apart, {limit:.2g} allowed)"
         )  # fmt: skip
-        return Judgement(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=same + ties, value=value)
+        return CheckResult(cell=route.route, criterion=criterion, verdict=Verdict.PASS, reason=same + ties, value=value)
     told = "; ".join(
         f"request {one.index} differs at token {one.position} of its answer ({one.found} in place of {one.expected}, "
         f"log-probabilities {one.distance:.2g} apart, {limit:.2g} allowed)"
         for one in wrong[:_TOLD]
     )
     more = f"; and {len(wrong) - _TOLD} more requests" if len(wrong) > _TOLD else ""
-    return Judgement(
+    return CheckResult(
         cell=route.route, criterion=criterion, verdict=Verdict.MISSED, value=value, reason=f"{told}{more}; {same}"
     )
 
 
-def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> CheckResult:
     found, limit = route.compared, tolerance.most
     worst, far = found.worst[0], [one for one in found.worst if one.distance > limit]
     positions = f"{found.answer_positions} positions of answers and {found.prompt_positions} of prompts"
@@ -190,7 +194,7 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
         reason, verdict = f"{told}{more}; {limit:.2g} allowed, over {positions}", Verdict.MISSED
         if (doubt := _doubt(tolerance, worst.distance)) is not None:
             reason, verdict = f"{reason}; {doubt}", Verdict.NO_VERDICT
-    return Judgement(
+    return CheckResult(
         cell=route.route,
         criterion=_LARGEST,
         verdict=verdict,
@@ -200,7 +204,7 @@ def _logprobs(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
     )
 
 
-def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
+def _mean(route: ComparedRoute, tolerance: Tolerance) -> CheckResult:
     interval, limit = route.compared.mean, tolerance.most_mean
     if tolerance.floor == 0.0:  # without sampling: a single distance above 0 breaks the promise
         estimate = route.compared.mean_distance
@@ -218,7 +222,7 @@ def _mean(route: ComparedRoute, tolerance: Tolerance) -> Judgement:
                 verdict, reason = Verdict.NO_VERDICT, f"{told}; {doubt}"
         else:
             verdict, reason = Verdict.NO_VERDICT, f"{told}; its interval holds both, send more with --prompts"
-    return Judgement(
+    return CheckResult(
         cell=route.route, criterion=_MEAN, verdict=verdict, reason=reason,
         value=route.compared.mean_distance, interval=interval, limit=limit,
     )  # fmt: skip

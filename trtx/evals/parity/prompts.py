@@ -18,7 +18,7 @@ _COMPARED_PER_CANCELLED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Parameters of a run's requests."""
 
     prompts: int  # number to compare, in addition to those that are cancelled
@@ -42,7 +42,7 @@ def ordinary_ids(model_path: Path) -> tuple[int, ...]:
     return tuple(sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added))
 
 
-def make_prompts(ids: Sequence[int], shape: Shape) -> tuple[Prompt, ...]:
+def make_prompts(ids: Sequence[int], shape: RequestShape) -> tuple[Prompt, ...]:
     """The prompts in the order of sending. Equal shapes and ids give equal prompts.
 
     Lengths are log-uniform from 1 to the maximum, so that there are prompts without a full KV block, with a partial one

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trtx.errors import TrtxError, UsageError
-from trtx.evals.messages import Endpoint, Failed, Job, Loaded, Scored, Up, from_line, to_line
+from trtx.evals.messages import Endpoint, EvalFailed, EvalJob, TasksLoaded, TopologyScored, Up, from_line, to_line
 from trtx.text import torch_hidden
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -47,9 +47,9 @@ def main() -> None:
 
 def _serve(tell: Callable[[Up], None]) -> None:
     job = from_line(sys.stdin.readline())
-    assert isinstance(job, Job)
+    assert isinstance(job, EvalJob)
     try:
-        from trtx.evals.session.asking import Asking
+        from trtx.evals.session.asking import TopologyTasks
         from trtx.evals.session.loading import load_tasks
         from trtx.evals.session.model import ServedModel
     except ModuleNotFoundError as error:
@@ -59,15 +59,15 @@ def _serve(tell: Callable[[Up], None]) -> None:
         ) from error
     model = ServedModel(_tokenizer(job))
     tasks = load_tasks(job, model)
-    tell(Loaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics, tasks.shares))
+    tell(TasksLoaded({one.name: len(one.documents) for one in tasks.tasks}, tasks.metrics, tasks.shares))
     for line in sys.stdin:
         endpoint = from_line(line)
         assert isinstance(endpoint, Endpoint)
-        asyncio.run(Asking(job, tasks, model, endpoint, tell).run())
-        tell(Scored(endpoint.topology))
+        asyncio.run(TopologyTasks(job, tasks, model, endpoint, tell).run())
+        tell(TopologyScored(endpoint.topology))
 
 
-def _tokenizer(job: Job) -> Any:
+def _tokenizer(job: EvalJob) -> Any:
     """The tokenizer, loaded as in lm-eval's hf model."""
     if job.tokenizer is None:
         return None
@@ -80,7 +80,7 @@ def _tokenizer(job: Job) -> Any:
         raise UsageError(f"the tokenizer in {job.tokenizer} can't be read ({reason}); name another") from error
 
 
-def _may_need_torch(job: Job) -> bool:
+def _may_need_torch(job: EvalJob) -> bool:
     """Whether a metric, such as bert_score, may need torch; trtx's own tasks don't."""
     from trtx.evals.session.loading import OWN_TASKS
 
@@ -88,12 +88,12 @@ def _may_need_torch(job: Job) -> bool:
     return job.task_dir is not None or not own.issuperset(job.tasks) or "torch" in sys.modules
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception) -> EvalFailed:
     if type(error).__name__ == "ServerGone":
-        return Failed("gone", str(error))
+        return EvalFailed("gone", str(error))
     if isinstance(error, TrtxError):
-        return Failed("usage", str(error))
-    return Failed("crash", f"{type(error).__name__}: {error}")
+        return EvalFailed("usage", str(error))
+    return EvalFailed("crash", f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

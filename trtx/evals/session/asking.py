@@ -16,9 +16,9 @@ from trtx.config.wording import counted
 from trtx.evals import needle
 from trtx.evals.forms import (
     EVAL,
-    Asked,
     Judged,
     Sample,
+    SampleRequest,
     SampleWriter,
     Score,
     ScoredTask,
@@ -26,10 +26,10 @@ from trtx.evals.forms import (
     Unanswered,
     read_samples,
 )
-from trtx.evals.messages import Endpoint, Job, Progress
+from trtx.evals.messages import Endpoint, EvalJob, EvalProgress
 from trtx.evals.session import scoring
-from trtx.evals.session.client import Client, Refused, ServerGone
-from trtx.evals.session.loading import Document, LoadedTask, LoadedTasks, version_of
+from trtx.evals.session.client import Client, ServerGone, ServerRefusal
+from trtx.evals.session.loading import LoadedTask, LoadedTasks, TaskDocument, version_of
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
 from trtx.stats.intervals import CONFIDENCE, Interval
@@ -44,16 +44,16 @@ _PROBE_TOKENS = 4
 class _Asking:
     """One document while its requests run."""
 
-    document: Document
-    answers: list[Asked | Refused | None]
+    document: TaskDocument
+    answers: list[SampleRequest | ServerRefusal | None]
 
     @property
-    def refusal(self) -> Refused | None:
-        return next((one for one in self.answers if isinstance(one, Refused)), None)
+    def refusal(self) -> ServerRefusal | None:
+        return next((one for one in self.answers if isinstance(one, ServerRefusal)), None)
 
     @property
-    def complete(self) -> tuple[Asked, ...] | None:
-        found = tuple(one for one in self.answers if isinstance(one, Asked))
+    def complete(self) -> tuple[SampleRequest, ...] | None:
+        found = tuple(one for one in self.answers if isinstance(one, SampleRequest))
         return found if len(found) == len(self.answers) else None
 
     @property
@@ -105,11 +105,16 @@ class _TaskRun:
         return len(self.samples) + len(self.refusals)
 
 
-class Asking:
+class TopologyTasks:
     """All tasks on one topology. ``tell`` is called after each sample."""
 
     def __init__(
-        self, job: Job, tasks: LoadedTasks, model: ServedModel, endpoint: Endpoint, tell: Callable[[Progress], None]
+        self,
+        job: EvalJob,
+        tasks: LoadedTasks,
+        model: ServedModel,
+        endpoint: Endpoint,
+        tell: Callable[[EvalProgress], None],
     ) -> None:
         self._job = job
         self._loaded = tasks
@@ -200,7 +205,7 @@ class Asking:
             run.refusals[document.doc_id] = asking.refusal.reason
         self._report(run)
 
-    def _sample(self, run: _TaskRun, document: Document, answers: tuple[Asked, ...]) -> Sample:
+    def _sample(self, run: _TaskRun, document: TaskDocument, answers: tuple[SampleRequest, ...]) -> Sample:
         try:
             (judged,) = scoring.judge(run.loaded.task, [document], [answers])
         except Exception as error:  # raised by the task's code
@@ -213,7 +218,7 @@ class Asking:
     def _report(self, run: _TaskRun) -> None:
         interval = run.running.interval
         self._tell(
-            Progress(
+            EvalProgress(
                 topology=self._endpoint.topology,
                 task=run.loaded.name,
                 done=run.done,
@@ -265,7 +270,7 @@ class Asking:
         ]
 
 
-def _instance_at(document: Document, place: int) -> tuple[Instance, int]:
+def _instance_at(document: TaskDocument, place: int) -> tuple[Instance, int]:
     """The instance for an index into a document's answers, and which of its repeats it is."""
     for instance in document.instances:
         count = instance.repeats or 1
@@ -275,7 +280,9 @@ def _instance_at(document: Document, place: int) -> tuple[Instance, int]:
     raise IndexError(place)
 
 
-def _line(loaded: LoadedTask, document: Document, answers: tuple[Asked, ...], judged: tuple[Judged, ...]) -> Sample:
+def _line(
+    loaded: LoadedTask, document: TaskDocument, answers: tuple[SampleRequest, ...], judged: tuple[Judged, ...]
+) -> Sample:
     return Sample(
         task=loaded.name,
         doc_id=document.doc_id,

@@ -27,7 +27,7 @@ class ServerGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ServerRequest:
     """One HTTP request."""
 
     path: str  # below /v1/
@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ServerRefusal:
     """The server's reason for refusing an answer."""
 
     reason: str
@@ -83,7 +83,7 @@ class Client:
         found = own.get("context_window") or own.get("max_model_len")
         return found if isinstance(found, int) else None
 
-    async def ask(self, question: Question) -> dict[str, Any] | Refused:
+    async def ask(self, question: ServerRequest) -> dict[str, Any] | ServerRefusal:
         """The JSON answer, or the server's refusal. Raises ServerGone.
 
         Server errors and broken connections are retried. A persistent error counts as a refusal if the server still
@@ -97,11 +97,11 @@ class Client:
             failures += 1
             if failures >= found.attempts:
                 if await self._own_entry() is not None:
-                    return Refused(found.reason)
+                    return ServerRefusal(found.reason)
                 lost_since, failures = self._since(lost_since, found.reason), 0
             await asyncio.sleep(found.pause_s)
 
-    async def _attempt(self, question: Question) -> dict[str, Any] | Refused | _Failure:
+    async def _attempt(self, question: ServerRequest) -> dict[str, Any] | ServerRefusal | _Failure:
         try:
             answer = await self._http.post(question.path, json={"model": self._endpoint.model, **question.body})
         except httpx.ConnectTimeout:
@@ -115,31 +115,31 @@ class Client:
         if answer.is_success:
             return self._parsed(answer)
         if where := sent_on(answer.status_code, answer.headers.get("Location"), str(answer.request.url)):
-            return Refused(f"HTTP {answer.status_code}: {where}")
+            return ServerRefusal(f"HTTP {answer.status_code}: {where}")
         said = words(self._without_key(answer.text)) or "no reason given"
         reason = f"HTTP {answer.status_code}: {said}"
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             return _Failure(reason, retry_after(answer), _LIMITED_ATTEMPTS)
         if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
-            return Refused(reason)
+            return ServerRefusal(reason)
         return _Failure(reason)
 
-    def _parsed(self, answer: httpx.Response) -> dict[str, Any] | Refused | _Failure:
+    def _parsed(self, answer: httpx.Response) -> dict[str, Any] | ServerRefusal | _Failure:
         """Parses an answer. Some servers send errors with a success status, as Dynamo does when a worker dies."""
         try:
             document = answer.json()
             if b"\\ud" in answer.content.lower():  # a lone surrogate, which can't be written as UTF-8
                 json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return Refused(f"HTTP {answer.status_code} whose body has half of a character (a lone surrogate)")
+            return ServerRefusal(f"HTTP {answer.status_code} whose body has half of a character (a lone surrogate)")
         except (ValueError, RecursionError):
-            return Refused(f"HTTP {answer.status_code} whose body is not JSON that can be read")
+            return ServerRefusal(f"HTTP {answer.status_code} whose body is not JSON that can be read")
         if isinstance(document, dict) and isinstance(document.get("choices"), list) and not document.get("error"):
             return document
         said = words(self._without_key(answer.text))
         if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):  # older vLLM
             return _Failure(f"error in the answer: {said}")
-        return Refused(f"no completion in the answer: {said}")
+        return ServerRefusal(f"no completion in the answer: {said}")
 
     def _since(self, lost_since: float | None, reason: str) -> float:
         """The time since which the server has been unreachable. Raises ServerGone after the permitted time."""

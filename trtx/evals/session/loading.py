@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 
 from trtx.config.wording import shown
 from trtx.errors import UsageError
-from trtx.evals.messages import Job
+from trtx.evals.messages import EvalJob
 from trtx.evals.session.local_files import FORMATS, problem_of, problem_of_yaml
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.own_rows import OWN, own_rows
@@ -49,7 +49,7 @@ _SHARES = ("acc", "acc_norm", "exact_match")  # lm-eval's metrics that are 0 or 
 
 
 @dataclass(slots=True)
-class Document:
+class TaskDocument:
     """One row of a task, with its requests."""
 
     doc_id: int
@@ -62,7 +62,7 @@ class Document:
 class LoadedTask:
     name: str
     task: Task
-    documents: list[Document]
+    documents: list[TaskDocument]
 
     @property
     def asks_logprobs(self) -> bool:
@@ -109,7 +109,7 @@ def _shares(loaded: LoadedTask) -> tuple[str, ...]:
     return tuple(name for name in task.aggregation() if name in _SHARES)
 
 
-def load_tasks(job: Job, model: ServedModel) -> LoadedTasks:
+def load_tasks(job: EvalJob, model: ServedModel) -> LoadedTasks:
     """All tasks of ``job``, in order, with their requests. Raises UsageError with the task, what is missing, and a
     remedy.
 
@@ -252,7 +252,7 @@ def _dataset_of(name: str, manager: TaskManager) -> str:
     return f"{path} ({part})" if path and part else str(path or f"of {name}")
 
 
-def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> LoadedTask:
+def _with_requests(name: str, task: Task, job: EvalJob, model: ServedModel) -> LoadedTask:
     if getattr(task, "MULTIMODAL", False):
         raise UsageError(f"task {name} has images or sound, which trtx eval does not support yet; leave it out")
     if getattr(task, "UNSAFE_CODE", False):
@@ -286,13 +286,13 @@ def _with_requests(name: str, task: Task, job: Job, model: ServedModel) -> Loade
     return LoadedTask(name, task, list(_documents(task, model)))
 
 
-def _template(task: Task, job: Job, model: ServedModel) -> Callable[..., Any] | None:
+def _template(task: Task, job: EvalJob, model: ServedModel) -> Callable[..., Any] | None:
     if job.endpoint_type != "chat":
         return None
     return model.messages if task.OUTPUT_TYPE == "generate_until" else model.apply_chat_template
 
 
-def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
+def _documents(task: Task, model: ServedModel) -> Iterator[TaskDocument]:
     by_doc: dict[int, list[Instance]] = {}
     for instance in task.instances:
         by_doc.setdefault(instance.doc_id, []).append(instance)
@@ -300,7 +300,7 @@ def _documents(task: Task, model: ServedModel) -> Iterator[Document]:
         instances.sort(key=lambda instance: instance.idx)
         asked = [[*model.signature(instance), instance.repeats] for instance in instances]
         text = json.dumps(asked, ensure_ascii=False, sort_keys=True, default=str)
-        yield Document(doc_id, instances[0].doc, instances, hashlib.sha256(text.encode()).hexdigest())
+        yield TaskDocument(doc_id, instances[0].doc, instances, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _check_rows(name: str, task: Task, limit: int | None) -> None:

@@ -19,10 +19,10 @@ from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postproc
 
 from trtx.bench.answers import early_end, model_name
 from trtx.config.wording import a_kind, quoted
-from trtx.evals.forms import Asked
+from trtx.evals.forms import SampleRequest
 from trtx.evals.messages import Endpoint, EndpointType
-from trtx.evals.session.client import Client, Question, Refused
-from trtx.evals.session.prompt_logprobs import PromptLogprobs, Scored
+from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
+from trtx.evals.session.prompt_logprobs import PromptLogprobs, PromptScore
 
 MOST_STOPS = 4  # that OpenAI's API takes
 DEFAULT_MAX_TOKENS = 256  # lm-eval's, where a task does not say
@@ -115,7 +115,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     # What an instance asks, and what its answers are.
 
-    def questions(self, instance: Instance, repeat: int = 0) -> list[Question]:
+    def questions(self, instance: Instance, repeat: int = 0) -> list[ServerRequest]:
         """All that is sent for one response to ``instance``, of those that its task repeats. Raises CannotAsk."""
         if instance.request_type == "generate_until":
             return [self._generation(*instance.args[:2], seed=SEED + repeat)]
@@ -129,7 +129,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         told = prompt.prompt if isinstance(prompt, Chat) else prompt
         return [instance.request_type, isinstance(prompt, Chat), told, *instance.args[1:]]
 
-    def asked(self, instance: Instance, answers: list[dict[str, Any]]) -> Asked | Refused:
+    def asked(self, instance: Instance, answers: list[dict[str, Any]]) -> SampleRequest | ServerRefusal:
         """``answers``: to each of :meth:`questions`."""
         prompt = instance.args[0]
         kind = instance.request_type
@@ -141,12 +141,12 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         if kind == "generate_until":
             parameters = dict(instance.args[1])
             found = _generated(answers[0])
-            if isinstance(found, Refused):
+            if isinstance(found, ServerRefusal):
                 return found
             text, reason = found
             stops = handle_stop_sequences(copy.copy(parameters.get("until")), None)
             kept = postprocess_generated_text(text, stops, None)
-            return Asked(
+            return SampleRequest(
                 **common, continuation=None, parameters=parameters, text=kept, logprob=None, is_greedy=None,
                 finish_reason=reason,
             )  # fmt: skip
@@ -155,11 +155,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             self.route.scored(answer, ids, count)
             for answer, (ids, count) in zip(answers, self._scored(instance), strict=True)
         ]
-        if refused := next((one for one in scored if isinstance(one, Refused)), None):
+        if refused := next((one for one in scored if isinstance(one, ServerRefusal)), None):
             return refused
-        sums = [one for one in scored if isinstance(one, Scored)]
+        sums = [one for one in scored if isinstance(one, PromptScore)]
         is_rolling = kind == "loglikelihood_rolling"
-        return Asked(
+        return SampleRequest(
             **common,
             continuation=None if is_rolling else instance.args[1],
             parameters={},
@@ -169,7 +169,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             finish_reason=None,
         )
 
-    def _generation(self, prompt: Chat | str, parameters: dict[str, Any], *, seed: int) -> Question:
+    def _generation(self, prompt: Chat | str, parameters: dict[str, Any], *, seed: int) -> ServerRequest:
         kwargs = dict(parameters)
         kwargs.pop("do_sample", None)
         stops = [stop for stop in handle_stop_sequences(copy.copy(kwargs.pop("until", None)), None) if stop]
@@ -183,14 +183,14 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             **kwargs,
         }
         if isinstance(prompt, Chat):
-            return Question("chat/completions", {"messages": json.loads(prompt.prompt), **body})
+            return ServerRequest("chat/completions", {"messages": json.loads(prompt.prompt), **body})
         self._check_fits(prompt, body["max_tokens"])
         if self.endpoint_type == "chat":  # rendered here, special tokens and all
-            return Question("completions", {"prompt": self.tok_encode(prompt, add_special_tokens=False), **body})
+            return ServerRequest("completions", {"prompt": self.tok_encode(prompt, add_special_tokens=False), **body})
         if self.tokenizer is not None and prompt:
             # As ids, which log-likelihoods are asked by too: servers differ in the tokens that they add to text.
-            return Question("completions", {"prompt": self.tok_encode(prompt), **body})
-        return Question("completions", {"prompt": prompt, **body})
+            return ServerRequest("completions", {"prompt": self.tok_encode(prompt), **body})
+        return ServerRequest("completions", {"prompt": prompt, **body})
 
     def _check_fits(self, prompt: str, room: int) -> None:
         if self.tokenizer is None or self.context_length is None:
@@ -286,50 +286,50 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             async def respond(instance: Instance) -> Any:
                 async with gate:
                     found = await self.answer(client, instance)
-                if isinstance(found, Refused):
+                if isinstance(found, ServerRefusal):
                     raise RuntimeError(found.reason)
                 return found.response
 
             return list(await asyncio.gather(*map(respond, requests)))
 
-    async def answer(self, client: Client, instance: Instance, repeat: int = 0) -> Asked | Refused:
+    async def answer(self, client: Client, instance: Instance, repeat: int = 0) -> SampleRequest | ServerRefusal:
         """Raises ServerGone."""
         try:
             questions = self.questions(instance, repeat)
         except CannotAsk as error:
-            return Refused(str(error))
+            return ServerRefusal(str(error))
         answers: list[dict[str, Any]] = []
         for question in questions:
             found = await client.ask(question)
-            if isinstance(found, Refused):
+            if isinstance(found, ServerRefusal):
                 return found
             answers.append(found)
         return self.asked(instance, answers)
 
 
-def _generated(answer: dict[str, Any]) -> tuple[str, str] | Refused:
+def _generated(answer: dict[str, Any]) -> tuple[str, str] | ServerRefusal:
     """Text and finish reason of the one choice, judged as ``trtx bench`` judges an answer of a load."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         count = len(choices) if isinstance(choices, list) and choices else "no"
-        return Refused(f"the answer has {count} choices; expected one")
+        return ServerRefusal(f"the answer has {count} choices; expected one")
     if not isinstance(choices[0], dict):
-        return Refused(f"the answer's choice is {a_kind(choices[0])}; expected an object with a text")
+        return ServerRefusal(f"the answer's choice is {a_kind(choices[0])}; expected an object with a text")
     (choice,) = choices
     if fault := early_end(choice.get("finish_reason")):
-        return Refused(fault)
+        return ServerRefusal(fault)
     part, name = (choice["message"], "content") if "message" in choice else (choice, "text")
     if not isinstance(part, dict) or name not in part:
-        return Refused(f"the answer's choice has no {name}")
+        return ServerRefusal(f"the answer's choice has no {name}")
     text = part[name]
     if text is None:
         beside = next((other for other in ("reasoning_content", "reasoning", "tool_calls") if part.get(other)), None)
         if beside is None and _stopped_at_once(answer, choice):
             return "", "stop"
         told = f", beside {beside}" if beside else ""
-        return Refused(f"the answer's {name} is null{told}; expected text")
+        return ServerRefusal(f"the answer's {name} is null{told}; expected text")
     if not isinstance(text, str):
-        return Refused(f"the answer's {name} is {a_kind(text)}; expected text")
+        return ServerRefusal(f"the answer's {name} is {a_kind(text)}; expected text")
     return text, str(choice["finish_reason"])
 
 

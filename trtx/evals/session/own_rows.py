@@ -9,7 +9,7 @@ from typing import Any
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 from trtx.errors import UsageError
 from trtx.evals import needle, texts
-from trtx.evals.messages import Job
+from trtx.evals.messages import EvalJob
 from trtx.evals.session.model import ServedModel
 
 OWN = (needle.TASK, texts.TASK)
@@ -23,7 +23,7 @@ class OwnRows:
     perplexity: list[dict[str, Any]]
 
 
-def own_rows(job: Job, model: ServedModel) -> OwnRows:
+def own_rows(job: EvalJob, model: ServedModel) -> OwnRows:
     """Generates the rows. Raises UsageError for an invalid tokenizer, length or text."""
     asked = [task for task in OWN if task in job.tasks]
     if model.tokenizer is None:
@@ -36,7 +36,7 @@ def own_rows(job: Job, model: ServedModel) -> OwnRows:
     )
 
 
-def _needle(job: Job, model: ServedModel) -> list[dict[str, Any]]:
+def _needle(job: EvalJob, model: ServedModel) -> list[dict[str, Any]]:
     haystack: needle.Haystack = "look-up" if _knows_lists_alone(model) else "prose"
 
     def tokens_of(prompt: str) -> int:
@@ -48,7 +48,7 @@ def _needle(job: Job, model: ServedModel) -> list[dict[str, Any]]:
     return needle.rows(job.needle, haystack, tokens_of, job.context_length)
 
 
-def _perplexity(job: Job, model: ServedModel) -> list[dict[str, Any]]:
+def _perplexity(job: EvalJob, model: ServedModel) -> list[dict[str, Any]]:
     if job.text is None:
         raise UsageError("task perplexity needs a text to score; give its file with --text")
     found = texts.read_texts(Path(job.text))

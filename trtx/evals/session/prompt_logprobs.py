@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trtx.evals.session.client import Client, Question, Refused
+from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
 
 # Rounding error permitted for a log-probability; in bfloat16, values near 0 have much smaller errors.
 _ABOVE_ZERO = 1e-3
@@ -20,7 +20,7 @@ _ALTERNATIVES = 1  # in addition to the prompt's own token: the most likely one,
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PromptScore:
     """Scored tokens of one prompt: the sum of their natural log-probabilities, and whether each was the most likely
     one.
     """
@@ -34,9 +34,9 @@ class PromptLogprobs(Protocol):
 
     name: str
 
-    def question(self, ids: list[int]) -> Question: ...
+    def question(self, ids: list[int]) -> ServerRequest: ...
 
-    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> PromptScore | ServerRefusal:
         """The score of the last ``count`` tokens of ``ids``."""
         ...
 
@@ -44,9 +44,9 @@ class PromptLogprobs(Protocol):
 class EngineData:
     name = "engine_data"
 
-    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
+    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> ServerRequest:
         """``alternatives``: number of most likely tokens to request per position, in addition to the prompt's own."""
-        return Question(
+        return ServerRequest(
             "completions",
             {
                 "prompt": ids,
@@ -57,18 +57,18 @@ class EngineData:
             },
         )
 
-    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | ServerRefusal:
         """Natural log-probabilities by token id for the last ``count`` positions of ``ids``, including the own
         tokens.
         """
         try:
             return _rows(answer["nvext"]["engine_data"]["prompt_logprobs"], ids, count)
         except (KeyError, TypeError, ValueError, AttributeError):
-            return Refused("the answer has no nvext.engine_data.prompt_logprobs that can be read")
+            return ServerRefusal("the answer has no nvext.engine_data.prompt_logprobs that can be read")
 
-    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> PromptScore | ServerRefusal:
         entries = self.rows(answer, ids, count)
-        if isinstance(entries, Refused):
+        if isinstance(entries, ServerRefusal):
             return entries
         own = [row[token] for token, row in zip(ids[-count:], entries, strict=True)]
         return _scored(own, [max(row.values()) for row in entries])
@@ -79,29 +79,29 @@ class InChoice:
 
     name = "prompt_logprobs"
 
-    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> Question:
+    def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> ServerRequest:
         """Like :meth:`EngineData.question`."""
-        return Question(
+        return ServerRequest(
             "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": alternatives}
         )
 
-    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+    def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | ServerRefusal:
         """Like :meth:`EngineData.rows`."""
         try:
             return _rows(answer["choices"][0]["prompt_logprobs"], ids, count)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            return Refused("the answer's choice has no prompt_logprobs that can be read")
+            return ServerRefusal("the answer's choice has no prompt_logprobs that can be read")
 
 
-def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]] | Refused:
+def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]] | ServerRefusal:
     """Parses rows. Raises KeyError, TypeError, ValueError or AttributeError for malformed ones."""
     found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told[-count:]]
     if len(found) != count or any(token not in row for token, row in zip(ids[-count:], found, strict=True)):
-        return Refused(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
+        return ServerRefusal(f"prompt_logprobs do not cover the last {count} tokens of the prompt")
     if (problem := _problem([value for row in found for value in row.values()])) is not None:
-        return Refused(problem)
+        return ServerRefusal(problem)
     if (most := max(math.fsum(map(math.exp, row.values())) for row in found)) > 1 + _ABOVE_ONE:
-        return Refused(f"the probabilities of a position of the prompt sum to {most:.4g}; expected 1 at most")
+        return ServerRefusal(f"the probabilities of a position of the prompt sum to {most:.4g}; expected 1 at most")
     return found
 
 
@@ -117,12 +117,12 @@ def _problem(logprobs: list[float]) -> str | None:
 class Echo:
     name = "echo"
 
-    def question(self, ids: list[int]) -> Question:
-        return Question(
+    def question(self, ids: list[int]) -> ServerRequest:
+        return ServerRequest(
             "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "logprobs": _ALTERNATIVES, "echo": True}
         )
 
-    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> Scored | Refused:
+    def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> PromptScore | ServerRefusal:
         try:
             (choice,) = answer["choices"]
             told = choice["logprobs"]
@@ -131,18 +131,18 @@ class Echo:
             own = [float(value) for value in told["token_logprobs"][len(ids) - count : len(ids)]]
             tops = [max(map(float, row.values())) for row in told["top_logprobs"][len(ids) - count : len(ids)]]
         except (KeyError, TypeError, ValueError, AttributeError):
-            return Refused("the answer has no logprobs of its prompt that can be read")
+            return ServerRefusal("the answer has no logprobs of its prompt that can be read")
         if read > len(ids) + 1:  # the server added tokens or tokenized the prompt differently, so positions don't match
-            return Refused(f"the answer has logprobs of {read} tokens, and {len(ids)} were sent and one made")
+            return ServerRefusal(f"the answer has logprobs of {read} tokens, and {len(ids)} were sent and one made")
         if len(own) != count or len(tops) != count:
-            return Refused(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
+            return ServerRefusal(f"the answer's logprobs do not cover the last {count} tokens of the prompt")
         return _scored(own, tops)
 
 
-def _scored(own: list[float], likeliest: list[float]) -> Scored | Refused:
+def _scored(own: list[float], likeliest: list[float]) -> PromptScore | ServerRefusal:
     if (problem := _problem([*own, *likeliest])) is not None:
-        return Refused(problem)
-    return Scored(math.fsum(own), all(one >= top for one, top in zip(own, likeliest, strict=True)))
+        return ServerRefusal(problem)
+    return PromptScore(math.fsum(own), all(one >= top for one, top in zip(own, likeliest, strict=True)))
 
 
 async def find_route(client: Client, ids: list[int]) -> PromptLogprobs | str:
@@ -150,8 +150,8 @@ async def find_route(client: Client, ids: list[int]) -> PromptLogprobs | str:
     said = []
     for route in (EngineData(), Echo()):
         answer = await client.ask(route.question(ids))
-        found = answer if isinstance(answer, Refused) else route.scored(answer, ids, len(ids) - 1)
-        if isinstance(found, Scored):
+        found = answer if isinstance(answer, ServerRefusal) else route.scored(answer, ids, len(ids) - 1)
+        if isinstance(found, PromptScore):
             return route
         said.append(f"asked with {route.name}: {found.reason}")
     return "; ".join(said)

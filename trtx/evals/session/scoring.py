@@ -17,8 +17,8 @@ from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.api.task import Task
 
 from trtx.evals import statistics
-from trtx.evals.forms import Aggregation, Asked, Judged, Sample, Score, ScoredTask
-from trtx.evals.session.loading import Document
+from trtx.evals.forms import Aggregation, Judged, Sample, SampleRequest, Score, ScoredTask
+from trtx.evals.session.loading import TaskDocument
 from trtx.stats.intervals import Interval
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
@@ -32,7 +32,9 @@ class NoNumber(Exception):
     """A metric returned a value that can't be averaged."""
 
 
-def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[Asked]]) -> list[tuple[Judged, ...]]:
+def judge(
+    task: Task, documents: Sequence[TaskDocument], asked: Sequence[Sequence[SampleRequest]]
+) -> list[tuple[Judged, ...]]:
     """The judgements of each document, by filter. ``asked``: its requests with their repeats, in the order of
     asking.
     """
@@ -60,7 +62,7 @@ def judge(task: Task, documents: Sequence[Document], asked: Sequence[Sequence[As
     return judged
 
 
-def _judged(task: Task, document: Document, name: str, responses: list[Any]) -> Judged:
+def _judged(task: Task, document: TaskDocument, name: str, responses: list[Any]) -> Judged:
     """Metrics in the order of the task's config; the first is the one used for comparison."""
     found = {metric: plain(value) for metric, value in task.process_results(document.doc, responses).items()}
     ordered = [*(metric for metric in task.aggregation() if metric in found), *found]
@@ -80,7 +82,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def grading(task: Task, documents: Sequence[Document]) -> str | None:
+def grading(task: Task, documents: Sequence[TaskDocument]) -> str | None:
     """A hash of the targets, filters and metrics, which determine the value of an answer but aren't in its requests.
 
     None if the task's code fails to return a target.

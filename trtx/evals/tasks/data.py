@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trtx.checkpoint.held_out import held_out_samples, held_out_texts
-from trtx.checkpoint.tasks import Sample, samples
+from trtx.checkpoint.tasks import TrainingSample, samples
 from trtx.evals.needle import METRIC, is_retrieved, prompt
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _splits(tasks: tuple[str, ...], make: Any) -> dict[str, Dataset]:
     }
 
 
-def _distinct(*drawn: Any) -> Iterator[Sample]:
+def _distinct(*drawn: Any) -> Iterator[TrainingSample]:
     """Samples from each source in turn, without repeated prompts; exhausted sources are skipped."""
     seen: set[str] = set()
     for sample in (one for row in itertools.zip_longest(*drawn) for one in row if one is not None):
@@ -122,11 +122,11 @@ def _distinct(*drawn: Any) -> Iterator[Sample]:
             yield sample
 
 
-def _plain(sample: Sample) -> dict[str, Any]:
+def _plain(sample: TrainingSample) -> dict[str, Any]:
     return {"prompt": sample.prompt, "answer": sample.answer}
 
 
-def _with_schema(sample: Sample) -> dict[str, Any]:
+def _with_schema(sample: TrainingSample) -> dict[str, Any]:
     keys = list(json.loads(sample.answer))
     schema = {
         "type": "object",
@@ -137,7 +137,7 @@ def _with_schema(sample: Sample) -> dict[str, Any]:
     return {**_plain(sample), "schema": json.dumps(schema)}
 
 
-def _with_choices(sample: Sample) -> dict[str, Any]:
+def _with_choices(sample: TrainingSample) -> dict[str, Any]:
     """Four choices with one right answer. Wrong ones are 1, 2, 10 or 11 away from it."""
     right = int(sample.answer)
     draw = random.Random(sample.prompt)

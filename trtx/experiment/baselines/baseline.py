@@ -15,7 +15,7 @@ from typing import Any
 
 from trtx.bench import Cell, Load, cell_name
 from trtx.bench.cells import CELL
-from trtx.bench.documents import RESTORE, Document, plain
+from trtx.bench.documents import RESTORE, DocumentKind, plain
 from trtx.bench.files import name_of, write_text
 from trtx.bench.intact import (
     Kept,
@@ -27,7 +27,7 @@ from trtx.bench.intact import (
     why_unchecked,
 )
 from trtx.bench.judge.judgement import Verdict
-from trtx.bench.judge.sample import Sample, Window
+from trtx.bench.judge.sample import CellSample, Window
 from trtx.errors import UsageError
 from trtx.evals.pairs import TopologyValues
 from trtx.experiment.baselines.conditions import Conditions, conditions_of_scores
@@ -60,9 +60,9 @@ class Baseline:
     unmeasured: tuple[str, ...] = ()  # requested cells that the run did not reach
     unscored: tuple[str, ...] = ()  # topologies that the run should have scored but did not reach
 
-    def samples(self, window: Window) -> tuple[Sample, ...]:
+    def samples(self, window: Window) -> tuple[CellSample, ...]:
         """One sample per cell. A baseline has metrics for both windows, whichever window its run used."""
-        return tuple(Sample.of(cell, window) for cell in self.cells)
+        return tuple(CellSample.of(cell, window) for cell in self.cells)
 
     @property
     def loads(self) -> dict[str, Load]:
@@ -82,7 +82,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBaseline:
     """Content of a baseline's file."""
 
     name: str
@@ -198,7 +198,7 @@ def read_baseline(path: Path) -> Baseline:
     was saved.
     """
     fields = _document(path).load(path.parent)
-    stored = _document(path).restored(fields, Stored, str(path))
+    stored = _document(path).restored(fields, StoredBaseline, str(path))
     unchecked = [stored.records_unchecked, _NO_DIGEST if stored.sha256 is None else None]
     cells = []
     for place, cell in enumerate(stored.cells):
@@ -241,7 +241,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
     Each cell and each scored topology is one line, so that a diff of two versions shows which of them changed.
     """
-    stored = Stored(
+    stored = StoredBaseline(
         baseline.name, baseline.run, baseline.saved_at, baseline.verdict, baseline.conditions, baseline.promoted_at,
         baseline.superseded_by, tuple(CELL.versioned(cell.to_json()) for cell in baseline.cells),
         baseline.scores, baseline.records_unchecked, baseline.unmeasured, baseline.unscored,
@@ -265,5 +265,5 @@ def _line_each(values: list[Any]) -> str:
     return f"[\n{lines}\n  ]"
 
 
-def _document(path: Path) -> Document:
+def _document(path: Path) -> DocumentKind:
     return replace(BASELINE, file=path.name)

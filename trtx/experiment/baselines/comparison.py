@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, compare, doubts_of_both, measured_ratio
-from trtx.bench.judge.judgement import Judgement, Refusal, Verdict
-from trtx.bench.judge.sample import Metric, Sample, Window
+from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, compare, doubts_of_both, measured_ratio
+from trtx.bench.judge.judgement import CheckResult, UnjudgedValue, Verdict
+from trtx.bench.judge.sample import CellSample, MetricColumn, Window
 from trtx.errors import UsageError
 from trtx.evals.gate import check_max_drop
 from trtx.experiment.baselines.baseline import Baseline, records_unchecked
@@ -16,17 +16,17 @@ from trtx.experiment.scores import compare_scores, partners, unjudged
 from trtx.runs.forms import ComparedMetric, Comparison, Difference
 from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
-Sides = tuple[Sample | None, Sample | None]  # baseline and candidate of one cell
+Sides = tuple[CellSample | None, CellSample | None]  # baseline and candidate of one cell
 Rounds = Sequence[tuple[float | None, float | None]]
 
 
 def compare_measured(
     baseline: Baseline,
     candidate: Baseline,
-    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    metrics: Sequence[MetricColumn] = DEFAULT_METRICS,
     *,
     max_error_rate: float = 0.0,
-    limit: Limit | None = None,
+    limit: GateLimit | None = None,
     allowed: Sequence[str] = (),
     window: Window = "whole",
     max_drop: float | None = None,
@@ -56,7 +56,7 @@ def compare_measured(
 
 
 def _refuse_nothing_in_common(
-    baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None
+    baseline: Baseline, candidate: Baseline, limit: GateLimit | None, max_drop: float | None
 ) -> None:
     both = (baseline, candidate)
     without_speed = [one.name for one in both if not one.cells]
@@ -90,7 +90,9 @@ def _one_sided(baseline: Baseline, candidate: Baseline) -> Iterator[str]:
             yield f"Scores are not compared: {other.name} has none."
 
 
-def _unjudged(baseline: Baseline, candidate: Baseline, limit: Limit | None, max_drop: float | None) -> Iterator[str]:
+def _unjudged(
+    baseline: Baseline, candidate: Baseline, limit: GateLimit | None, max_drop: float | None
+) -> Iterator[str]:
     """Notes about what only the baseline has, if something is judged. Without a limit, such cells have rows of their
     own.
     """
@@ -110,9 +112,9 @@ def _speed(
     baseline: Baseline,
     candidate: Baseline,
     found: Sequence[Difference],
-    metrics: Sequence[Metric],
+    metrics: Sequence[MetricColumn],
     max_error_rate: float,
-    limit: Limit | None,
+    limit: GateLimit | None,
     allowed: Sequence[str],
     window: Window,
 ) -> list[ComparedMetric]:
@@ -137,7 +139,7 @@ def _speed(
             of_both = sides[0].get(cell), sides[1].get(cell)
             for metric in metrics:
                 ratio = (
-                    Refusal(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
+                    UnjudgedValue(Verdict.NO_VERDICT, f"{candidate.name} has no such cell")
                     if of_both[1] is None
                     else measured_ratio(
                         of_both[0], of_both[1], metric, max_error_rate=max_error_rate, confidence=confidence
@@ -148,10 +150,10 @@ def _speed(
 
 
 def measured(
-    cell: str, metric: Metric, sides: Sides, ratio: Interval | Refusal, *, rounds: Rounds = ()
+    cell: str, metric: MetricColumn, sides: Sides, ratio: Interval | UnjudgedValue, *, rounds: Rounds = ()
 ) -> ComparedMetric:
     """A metric that was not judged: its ratio, or why there is none."""
-    found, reason = (None, ratio.reason) if isinstance(ratio, Refusal) else (ratio, None)
+    found, reason = (None, ratio.reason) if isinstance(ratio, UnjudgedValue) else (ratio, None)
     return ComparedMetric(
         cell, metric.name, *_values(sides, metric), _unit(sides, metric), found, None, None, reason,
         doubts_of_both(*sides), tuple(rounds),
@@ -159,7 +161,7 @@ def measured(
 
 
 def judged(
-    cell: str, metric: Metric, sides: Sides, judgement: Judgement, limit: Limit, *, rounds: Rounds = ()
+    cell: str, metric: MetricColumn, sides: Sides, judgement: CheckResult, limit: GateLimit, *, rounds: Rounds = ()
 ) -> ComparedMetric:
     """A metric with the gate's judgement."""
     return ComparedMetric(
@@ -168,16 +170,16 @@ def judged(
     )  # fmt: skip
 
 
-def _values(sides: Sides, metric: Metric) -> tuple[float | None, float | None]:
+def _values(sides: Sides, metric: MetricColumn) -> tuple[float | None, float | None]:
     baseline, candidate = (None if side is None else side.value(metric) for side in sides)
     return baseline, candidate
 
 
-def _unit(sides: Sides, metric: Metric) -> str:
+def _unit(sides: Sides, metric: MetricColumn) -> str:
     """The unit of both values; per kind of device if both sides have the same kind."""
     kinds = {side.device for side in sides if side is not None}
     return metric.unit if metric.device or len(kinds) != 1 else metric.unit_over(kinds.pop())
 
 
-def _by_cell(measured: Baseline, window: Window) -> dict[str, Sample]:
+def _by_cell(measured: Baseline, window: Window) -> dict[str, CellSample]:
     return {sample.cell: sample for sample in measured.samples(window)}

@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.left_out import left_out_of
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.runs.forms import Deployment, Difference, Environment, LeftOut, Measured, Provenance
+from trtx.runs.forms import Deployment, Difference, Environment, LeftOut, MeasuredMode, Provenance
 from trtx.topology import Plan
 
 _ROUTER = "--router-mode"
@@ -199,7 +199,7 @@ def _model(provenance: Provenance) -> dict[str, Any]:
     return first if all(model == first for model in others) else models
 
 
-def model_of(measured: Measured) -> dict[str, Any]:
+def model_of(measured: MeasuredMode) -> dict[str, Any]:
     """The model of one topology that was served here."""
     return {"name": measured.model, "weights": measured.files.sampled_sha256[:16]}
 

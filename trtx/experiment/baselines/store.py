@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from trtx.bench import Load
-from trtx.bench.judge.checks import Level
+from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
 from trtx.config.files import path_problem
 from trtx.config.wording import quoted
@@ -97,7 +97,7 @@ class Baselines:
         if candidate.verdict is not Verdict.PASS:
             was = "was not judged" if candidate.verdict is None else f"ended with {quoted(candidate.verdict.value)}"
             raise UsageError(f"{name} can't be promoted: its run {candidate.run} {was}; expected a run that passed")
-        if invalid := [one.cell for one in candidate.samples("whole") if one.validity is Level.INVALID]:
+        if invalid := [one.cell for one in candidate.samples("whole") if one.validity is ValidityLevel.INVALID]:
             raise UsageError(
                 f"{name} can't be promoted, because cells of its run {candidate.run} are INVALID "
                 f"({', '.join(invalid)}); measure again"

@@ -16,7 +16,7 @@ from trtx.bench.cells import CELL
 from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.journal import TrialEnded
 from trtx.bench.judge.gate import measured_ratio
-from trtx.bench.judge.sample import Metric
+from trtx.bench.judge.sample import MetricColumn
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
@@ -147,7 +147,7 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
     confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
     found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
 
-    def compared(label: str, load: Load, metric: Metric) -> ComparedMetric:
+    def compared(label: str, load: Load, metric: MetricColumn) -> ComparedMetric:
         baseline, candidate = (sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label))
         rounds = tuple(zip_longest(baseline.values(metric), candidate.values(metric)))
         judgement = found.get((candidate.cell, metric.name))

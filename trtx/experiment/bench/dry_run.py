@@ -35,7 +35,7 @@ from trtx.topology import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTopology:
+class DryRunTopology:
     """One topology of a dry run: its plan (None when attached) and the aiperf commands, starting with all first
     trials.
     """
@@ -49,7 +49,7 @@ class PlannedTopology:
 class PlannedRun:
     """A run that was not started."""
 
-    topologies: tuple[PlannedTopology, ...]
+    topologies: tuple[DryRunTopology, ...]
     baseline: ComparedWith | None  # None: no comparison, or one with a topology of the same run
     samples: dict[str, int]  # number of samples per topology, by task; empty without scoring
 
@@ -67,11 +67,11 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         deployment = ask_deployment(spec.attach)
         target = attached_target(spec.attach, deployment)
         check_attached(deployment, target, spec.load)
-        planned = PlannedTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
+        planned = DryRunTopology(ATTACHED, None, _aiperf(spec, target, run_dir))
         baseline = _baseline(spec, {}, target, deployment)
         samples = _samples(spec.eval, target.tokenizer_path, lambda: ask_context_length(deployment))
         return PlannedRun((planned,), baseline, samples)
-    topologies: list[PlannedTopology] = []
+    topologies: list[DryRunTopology] = []
     plans: dict[str, Plan] = {}
     for topology in spec.topologies:
         plan = prepare(topology.spec, run_dir=run_dir / topology.label)
@@ -79,7 +79,7 @@ def plan_only(spec: ExperimentSpec, *, parent: Path) -> PlannedRun:
         check_usual_client(plan)
         plans[topology.label] = plan
         calls = _aiperf(spec, target_of(topology.label, plan), run_dir)
-        topologies.append(PlannedTopology(topology.label, plan, calls))
+        topologies.append(DryRunTopology(topology.label, plan, calls))
     refuse_equal(spec, plans)
     samples = {}
     if spec.eval is not None:

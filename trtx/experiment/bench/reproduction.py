@@ -33,7 +33,7 @@ from trtx.experiment.environment import environment
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
-from trtx.runs.forms import LOCK, AskedRun, Difference, LeftOut, Measured, Provenance
+from trtx.runs.forms import LOCK, AskedRun, Difference, LeftOut, MeasuredMode, Provenance
 from trtx.topology import Plan
 
 # Values of a single start or location, which are not conditions, or whose information other fields also contain.
@@ -98,7 +98,7 @@ def spec_to_run(locked: Locked, parent: Path) -> ExperimentSpec:
     return spec.model_copy(update={"topology": _here(locked, spec.topology, [*measured.values()], parent)})
 
 
-def _here(locked: Locked, topology: TopologySpec, measured: Sequence[Measured], parent: Path) -> TopologySpec:
+def _here(locked: Locked, topology: TopologySpec, measured: Sequence[MeasuredMode], parent: Path) -> TopologySpec:
     changes: dict[str, Any] = {}
     engine = measured[0].engine
     if topology.engine == "auto" and engine is not None:
@@ -153,7 +153,7 @@ def _provenance_here(spec: ExperimentSpec, scratch: Path) -> Provenance:
     return provenance_of(spec, environment((), datetime.now(UTC), deployment), plans, attached)
 
 
-def _refuse_another(locked: Locked, label: str, then: Measured, here: Measured) -> None:
+def _refuse_another(locked: Locked, label: str, then: MeasuredMode, here: MeasuredMode) -> None:
     """Raises UsageError for differences that make it a different measurement and not just a different machine."""
     gpus = [len(one.gpu_names or ()) for one in (then, here)]
     compared = (

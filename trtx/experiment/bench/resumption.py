@@ -31,7 +31,7 @@ from trtx.bench.journal import LoadStarted
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals import marker
-from trtx.experiment.bench.schedule import Step, schedule, without
+from trtx.experiment.bench.schedule import ScheduledStart, schedule, without
 from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.directory import RunSpec
 from trtx.experiment.provenance import read_dataset
@@ -116,7 +116,7 @@ def wait_for_the_end(recorded: Recorded[Any]) -> None:
         time.sleep(0.1)
 
 
-def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[Step, ...]:
+def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[ScheduledStart, ...]:
     """The remaining steps to measure and score, in their original order. Writes nothing."""
     held = {
         label: held_trials(recorded.run_dir, recorded.target(label), recorded.spec.load)
@@ -135,7 +135,7 @@ def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
     )
 
 
-def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Step]) -> None:
+def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[ScheduledStart]) -> None:
     """Moves the remains of missing trials aside, and rewrites the cells from the trials that are kept."""
     run_dir = recorded.run_dir
     attempt = run_dir / ATTEMPTS / str(1 + len(list((run_dir / ATTEMPTS).glob("*"))))

@@ -24,7 +24,7 @@ from trtx.evals import Session, eval_directory
 from trtx.evals.gate import cell_of
 from trtx.experiment import directory, gate
 from trtx.experiment.bench import ab, resumption
-from trtx.experiment.bench.schedule import Step, schedule
+from trtx.experiment.bench.schedule import ScheduledStart, schedule
 from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.left_out import refuse_equal, tell_left_out
@@ -44,7 +44,7 @@ class _Sweep:
     """State of a run in progress."""
 
     run: OpenRun[ExperimentSpec]
-    missing: tuple[Step, ...]  # steps to measure and score
+    missing: tuple[ScheduledStart, ...]  # steps to measure and score
     target: Target | None = None  # of an attached run
     session: Session | None = None  # has loaded the tasks; None: no scoring
 
@@ -209,7 +209,7 @@ def _session(state: _Sweep) -> Iterator[None]:
         yield
 
 
-def _measure(state: _Sweep, host: AiperfHost | None, step: Step) -> None:
+def _measure(state: _Sweep, host: AiperfHost | None, step: ScheduledStart) -> None:
     run = state.run
     if state.target is not None:
         _measure_target(state, host, step, state.target, run.check, open_attached(state.target))
@@ -226,7 +226,7 @@ def _measure(state: _Sweep, host: AiperfHost | None, step: Step) -> None:
 def _measure_target(
     state: _Sweep,
     host: AiperfHost | None,
-    step: Step,
+    step: ScheduledStart,
     target: Target,
     check: Callable[[], None],
     reading: AbstractContextManager[Callable[[], ServerReading] | None],

@@ -10,7 +10,7 @@ from trtx.experiment.bench.spec import ExperimentSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledStart:
     """One start of a topology, with the trials that are measured on it."""
 
     label: str  # of the topology
@@ -18,7 +18,7 @@ class Step:
     is_scored: bool = False  # scored after the trials
 
 
-def schedule(spec: ExperimentSpec) -> tuple[Step, ...]:
+def schedule(spec: ExperimentSpec) -> tuple[ScheduledStart, ...]:
     """The steps of a run: each topology once with all its trials or, with ``order: abba``, once per block.
 
     With ``abba``, each block restarts every topology, in the reverse order of the block before, so that a steady drift
@@ -31,21 +31,21 @@ def schedule(spec: ExperimentSpec) -> tuple[Step, ...]:
     is_scored = spec.eval is not None
     trials = planned_trials(spec.load)
     if spec.order == "in turn":
-        return tuple(Step(label, trials, is_scored) for label in spec.labels)
+        return tuple(ScheduledStart(label, trials, is_scored) for label in spec.labels)
     steps = []
     for number in range(1, spec.load.trials + 1):
         labels = spec.labels if number % 2 else spec.labels[::-1]
-        steps += [Step(label, tuple(trial for trial in trials if trial.number == number)) for label in labels]
-    steps += [Step(label, (), is_scored) for label in spec.labels if is_scored]
+        steps += [ScheduledStart(label, tuple(trial for trial in trials if trial.number == number)) for label in labels]
+    steps += [ScheduledStart(label, (), is_scored) for label in spec.labels if is_scored]
     return tuple(steps)
 
 
 def without(
-    steps: tuple[Step, ...], held: Mapping[str, Collection[PlannedTrial]], scored: Collection[str] = ()
-) -> tuple[Step, ...]:
+    steps: tuple[ScheduledStart, ...], held: Mapping[str, Collection[PlannedTrial]], scored: Collection[str] = ()
+) -> tuple[ScheduledStart, ...]:
     """The steps that remain if the trials in ``held`` and the scores of the topologies in ``scored`` exist already."""
     left = (
-        Step(
+        ScheduledStart(
             step.label,
             tuple(trial for trial in step.trials if trial not in held[step.label]),
             step.is_scored and step.label not in scored,

@@ -9,8 +9,8 @@ from trtx.bench import Cell, describe
 from trtx.bench.failures import merge_reasons
 from trtx.bench.judge.gate import compare
 from trtx.bench.judge.goodput import judge_goodput
-from trtx.bench.judge.judgement import Judgement, Verdict, outcome
-from trtx.bench.judge.sample import Sample, Window
+from trtx.bench.judge.judgement import CheckResult, Verdict, outcome
+from trtx.bench.judge.sample import CellSample, Window
 from trtx.bench.judge.slo import judge_error_rate, judge_objective
 from trtx.bench.metrics import error_request_count, request_count, request_error_rate, uncounted_request_count
 from trtx.errors import GateError, LoadGeneratorError, NoVerdictError, TrtxError
@@ -26,9 +26,9 @@ def judge_cells(
     cells: Mapping[str, Cell],
     *,
     goodputs: Mapping[str, Sequence[float | None]] | None = None,
-    baseline: Sequence[Sample] = (),
+    baseline: Sequence[CellSample] = (),
     pairs: Mapping[str, str] | None = None,
-) -> tuple[Judgement, ...]:
+) -> tuple[CheckResult, ...]:
     """Judges every criterion for every cell in ``names``, cell by cell. A cell that is not in ``cells`` was not
     measured.
 
@@ -37,7 +37,7 @@ def judge_cells(
     ``baseline``.
     """
     samples = [sample_of(cells, name, gate.window) for name in names]
-    found: list[Judgement] = []
+    found: list[CheckResult] = []
     for sample in samples:
         failures = _judge_failures(sample, cells.get(sample.cell), gate.error_rate_limit)
         lacking = _judge_usage(sample) if failures.verdict is Verdict.PASS else None
@@ -56,13 +56,13 @@ def judge_cells(
     return tuple(sorted(found, key=lambda judgement: names.index(judgement.cell)))
 
 
-def sample_of(cells: Mapping[str, Cell], name: str, window: Window) -> Sample:
+def sample_of(cells: Mapping[str, Cell], name: str, window: Window) -> CellSample:
     """The sample of a cell; a missing cell counts as not measured."""
-    return Sample.of(cells[name], window) if name in cells else unmeasured(name)
+    return CellSample.of(cells[name], window) if name in cells else unmeasured(name)
 
 
 def run_verdict(
-    cells: Sequence[Cell], judgements: Sequence[Judgement], baseline: ComparedWith | None, window: Window = "whole"
+    cells: Sequence[Cell], judgements: Sequence[CheckResult], baseline: ComparedWith | None, window: Window = "whole"
 ) -> RunVerdict:
     """The verdict on a run with these measured ``cells``. ``judgements`` also cover cells that were not measured."""
     error = ending(cells, judgements)
@@ -77,7 +77,7 @@ def run_verdict(
     )
 
 
-def ending(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> TrtxError | None:
+def ending(cells: Sequence[Cell], judgements: Sequence[CheckResult]) -> TrtxError | None:
     """The error with which a run ends; None if every judgement passed.
 
     A cell without a result is a failure of the load generator (exit code 5) and takes precedence. Next are failed
@@ -105,11 +105,11 @@ def error_of(verdict: RunVerdict) -> TrtxError | None:
     return next(kind for kind in kinds if kind.exit_code == verdict.exit_code)(verdict.sentence)
 
 
-def _is_of_failures(judgement: Judgement) -> bool:
+def _is_of_failures(judgement: CheckResult) -> bool:
     return judgement.criterion.startswith(f"{request_error_rate.name}:")
 
 
-def _failed_requests(cells: Sequence[Cell], missed: Collection[str], judgements: Sequence[Judgement]) -> str:
+def _failed_requests(cells: Sequence[Cell], missed: Collection[str], judgements: Sequence[CheckResult]) -> str:
     failing = [cell for cell in cells if cell.name in missed]
     failed = sum(cell.figures[error_request_count] for cell in failing if cell.figures)
     succeeded = sum(cell.figures[request_count] for cell in cells if cell.figures)
@@ -123,7 +123,7 @@ def _names(cells: Sequence[Cell]) -> str:
     return ", ".join(cell.name for cell in cells)
 
 
-def _judge_failures(sample: Sample, cell: Cell | None, limit: float) -> Judgement:
+def _judge_failures(sample: CellSample, cell: Cell | None, limit: float) -> CheckResult:
     judged = judge_error_rate(sample, limit)
     if judged.verdict is not Verdict.MISSED or cell is None or cell.figures is None:
         return judged
@@ -132,13 +132,13 @@ def _judge_failures(sample: Sample, cell: Cell | None, limit: float) -> Judgemen
     return replace(judged, reason=reason)
 
 
-def _judge_usage(sample: Sample) -> Judgement | None:
+def _judge_usage(sample: CellSample) -> CheckResult | None:
     """No verdict if answers lack usage, since their tokens were not counted; None if all have one."""
     uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
     if not uncounted:
         return None
     answers = sample.requests()[0]
-    return Judgement(
+    return CheckResult(
         cell=sample.cell,
         criterion="uncounted_request_count:avg:le:0",
         verdict=Verdict.NO_VERDICT,
@@ -150,9 +150,9 @@ def _judge_usage(sample: Sample) -> Judgement | None:
     )
 
 
-def unmeasured(name: str) -> Sample:
+def unmeasured(name: str) -> CellSample:
     """The sample of a requested cell that doesn't exist."""
-    return Sample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
+    return CellSample(cell=name, device_count=None, figures=None, trials=(), failure="it was not measured")
 
 
 def _at_most(limit: float) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import httpx
 
 from trtx.engine import worker_facts
-from trtx.evals.parity import Answer
-from trtx.evals.parity.forms import Count, Evidence
+from trtx.evals.parity import ParityAnswer
+from trtx.evals.parity.forms import Count, RouteEvidence
 from trtx.experiment.parity.kill import Kill
 from trtx.tls import trust_of
 from trtx.topology import Plan
@@ -92,11 +92,11 @@ def evidence_of(
     plan: Plan,
     before: Reading,
     after: Reading,
-    answers: Iterable[Answer],
+    answers: Iterable[ParityAnswer],
     *,
     kill: Kill | None = None,
     has_fault: bool = False,
-) -> Evidence:
+) -> RouteEvidence:
     """The counts for ``route``, and a reason if they don't prove that the route was used.
 
     ``kill``: None if no worker was killed. ``has_fault``: TRTX_FAULT was set.
@@ -150,23 +150,23 @@ def evidence_of(
             missing = "the answers do not report cached tokens"
         elif not cut:
             missing = f"no prompt had more than {most} tokens to compute"
-    return Evidence(tuple(counts), missing, corrupted=corrupted)
+    return RouteEvidence(tuple(counts), missing, corrupted=corrupted)
 
 
-def evidence_of_attached(answers: Iterable[Answer]) -> Evidence:
+def evidence_of_attached(answers: Iterable[ParityAnswer]) -> RouteEvidence:
     """Evidence for an attached server: its internals are not visible, so nothing is checked."""
     whole = [one for one in answers if one.failure is None]
-    return Evidence((Count(_FOUND, _reused(whole)),), None, is_checked=False)
+    return RouteEvidence((Count(_FOUND, _reused(whole)),), None, is_checked=False)
 
 
-def _reused(whole: Sequence[Answer]) -> int | None:
+def _reused(whole: Sequence[ParityAnswer]) -> int | None:
     """Total of cached prompt tokens; None if an answer doesn't report them."""
     found = [one.cached_tokens for one in whole]
     known = [one for one in found if one is not None]
     return sum(known) if len(known) == len(found) and found else None
 
 
-def _cut(whole: Sequence[Answer], most: int | None) -> int | None:
+def _cut(whole: Sequence[ParityAnswer], most: int | None) -> int | None:
     """Number of prompts with more tokens to compute than fit into a step; None if a number is unknown."""
     if most is None or any(one.prompt_tokens is None or one.cached_tokens is None for one in whole):
         return None
@@ -174,7 +174,7 @@ def _cut(whole: Sequence[Answer], most: int | None) -> int | None:
 
 
 def _of_migration(
-    counts: list[Count], before: Reading, after: Reading, whole: Sequence[Answer], kill: Kill | None
+    counts: list[Count], before: Reading, after: Reading, whole: Sequence[ParityAnswer], kill: Kill | None
 ) -> tuple[list[Count], str | None]:
     """Counts and missing evidence for the migrated route.
 

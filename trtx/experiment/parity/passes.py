@@ -13,11 +13,11 @@ import httpx
 from trtx.bench import Journal
 from trtx.bench.journal import WorkerKilled
 from trtx.engine import worker_facts
-from trtx.evals.parity import Answer, Pass, Prompt, Server, ask_all, write_answers
-from trtx.evals.parity.forms import Evidence
+from trtx.evals.parity import ParityAnswer, Pass, Prompt, Server, ask_all, write_answers
+from trtx.evals.parity.forms import RouteEvidence
 from trtx.experiment.parity.evidence import evidence_of, evidence_of_attached, read_counts
 from trtx.experiment.parity.kill import Kill, Killer
-from trtx.experiment.parity.servers import Presence, server_of
+from trtx.experiment.parity.servers import ServerPresence, server_of
 from trtx.experiment.parity.spec import ParitySpec
 from trtx.launch import ServedTopology
 from trtx.report.parity import KnownServer
@@ -26,16 +26,16 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FinishedPass:
     """A finished pass, whose answers are on disk."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[ParityAnswer, ...]
     cancelled: int
-    evidence: Evidence
+    evidence: RouteEvidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class PassSettings:
     """Settings shared by all passes of a run."""
 
     spec: ParitySpec
@@ -44,7 +44,7 @@ class Asking:
     on_progress: Callable[[str, int, int], None]  # label, ended, total
     on_kill: Callable[[str, str, int], None]  # label, worker, number of open streams
 
-    def served(self, served: ServedTopology, route: str, label: str, check: Callable[[], None]) -> Asked:
+    def served(self, served: ServedTopology, route: str, label: str, check: Callable[[], None]) -> FinishedPass:
         """Runs a pass on a topology that trtx serves as ``route``. Raises the exceptions of ``check``."""
         plan = served.plan
         killer = self._killer(served, route) if route == "migrated" else None
@@ -61,15 +61,15 @@ class Asking:
             route, plan, before, read_counts(plan), answers,
             kill=None if killer is None else killer.kill, has_fault=self.spec.fault is not None,
         )  # fmt: skip
-        return Asked(answers, asked.cancelled, evidence)
+        return FinishedPass(answers, asked.cancelled, evidence)
 
-    def attached(self, known: KnownServer, label: str, check: Callable[[], None]) -> Asked:
+    def attached(self, known: KnownServer, label: str, check: Callable[[], None]) -> FinishedPass:
         """Runs a pass on an attached server. Raises NoVerdictError if the server is gone, and the exceptions of
         ``check``.
         """
-        asked = self._ask(server_of(known), label, check, Presence(known.deployment, check).look)
+        asked = self._ask(server_of(known), label, check, ServerPresence(known.deployment, check).look)
         answers = self._write(label, asked)
-        return Asked(answers, asked.cancelled, evidence_of_attached(answers))
+        return FinishedPass(answers, asked.cancelled, evidence_of_attached(answers))
 
     def _ask(self, server: Server, label: str, check: Callable[[], None], look: Callable[[Pass], None]) -> Pass:
         def watch(now: Pass) -> None:
@@ -85,7 +85,7 @@ class Asking:
             )
         )
 
-    def _write(self, label: str, asked: Pass) -> tuple[Answer, ...]:
+    def _write(self, label: str, asked: Pass) -> tuple[ParityAnswer, ...]:
         answers = tuple(asked.answers[index] for index in sorted(asked.answers))
         write_answers(self.run_dir, label, answers)
         return answers

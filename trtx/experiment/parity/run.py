@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from trtx.bench import Target
-from trtx.bench.judge.judgement import Judgement
+from trtx.bench.judge.judgement import CheckResult
 from trtx.bench.named_models import other_models
 from trtx.errors import UsageError
 from trtx.evals.parity import (
     PARITY,
-    Answer,
     ComparedRoute,
     Parity,
+    ParityAnswer,
     Prompt,
     compare_route,
     has_answers,
@@ -28,13 +28,13 @@ from trtx.evals.parity import (
     read_prompts,
     write_prompts,
 )
-from trtx.evals.parity.forms import Evidence
+from trtx.evals.parity.forms import RouteEvidence
 from trtx.evals.parity.gate import judge_fault, judge_reference, no_tolerance, tolerance_of
 from trtx.experiment.bench.verdict import run_verdict
 from trtx.experiment.left_out import tell_left_out
 from trtx.experiment.lifecycle import FinishedRun, OpenRun, new_run, resumed_run
 from trtx.experiment.listener import RunListener
-from trtx.experiment.parity.passes import Asked, Asking
+from trtx.experiment.parity.passes import FinishedPass, PassSettings
 from trtx.experiment.parity.servers import (
     ask_deployments,
     check_lengths_of,
@@ -72,7 +72,7 @@ class _Parity:
     servers: dict[str, KnownServer] = field(default_factory=dict)  # by label: attached servers with their capabilities
     prompts: tuple[Prompt, ...] = ()
     target: Target | None = None  # the compared server, if no topology is served
-    passes: dict[str, Asked] = field(default_factory=dict)  # finished passes
+    passes: dict[str, FinishedPass] = field(default_factory=dict)  # finished passes
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def resume_parity(run_dir: Path, *, argv: Sequence[str], listener: RunListener |
         return _go_on(state)
 
 
-def _kept(state: _Parity) -> dict[str, Asked]:
+def _kept(state: _Parity) -> dict[str, FinishedPass]:
     """Finished passes of an earlier attempt, whose answers and counts were written."""
     run_dir, spec = state.run.run_dir, state.run.spec
     counted, found = _counted(run_dir, spec), {}
@@ -142,16 +142,16 @@ def _kept(state: _Parity) -> dict[str, Asked]:
                     f"{parity_directory(run_dir) / label} has {len(answers)} answers; expected one for each of the "
                     f"{spec.prompts} requests; restore the file from a copy, or start a new run"
                 )
-            found[label] = Asked(answers, *counted[label])
+            found[label] = FinishedPass(answers, *counted[label])
     return found
 
 
-def _counted(run_dir: Path, spec: ParitySpec) -> dict[str, tuple[int, Evidence]]:
+def _counted(run_dir: Path, spec: ParitySpec) -> dict[str, tuple[int, RouteEvidence]]:
     """By pass: number of disconnected clients, and the evidence. For the reference's first pass, only answers are
     recorded.
     """
     reference = spec.labels[0]
-    found = {reference: (0, Evidence((), None))}
+    found = {reference: (0, RouteEvidence((), None))}
     if (document := read_parity(run_dir)) is not None:
         found |= {one.route: (one.cancelled, one.evidence) for one in document.routes}
         if (again := document.reference) is not None:
@@ -208,7 +208,7 @@ def _go_on(state: _Parity) -> FinishedRun:
 def _make(state: _Parity, label: str, passes: Sequence[str]) -> None:
     """Runs the passes of one route or server."""
     run = state.run
-    asking = Asking(
+    asking = PassSettings(
         spec=run.spec, run_dir=run.run_dir, prompts=state.prompts,
         on_progress=run.listener.on_asked, on_kill=run.listener.on_kill,
     )  # fmt: skip
@@ -221,7 +221,7 @@ def _make(state: _Parity, label: str, passes: Sequence[str]) -> None:
             _take_in(state, one, asking.served(served, label, one, run.checking(served.check)))
 
 
-def _take_in(state: _Parity, label: str, asked: Asked) -> None:
+def _take_in(state: _Parity, label: str, asked: FinishedPass) -> None:
     """Adds a finished pass and writes the comparison so far."""
     state.passes[label] = asked
     PARITY.write(parity_directory(state.run.run_dir), _document(state))
@@ -251,7 +251,7 @@ def _document(state: _Parity) -> Parity:
     return Parity(tolerance, again, compared)
 
 
-def _compared(state: _Parity, label: str, reference: tuple[Answer, ...], asked: Asked) -> ComparedRoute:
+def _compared(state: _Parity, label: str, reference: tuple[ParityAnswer, ...], asked: FinishedPass) -> ComparedRoute:
     return compare_route(
         label, reference, asked.answers,
         model=_model(state, label), cancelled=asked.cancelled, evidence=asked.evidence,
@@ -274,7 +274,7 @@ def _dtype(state: _Parity) -> str | None:
 def _judge(state: _Parity) -> None:
     """Judges everything that should have been compared, and writes ``verdict.json``."""
     document = _document(state)
-    judgements: list[Judgement] = []
+    judgements: list[CheckResult] = []
     if document.reference is not None:
         judgements += judge_reference(document.reference, document.tolerance)
     for route in document.routes:

@@ -102,7 +102,7 @@ def check_same(run_dir: Path, now: Mapping[str, Deployment]) -> None:
             )
 
 
-class Presence:
+class ServerPresence:
     """Checks whether a server still exists after a request got no answer at all."""
 
     def __init__(self, deployment: Deployment, check: Callable[[], None]) -> None:

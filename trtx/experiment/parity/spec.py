@@ -13,7 +13,7 @@ from trtx.checkpoint import read_model_config, resolve_checkpoint
 from trtx.config import TopologySpec
 from trtx.engine import KV_FAULT_VARIABLE, parse_kv_fault
 from trtx.errors import UsageError
-from trtx.evals.parity import Shape
+from trtx.evals.parity import RequestShape
 from trtx.evals.parity.gate import EPSILON
 from trtx.experiment.bench.axes import NamedTopology
 from trtx.experiment.bench.spec import Attach
@@ -94,8 +94,8 @@ class ParitySpec(BaseModel):
         return self.topology.deterministic and self.attach is None
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.prompts, self.isl, self.osl, self.seed)
+    def shape(self) -> RequestShape:
+        return RequestShape(self.prompts, self.isl, self.osl, self.seed)
 
     @property
     def labels(self) -> tuple[str, ...]:

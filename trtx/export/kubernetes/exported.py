@@ -16,7 +16,7 @@ from trtx.export.kubernetes.graph import API_VERSION, graph
 from trtx.export.kubernetes.planning import PodKind, PodPlan, plan_pods
 from trtx.export.kubernetes.pods import Manifest
 from trtx.export.kubernetes.target import KubernetesTarget
-from trtx.export.outcome import Export, Part, Served
+from trtx.export.outcome import Export, ExportedService, Part
 
 _WIDTH = 110
 
@@ -44,7 +44,7 @@ def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
         files=tuple(files),
         findings=planned.findings,
         how=_how(planned),
-        served=Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
+        served=ExportedService(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
         about=_what(planned),
         parts=tuple(
             Part(kind.role, _pods(kind), (*kind.command, *kind.arguments), _told(kind)) for kind in planned.kinds

@@ -20,7 +20,7 @@ from trtx.export.kubernetes.target import KubernetesTarget, longest_name, name_o
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.launch import remote_prompt_notes, resolve
-from trtx.topology import Broker, Gpu, Machine, Plan, Ports, ProcessSpec, plan
+from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, ProcessSpec, plan
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")
 CONFIG_DIRECTORY = RUN_DIRECTORY / "serve" / "configs"
@@ -177,7 +177,7 @@ def _plan(
         engine_configs=without,
         ports=Ports(
             http=(HTTP_PORT,) * target.frontends,
-            brokers=(Broker(1, 2),) * target.frontends,
+            brokers=(BrokerPorts(1, 2),) * target.frontends,
             system=(SYSTEM_PORT,) * sum(spec.roles.values()),
         ),
         namespace=f"{target.namespace}-{target.name}",

@@ -29,7 +29,7 @@ _SERVICE_PORTS = 3  # two ports of etcd and one of NATS, before the ports of the
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JobStep:
     """One process of the topology. ``nodes``: indices into the job's nodes; each runs ``tasks`` tasks, one per GPU."""
 
     name: str
@@ -56,7 +56,7 @@ class JobPlan:
     model_dir: Path  # the model's directory on the nodes
     checkpoint: Checkpoint  # on this machine
     engine: str
-    steps: tuple[Step, ...]  # frontends first
+    steps: tuple[JobStep, ...]  # frontends first
     engine_configs: Mapping[str, Mapping[str, Any]]  # role -> the LLM's keyword arguments
     expected_workers: Mapping[str, int]
     reasons: tuple[str, ...]
@@ -64,11 +64,11 @@ class JobPlan:
     left_out: tuple[LeftOutField, ...]  # fields of the engine configs that the engine does not act on
 
     @property
-    def workers(self) -> tuple[Step, ...]:
+    def workers(self) -> tuple[JobStep, ...]:
         return tuple(step for step in self.steps if step.is_worker)
 
     @property
-    def frontends(self) -> tuple[Step, ...]:
+    def frontends(self) -> tuple[JobStep, ...]:
         return tuple(step for step in self.steps if not step.is_worker)
 
     @property
@@ -248,7 +248,7 @@ def _of_one_host(config: ResolvedEngineConfig, nodes: int) -> ResolvedEngineConf
     return replace(config, values={name: value for name, value in config.values.items() if name != "gpus_per_node"})
 
 
-def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobSpec) -> Step:
+def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobSpec) -> JobStep:
     is_worker = process.role != "frontend"
     nodes = nodes if is_worker else nodes[:1]
     several = len(nodes) > 1
@@ -265,7 +265,7 @@ def _step(process: ProcessSpec, nodes: tuple[int, ...], planned: Plan, job: JobS
     elif is_worker and not process.gpu_indices:
         environment |= {"OMP_NUM_THREADS": Shell("${THREADS}"), "MKL_NUM_THREADS": Shell("${THREADS}")}
     per_node = len(process.gpu_indices) // len(nodes)
-    return Step(
+    return JobStep(
         name=process.name,
         role=process.role,
         nodes=nodes,

@@ -14,8 +14,8 @@ import yaml
 from trtx import __version__
 from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
-from trtx.export.outcome import Export, Part, Served
-from trtx.export.slurm.planning import JobPlan, Step, plan_job
+from trtx.export.outcome import Export, ExportedService, Part
+from trtx.export.slurm.planning import JobPlan, JobStep, plan_job
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
 from trtx.export.slurm.words import array, word
 
@@ -36,7 +36,7 @@ def export(spec: TopologySpec, job: JobSpec) -> Export:
         files=(ExportedFile(name, text, is_executable=True),),
         findings=planned.findings,
         how=_how(planned, name),
-        served=Served(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
+        served=ExportedService(planned.model, planned.engine, planned.engine_configs, planned.checkpoint),
         about=_what(planned),
         parts=tuple(Part(step.name, _where(step), step.command, step.environment) for step in planned.steps),
         reasons=_reasons(planned),
@@ -121,7 +121,7 @@ def _needs(planned: JobPlan) -> Iterator[str]:
         )
 
 
-def _where(step: Step) -> str:
+def _where(step: JobStep) -> str:
     nodes = f"node {step.nodes[0]}" if len(step.nodes) == 1 else f"nodes {step.nodes[0]} to {step.nodes[-1]}"
     if not step.gpus:
         return nodes
@@ -214,7 +214,7 @@ def _configs(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "}\n"
 
 
-def _start(step: Step) -> str:
+def _start(step: JobStep) -> str:
     nodes = ",".join(f"${{NODES[{index}]}}" for index in step.nodes)
     mpi = '"--mpi=$MPI"' if len(step.nodes) > 1 else "--mpi=none"
     return f'  start {step.name} "{nodes}" {step.tasks} {mpi} "${{CONTAINER[@]}}"\n'

@@ -27,12 +27,12 @@ from trtx.media.errors import MediaError
 from trtx.media.messages import (
     LENGTH,
     Answer,
+    DecodeFailed,
+    DecoderReady,
     Down,
-    Failed,
-    Job,
+    MediaJob,
+    MediaRefused,
     Patches,
-    Ready,
-    Refused,
     Rgb,
     Setup,
     Taken,
@@ -82,10 +82,10 @@ def main() -> None:
     if not setup.is_replacement:
         os.nice(_NICENESS)
     _limit_memory(setup.memory_bytes)
-    parent.sendall(frame(Ready()))
+    parent.sendall(frame(DecoderReady()))
     while True:
         job = _message(parent)
-        assert isinstance(job, Job), f"a job is {type(job).__name__}"
+        assert isinstance(job, MediaJob), f"a job is {type(job).__name__}"
         data = _receive(parent, job.size)
         parent.sendall(frame(Taken()))
         try:
@@ -97,14 +97,14 @@ def main() -> None:
                     raise
                 answer, pixels = _answer(job, data, setup, processor)
         except MemoryError:
-            parent.sendall(frame(Refused(413, _too_much_memory(job, setup))))
+            parent.sendall(frame(MediaRefused(413, _too_much_memory(job, setup))))
             return  # another process replaces this one, with a clean heap
         parent.sendall(frame(answer))
         parent.sendall(pixels)
         del data, pixels
 
 
-def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor | None) -> tuple[Answer, bytes]:
+def _answer(job: MediaJob, data: bytearray, setup: Setup, processor: ImageProcessor | None) -> tuple[Answer, bytes]:
     """The answer, and the bytes that follow it."""
     directory = Path(setup.directory)
     try:
@@ -126,12 +126,12 @@ def _answer(job: Job, data: bytearray, setup: Setup, processor: ImageProcessor |
         pixels, grid = processor.prepare(picture, job.label, setup.max_pixels)
         return Tensor(share(pixels, directory), grid), b""
     except MediaError as error:
-        return Refused(error.status, str(error)), b""
+        return MediaRefused(error.status, str(error)), b""
     except SharedTensorError as error:
-        return Failed(str(error)), b""
+        return DecodeFailed(str(error)), b""
 
 
-def _too_much_memory(job: Job, setup: Setup) -> str:
+def _too_much_memory(job: MediaJob, setup: Setup) -> str:
     smaller = "a video with smaller frames" if job.work == "frames" else "a smaller file"
     return (
         f"{job.label} needs more than {setup.memory_bytes} bytes of memory, the most that decoding may take "

@@ -15,7 +15,7 @@ from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.layer_groups import LayerGroups
-from trtx.torch_engine.core.media import Shortage, media_problem
+from trtx.torch_engine.core.media import EmbeddingShortage, media_problem
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats, since_the_step
@@ -185,7 +185,7 @@ class EngineCore:
         self.scheduler.groups.forget(sequence)
         self._end(sequence, Update(sequence.sequence_id, [], error=problem, is_failure=True))
 
-    def _end_short(self, short: list[tuple[Sequence, Shortage]]) -> None:
+    def _end_short(self, short: list[tuple[Sequence, EmbeddingShortage]]) -> None:
         """Ends sequences that lack media embeddings, with any blocks that they hold."""
         for sequence, shortage in short:
             missing = list(shortage.missing)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from trtx.torch_engine.core.media import Shortage
+from trtx.torch_engine.core.media import EmbeddingShortage
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.handoff import KvTransport, LayoutMismatch, LeaseTable, PeerGone
@@ -43,7 +43,7 @@ class Handoffs:
         self._reads: dict[int, Sequence] = {}
         self._next_lease_id = 0
         self._begun_s = 0.0  # of the latest read; time.perf_counter
-        self._short: list[tuple[Sequence, Shortage]] = []
+        self._short: list[tuple[Sequence, EmbeddingShortage]] = []
 
     @property
     def leased(self) -> list[tuple[int, ...]]:
@@ -119,7 +119,7 @@ class Handoffs:
         else:
             self.stats.recomputed += 1
 
-    def take_short(self) -> list[tuple[Sequence, Shortage]]:
+    def take_short(self) -> list[tuple[Sequence, EmbeddingShortage]]:
         """Returns sequences that must recompute their prompt but lack embeddings; end them before the next step."""
         short, self._short = self._short, []
         return short

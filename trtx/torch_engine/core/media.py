@@ -22,7 +22,7 @@ MAX_TIME_STEP = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class EmbeddingShortage:
     """Why the rest of a prompt can't be computed for lack of a usable embedding.
 
     ``missing``: keys that were never put, or were dropped. ``is_failure``: the request did not cause it.
@@ -66,7 +66,7 @@ class MediaStore:
 
     def shortage(
         self, spans: Sequence[MediaSpan], held: Sequence[Embedding | None], num_computed: int
-    ) -> Shortage | None:
+    ) -> EmbeddingShortage | None:
         """Returns why a prompt can't be computed from position ``num_computed`` on, or None if it can."""
         missing: list[bytes] = []
         for span, embedding in zip(spans, held, strict=True):
@@ -76,16 +76,16 @@ class MediaStore:
                 known = self._known.get(span.key)
                 if isinstance(known, Exception):
                     text = f"the embedding of the media at token {span.start} can't be used: {known}"
-                    return Shortage(text, is_failure=not isinstance(known, ValueError))
+                    return EmbeddingShortage(text, is_failure=not isinstance(known, ValueError))
                 missing.append(span.key)
             elif embedding.rows != (span.rows or span.length):
-                return Shortage(
+                return EmbeddingShortage(
                     f"the embedding of the media at token {span.start} has {embedding.rows} rows; expected "
                     f"{span.rows or span.length}, as many as the prompt has placeholders for it"
                 )
         if not missing:
             return None
-        return Shortage(
+        return EmbeddingShortage(
             f"the engine has neither embedding nor KV for {len(missing)} of the prompt's {len(spans)} media items; "
             "send their embeddings and submit the request again",
             tuple(dict.fromkeys(missing)),

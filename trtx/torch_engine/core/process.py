@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs
 
 
-class Loaded(NamedTuple):
+class LoadedEmbedding(NamedTuple):
     """Result of a PutEmbedding: the embedding in the runner's memory, or the exception that prevented it."""
 
     key: bytes
@@ -64,7 +64,7 @@ class Loaded(NamedTuple):
         return EmbeddingTaken(self.key, str(self.embedding), is_failure, lost)
 
 
-Inbox = SimpleQueue[ToEngine | Loaded | Exception]
+Inbox = SimpleQueue[ToEngine | LoadedEmbedding | Exception]
 """Messages in order of arrival. An exception comes from the thread that sends reports."""
 
 
@@ -99,16 +99,16 @@ def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> Non
     inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
 
 
-def _load(message: PutEmbedding, runner: ModelRunner) -> Loaded:
+def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
     """Loads an embedding. Any error is stored and fails only the sequences that need the embedding."""
     try:
-        return Loaded(message.key, runner.load_embedding(message.tensor))
+        return LoadedEmbedding(message.key, runner.load_embedding(message.tensor))
     except (ValueError, EmbeddingGone, EmbeddingUnreachable) as error:
-        return Loaded(message.key, error)
+        return LoadedEmbedding(message.key, error)
     except Exception as error:
         traceback.print_exc()
         problem = RuntimeError(f"{type(error).__name__}: {str(error)[:500]}; the engine's log has the rest")
-        return Loaded(message.key, problem)
+        return LoadedEmbedding(message.key, problem)
 
 
 def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
@@ -194,7 +194,7 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                     core.submit(message)
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
-                elif isinstance(message, Loaded):
+                elif isinstance(message, LoadedEmbedding):
                     core.scheduler.media.put(message.key, message.embedding)
                     reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):

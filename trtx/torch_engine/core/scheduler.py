@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.layer_groups import LayerGroups
-from trtx.torch_engine.core.media import MediaStore, Shortage
+from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
 from trtx.torch_engine.core.prompt_pace import PromptPace
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.step import Batch
@@ -60,7 +60,9 @@ class Step:
     num_context_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)  # decodes, then the sequences of chunks
     ends: list[int] = field(default_factory=list)  # for each sequence: positions written after the step
-    short: list[tuple[Sequence, Shortage]] = field(default_factory=list)  # not computable: removed from waiting
+    short: list[tuple[Sequence, EmbeddingShortage]] = field(
+        default_factory=list
+    )  # not computable: removed from waiting
 
     def launch(self) -> Batch:
         """Marks the step as in flight.
@@ -276,7 +278,7 @@ class Scheduler:
         held = sequence.embeddings or [None] * len(sequence.media)
         sequence.embeddings = self.media.hold(sequence.media, held)
 
-    def media_shortage(self, sequence: Sequence, num_computed: int) -> Shortage | None:
+    def media_shortage(self, sequence: Sequence, num_computed: int) -> EmbeddingShortage | None:
         """Returns why a sequence with media can't be computed from ``num_computed`` on, or None if it can."""
         self.hold_media(sequence)
         shortage = self.media.shortage(sequence.media, sequence.embeddings, num_computed)

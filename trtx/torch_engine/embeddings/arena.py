@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtx.ipc.shared_tensor import SharedTensor, open_shared
-from trtx.torch_engine.embeddings.handle import NixlOffer
+from trtx.torch_engine.embeddings.handle import NixlEmbeddingOffer
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +84,8 @@ class Arena:
         data = self._pool[list(blocks)].flatten()[:nbytes]
         return data.view(getattr(torch, dtype)).view(size)
 
-    def offer(self, blocks: tuple[int, ...], lease_id: int) -> NixlOffer:
-        return NixlOffer(
+    def offer(self, blocks: tuple[int, ...], lease_id: int) -> NixlEmbeddingOffer:
+        return NixlEmbeddingOffer(
             agent_name=self.agent.name,
             agent_metadata=self.agent.metadata,
             base_address=self._pool.data_ptr(),
@@ -95,13 +95,13 @@ class Arena:
             lease_id=lease_id,
         )
 
-    def connect(self, offer: NixlOffer) -> Any:
+    def connect(self, offer: NixlEmbeddingOffer) -> Any:
         """Connects to the offering agent. Raises AgentError."""
         return self.agent.connect(
             offer.agent_name, offer.agent_metadata, "DRAM", offer.base_address, offer.num_blocks, 0
         )
 
-    def read(self, peer: Any, offer: NixlOffer, blocks: Sequence[int], message: bytes) -> Any:
+    def read(self, peer: Any, offer: NixlEmbeddingOffer, blocks: Sequence[int], message: bytes) -> Any:
         """Starts to read the offered blocks into ``blocks``. Raises AgentError."""
         remote, local = (np.array(ids, dtype=np.int32) for ids in (offer.block_ids, blocks))
         return self.agent.read(peer, remote, local, message)

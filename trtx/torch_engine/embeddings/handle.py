@@ -26,7 +26,7 @@ class EmbeddingMismatch(Exception):
     """The embedding does not fit this model, or the handle is invalid: encoding again would give the same."""
 
 
-class NixlOffer(msgspec.Struct, frozen=True, kw_only=True):
+class NixlEmbeddingOffer(msgspec.Struct, frozen=True, kw_only=True):
     """How NIXL reaches the blocks of an embedding, from any host. They are in CPU memory."""
 
     agent_name: str  # unique to one incarnation of one agent
@@ -49,7 +49,7 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     clip: Clip | None = None  # of a video
     deadline_s: float  # Unix seconds
     path: str | None = None  # of the shared tensor, for a reader with the same scratch directory
-    nixl: NixlOffer | None = None
+    nixl: NixlEmbeddingOffer | None = None
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, share, take_over
 from trtx.torch_engine.embeddings.arena import Arena
 from trtx.torch_engine.embeddings.exports import RELEASED
-from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, EmbeddingMismatch, NixlOffer
+from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingHandle, EmbeddingMismatch, NixlEmbeddingOffer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class EmbeddingReader:
                 return self._over_nixl(handle, handle.nixl)
         raise EmbeddingGone(f"an embedding can't be read ({problem}); encode the picture again")
 
-    def _over_nixl(self, handle: EmbeddingHandle, offer: NixlOffer) -> SharedTensor:
+    def _over_nixl(self, handle: EmbeddingHandle, offer: NixlEmbeddingOffer) -> SharedTensor:
         if self._arena is None:
             self._arena = Arena(self._arena_bytes)
         blocks = self._arena.blocks.take(len(offer.block_ids))
@@ -76,7 +76,7 @@ class EmbeddingReader:
         finally:
             self._arena.blocks.give_back(blocks)
 
-    def _copy(self, arena: Arena, offer: NixlOffer, blocks: tuple[int, ...], deadline_s: float) -> None:
+    def _copy(self, arena: Arena, offer: NixlEmbeddingOffer, blocks: tuple[int, ...], deadline_s: float) -> None:
         """Copies the blocks, or raises EmbeddingGone. In either case, nothing writes into ``blocks`` afterwards."""
         from trtx.torch_engine.handoff.nixl_agent import AgentError
 
@@ -98,7 +98,7 @@ class EmbeddingReader:
         if self._clock() >= deadline_s:
             raise EmbeddingGone("an embedding's read ended past its deadline; encode the picture again")
 
-    def _peer(self, arena: Arena, offer: NixlOffer) -> Any:
+    def _peer(self, arena: Arena, offer: NixlEmbeddingOffer) -> Any:
         """Returns the connected peer of the offer. Raises AgentError."""
         key = (offer.agent_name, offer.agent_metadata)
         if key in self._peers:

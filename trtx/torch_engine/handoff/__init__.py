@@ -29,8 +29,8 @@ from trtx.torch_engine.handoff.base import (
     TransportEvents,
 )
 from trtx.torch_engine.handoff.codec import layout_of
-from trtx.torch_engine.handoff.leases import Lease, LeaseTable
-from trtx.torch_engine.handoff.reads import Reads, Route
+from trtx.torch_engine.handoff.leases import HandoffLease, LeaseTable
+from trtx.torch_engine.handoff.reads import Reads, Transport
 from trtx.torch_engine.handoff.transport import RoutedTransport
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ __all__ = [
     "FailedRead",
     "FinishedRead",
     "HandoffError",
+    "HandoffLease",
     "KvTransport",
     "LayoutMismatch",
-    "Lease",
     "LeaseExpired",
     "LeaseTable",
     "PeerGone",
@@ -84,7 +84,7 @@ def create_transport(
 
         torch.cuda.current_stream(pool.device).synchronize()  # copies wait for no stream of the caller
     reads = Reads(geometry, pool.shape[0], clock)
-    opened: list[Route] = []
+    opened: list[Transport] = []
     for name in routes:
         if name == "direct":
             opened += _direct(pool, geometry, group, reads)
@@ -97,7 +97,7 @@ def create_transport(
     return RoutedTransport(f"trtx-{uuid.uuid4().hex}", geometry, pool.shape[0], reads, opened)
 
 
-def _direct(pool: torch.Tensor, geometry: KvGeometry, group: str | None, reads: Reads) -> list[Route]:
+def _direct(pool: torch.Tensor, geometry: KvGeometry, group: str | None, reads: Reads) -> list[Transport]:
     """Returns the direct transport, or [] if the pool can't be shared; blocks between local GPUs then go over NIXL."""
     from trtx.torch_engine.handoff.direct import DirectRoute
     from trtx.torch_engine.handoff.memory import MemoryUnreachable, PoolMemory, ProcessMemory

@@ -15,7 +15,7 @@ reuse, as long as the two clocks differ by less than this.
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HandoffLease:
     lease_id: int
     block_ids: tuple[int, ...]
     deadline_s: float  # on the clock of the caller of ``expire``
@@ -29,7 +29,7 @@ class LeaseTable:
 
     def __init__(self, grace_s: float = READER_GRACE_S) -> None:
         self._grace_s = grace_s
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, HandoffLease] = {}
         self._by_deadline: list[tuple[float, int]] = []  # heap; drops entries of ended leases when they surface
 
     def __len__(self) -> int:
@@ -40,22 +40,22 @@ class LeaseTable:
         """Number of leased blocks; a block counts once for each lease."""
         return sum(len(lease.block_ids) for lease in self._leases.values())
 
-    def grant(self, lease_id: int, block_ids: Sequence[int], deadline_s: float) -> Lease:
+    def grant(self, lease_id: int, block_ids: Sequence[int], deadline_s: float) -> HandoffLease:
         """Adds a lease. Raises ValueError for an id in use: two readers would end each other's lease."""
         if lease_id in self._leases:
             raise ValueError(f"lease {lease_id} is still held; expected an id that is not in use")
-        lease = Lease(lease_id, tuple(block_ids), deadline_s)
+        lease = HandoffLease(lease_id, tuple(block_ids), deadline_s)
         self._leases[lease_id] = lease
         heapq.heappush(self._by_deadline, (deadline_s, lease_id))
         return lease
 
-    def release(self, lease_id: int) -> Lease | None:
+    def release(self, lease_id: int) -> HandoffLease | None:
         """Ends the lease. Returns None if it has ended already (late or repeated notification) or never existed."""
         return self._leases.pop(lease_id, None)
 
-    def expire(self, now_s: float) -> list[Lease]:
+    def expire(self, now_s: float) -> list[HandoffLease]:
         """Ends the leases whose deadline plus grace period has passed, earliest first."""
-        expired: list[Lease] = []
+        expired: list[HandoffLease] = []
         while self._by_deadline and self._by_deadline[0][0] + self._grace_s <= now_s:
             deadline_s, lease_id = heapq.heappop(self._by_deadline)
             lease = self._leases.get(lease_id)

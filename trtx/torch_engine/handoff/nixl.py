@@ -44,7 +44,7 @@ class _Open:
 
 
 class NixlRoute:
-    """See :class:`~trtx.torch_engine.handoff.reads.Route`. It reaches every exporter whose agent is reachable.
+    """See :class:`~trtx.torch_engine.handoff.reads.Transport`. It reaches every exporter whose agent is reachable.
 
     Between processes of one host, UCX copies CPU memory inside ``begin`` (7 GB/s measured) and GPU memory in the
     background. After a failure, the peer and all its reads are dropped; its next offer connects again. A read that is

@@ -30,7 +30,7 @@ class Read:
     begun_s: float
 
 
-class Route(Protocol):
+class Transport(Protocol):
     """One way to copy blocks from another process. It reports events through the :class:`Reads` passed to it.
 
     Every route guarantees two things: nothing writes to a read's local blocks once it is finished or failed, and a read

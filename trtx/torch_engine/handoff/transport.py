@@ -10,7 +10,7 @@ import numpy as np
 
 from trtx.torch_engine.handoff import codec
 from trtx.torch_engine.handoff.base import LayoutMismatch, PeerGone, TransportEvents
-from trtx.torch_engine.handoff.reads import Reads, Route
+from trtx.torch_engine.handoff.reads import Reads, Transport
 
 if TYPE_CHECKING:
     from trtx.torch_engine.kv_layout import KvGeometry
@@ -25,7 +25,7 @@ class RoutedTransport:
     """
 
     def __init__(
-        self, engine: str, geometry: KvGeometry, num_blocks: int, reads: Reads, routes: Sequence[Route]
+        self, engine: str, geometry: KvGeometry, num_blocks: int, reads: Reads, routes: Sequence[Transport]
     ) -> None:
         self.name = " or ".join(route.name for route in routes)
         self._engine = engine

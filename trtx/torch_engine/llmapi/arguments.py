@@ -10,7 +10,7 @@ import msgspec
 
 from trtx.config import schema
 from trtx.config.engine_uses import in_force_and_left_out
-from trtx.config.torch_fields import Refusal, Unused, record_of, refused_fields
+from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
@@ -64,7 +64,7 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
 
 def _because(path: str) -> str:
     record = record_of(path)
-    if isinstance(record, (Unused, Refusal)):
+    if isinstance(record, (Unused, FieldRefusal)):
         return record.because
     return "an encoder keeps no tokens and samples none"
 

@@ -13,11 +13,11 @@ from trtx.ipc.encoder_messages import (
     Encode,
     Encoded,
     EncoderArgs,
+    EncoderReady,
+    EncoderStart,
     EncoderStats,
     FromEncoder,
     Grid,
-    Ready,
-    Start,
 )
 from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
@@ -38,12 +38,12 @@ class EncoderClient:
         self._child: ChildProcess[FromEncoder] = ChildProcess(
             module="trtx.torch_engine.vision.process",
             title="encoder",
-            first=Start(args),
+            first=EncoderStart(args),
             accepts=FromEncoder,
             take=self._take,
             buried=self._bury,
         )
-        self.ready: Future[Ready] = self._child.ready
+        self.ready: Future[EncoderReady] = self._child.ready
         self._child.start()
 
     @property
@@ -101,7 +101,7 @@ class EncoderClient:
             self._end(message)
         elif isinstance(message, EncoderStats):
             self.stats = message
-        elif isinstance(message, Ready):
+        elif isinstance(message, EncoderReady):
             self.stats = EncoderStats(0, 0, 0, 0.0, message.device_memory_bytes)
             self.ready.set_result(message)
 

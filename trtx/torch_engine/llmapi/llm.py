@@ -27,7 +27,7 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
-from trtx.torch_engine.llmapi.media import EmbeddingUses, Media, read_media
+from trtx.torch_engine.llmapi.media import EmbeddingUses, PromptMedia, read_media
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
@@ -215,7 +215,7 @@ class LLM:
             )
         return output
 
-    def _spans(self, stated: Sequence[MediaSpan], found: Media, handoff: Handoff | None) -> list[MediaSpan]:
+    def _spans(self, stated: Sequence[MediaSpan], found: PromptMedia, handoff: Handoff | None) -> list[MediaSpan]:
         """Returns the media ranges from the caller, the prompt's embeddings or the handoff.
 
         Sources that have some must agree.
@@ -253,7 +253,7 @@ class LLM:
             raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
         return plan
 
-    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int], Media]:
+    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int], PromptMedia]:
         text: str | None = None
         said: Mapping[str, Any] = {}
         if isinstance(inputs, Mapping):

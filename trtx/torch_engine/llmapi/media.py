@@ -34,14 +34,16 @@ _IMAGE, _GRIDS = "image", "image_grid_thw"
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class PromptMedia:
     """Media of one prompt. ``embeddings``: by key, those that the engine must have while the request runs."""
 
     spans: list[MediaSpan] = field(default_factory=list)
     embeddings: dict[bytes, torch.Tensor] = field(default_factory=dict)
 
 
-def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionConfig | None) -> tuple[list[int], Media]:
+def read_media(
+    inputs: Mapping[str, Any], token_ids: list[int], vision: VisionConfig | None
+) -> tuple[list[int], PromptMedia]:
     """Returns the prompt with one placeholder for each embedding row, and its media.
 
     ``vision``: None for a text model. The prompt may have one placeholder for each image, which is expanded, or one for
@@ -51,7 +53,7 @@ def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionCo
     for key in given.keys() - {"prompt", "prompt_token_ids", EMBEDDINGS, DATA, OPTIONS, UUIDS}:
         raise RequestError(f"inputs have {key}, not supported by the torch engine; leave it out")
     if not given.keys() & {EMBEDDINGS, DATA, OPTIONS, UUIDS}:
-        return token_ids, Media()
+        return token_ids, PromptMedia()
     if vision is None:
         asked = ", ".join(sorted(given.keys() - {"prompt", "prompt_token_ids"}))
         raise RequestError(f"inputs have {asked}, and the model is a text model; send text alone")
@@ -72,7 +74,7 @@ def read_media(inputs: Mapping[str, Any], token_ids: list[int], vision: VisionCo
         MediaSpan(start, int(item.shape[0]), key, grid)
         for start, item, key, grid in zip(starts, items, keys, grids, strict=True)
     ]
-    return token_ids, Media(spans, dict(zip(keys, items, strict=True)))
+    return token_ids, PromptMedia(spans, dict(zip(keys, items, strict=True)))
 
 
 def _is_empty(value: Any) -> bool:

@@ -35,7 +35,7 @@ MAX_CHOICES = 1024
 """Limit of ``n``: each choice is a separate sequence and sends the whole prompt to the engine."""
 
 
-class Use(Enum):
+class FieldUse(Enum):
     """How an engine uses a field."""
 
     HONOURED = "honoured"
@@ -44,30 +44,32 @@ class Use(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SamplingField:
     """``check`` returns the value in its plain Python type, or raises ``Unsuitable``. Every engine calls it first."""
 
-    torch: Use
-    paced: Use
+    torch: FieldUse
+    paced: FieldUse
     check: Callable[[Any], Any]
 
 
-def _honoured(check: Callable[[Any], Any], default: Any = None, *, paced: Use = Use.HONOURED) -> Any:
-    return field(default=default, metadata={"field": Field(Use.HONOURED, paced, check)})
+def _honoured(check: Callable[[Any], Any], default: Any = None, *, paced: FieldUse = FieldUse.HONOURED) -> Any:
+    return field(default=default, metadata={"field": SamplingField(FieldUse.HONOURED, paced, check)})
 
 
 def _without_effect(check: Callable[[Any], Any], default: Any = None) -> Any:
-    return field(default=default, metadata={"field": Field(Use.WITHOUT_EFFECT, Use.WITHOUT_EFFECT, check)})
+    return field(
+        default=default, metadata={"field": SamplingField(FieldUse.WITHOUT_EFFECT, FieldUse.WITHOUT_EFFECT, check)}
+    )
 
 
 def _refused(default: Any, *harmless: Any, check: Callable[[Any], Any] | None = None) -> Any:
     """``harmless``: neutral values besides the default."""
     refuses = only(default, *harmless) if check is None else check
-    return field(default=default, metadata={"field": Field(Use.REFUSED, Use.REFUSED, refuses)})
+    return field(default=default, metadata={"field": SamplingField(FieldUse.REFUSED, FieldUse.REFUSED, refuses)})
 
 
-_NOT_DRAWN = Use.WITHOUT_EFFECT  # the paced engine's tokens come from a clock, without sampling or probabilities
-_NOT_MADE = Use.REFUSED
+_NOT_DRAWN = FieldUse.WITHOUT_EFFECT  # the paced engine's tokens come from a clock, without sampling or probabilities
+_NOT_MADE = FieldUse.REFUSED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +141,7 @@ class SamplingParams:
 
     # text
     detokenize: bool = _honoured(flag, True)
-    add_special_tokens: bool = _honoured(flag, True, paced=Use.WITHOUT_EFFECT)  # its prompts are token ids
+    add_special_tokens: bool = _honoured(flag, True, paced=FieldUse.WITHOUT_EFFECT)  # its prompts are token ids
     skip_special_tokens: bool = _honoured(flag, True)
     spaces_between_special_tokens: bool = _without_effect(flag, True)  # fast tokenizers have no such switch
 
@@ -188,7 +190,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-FIELDS: Mapping[str, Field] = {row.name: row.metadata["field"] for row in fields(SamplingParams)}
+FIELDS: Mapping[str, SamplingField] = {row.name: row.metadata["field"] for row in fields(SamplingParams)}
 _DEFAULTS = {row.name: row.default for row in fields(SamplingParams)}
 
 
@@ -202,7 +204,7 @@ def checked_sampling(params: SamplingParams | None, engine: Literal["torch", "pa
     if engine == "paced":
         for name, known in FIELDS.items():
             value = getattr(params, name)
-            if known.paced is Use.REFUSED and known.torch is not Use.REFUSED and value != _DEFAULTS[name]:
+            if known.paced is FieldUse.REFUSED and known.torch is not FieldUse.REFUSED and value != _DEFAULTS[name]:
                 raise ValueError(
                     f"SamplingParams.{name} is {shown(value)}; expected {_DEFAULTS[name]}: the paced engine makes one "
                     "choice without logprobs; leave it out, or use the torch engine"

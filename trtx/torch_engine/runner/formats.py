@@ -27,7 +27,7 @@ Prepare = Callable[[Tensor], Tensor]
 """Rounds the input of a matmul as the format represents it: takes x and returns the rounded x in x's dtype."""
 
 
-class Format(ABC):
+class QuantizedFormat(ABC):
     """One quantized format of linear weights ``[rows, columns]``."""
 
     def __init__(self, group_size: int = AWQ_GROUP) -> None:
@@ -43,7 +43,7 @@ class Format(ABC):
         """Returns the input rounding for modules that share one matmul; None: activations stay unchanged."""
 
 
-class Fp8(Format):
+class Fp8(QuantizedFormat):
     """Weights and activations in float8_e4m3fn, with one static scale for each tensor."""
 
     def dequantize(self, part: Part) -> Tensor:
@@ -54,7 +54,7 @@ class Fp8(Format):
         return lambda x: (to_fp8(x, scale).float() * scale).to(x.dtype)
 
 
-class Int4Awq(Format):
+class Int4Awq(QuantizedFormat):
     """Weights in signed 4 bits, two rows in a byte (the even row in the low bits), one scale for each group of columns.
 
     The format multiplies the unquantized input by ``pre_quant_scale``; here it multiplies the weight's columns instead.
@@ -73,7 +73,7 @@ class Int4Awq(Format):
         return None
 
 
-class Nvfp4(Format):
+class Nvfp4(QuantizedFormat):
     """Weights and activations in e2m1, two columns in a byte (the even column in the low bits).
 
     There are two levels of scales. A block of 16 columns has a float8_e4m3fn scale (stored for weights, computed for
@@ -93,7 +93,7 @@ class Nvfp4(Format):
         return lambda x: _round_nvfp4(x, scale)
 
 
-class Int8SmoothQuant(Format):
+class Int8SmoothQuant(QuantizedFormat):
     """Weights and activations in int8: one scale for each row of the weight, one for the whole input.
 
     ``pre_quant_scale`` moves outliers of single input columns into the weight, before the input is quantized.
@@ -114,7 +114,7 @@ class Int8SmoothQuant(Format):
         return rounded
 
 
-FORMATS: Mapping[str, type[Format]] = {
+FORMATS: Mapping[str, type[QuantizedFormat]] = {
     "FP8": Fp8,
     "W4A16_AWQ": Int4Awq,
     "NVFP4": Nvfp4,
@@ -123,7 +123,7 @@ FORMATS: Mapping[str, type[Format]] = {
 """Formats by algorithm: one for each algorithm that ``trtx.checkpoint.formats`` marks as loadable."""
 
 
-def format_of(quantization: Quantization) -> Format:
+def format_of(quantization: Quantization) -> QuantizedFormat:
     """Returns the format of a quantization whose ``algorithm`` is not None."""
     return FORMATS[str(quantization.algorithm)](quantization.group_size)
 

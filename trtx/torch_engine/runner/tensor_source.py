@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.checkpoint.dense import EMBEDDING, HEAD
-from trtx.checkpoint.formats import Stored
+from trtx.checkpoint.formats import TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
@@ -22,7 +22,12 @@ _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 
 
 def tensors_of(
-    model_dir: Path, config: ModelConfig, expected: Mapping[str, Stored], *, device: torch.device, dtype: torch.dtype
+    model_dir: Path,
+    config: ModelConfig,
+    expected: Mapping[str, TensorSpec],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the expected tensors one at a time on ``device``, in the format's dtype if it has one, else in ``dtype``.
 
@@ -51,7 +56,7 @@ def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[]
 
 def _stored(
     files: list[Path],
-    expected: Mapping[str, Stored],
+    expected: Mapping[str, TensorSpec],
     config: ModelConfig,
     model_dir: Path,
     device: torch.device,
@@ -137,7 +142,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _drawn(
-    expected: Mapping[str, Stored], config: ModelConfig, device: torch.device, dtype: torch.dtype
+    expected: Mapping[str, TensorSpec], config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Draws weights. A seed gives the same weights on the same device type; torch's CPU and CUDA generators differ."""
     assert config.synthetic_seed is not None

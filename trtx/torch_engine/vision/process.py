@@ -16,7 +16,7 @@ import torch
 
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
-from trtx.ipc.encoder_messages import Cancel, Encode, EncoderArgs, Ready, Start, ToEncoder
+from trtx.ipc.encoder_messages import Cancel, Encode, EncoderArgs, EncoderReady, EncoderStart, ToEncoder
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.embeddings.device import DeviceArena
@@ -34,20 +34,20 @@ def main() -> None:
     threading.Thread(target=read_parent, args=(channel, inbox.put), name="encoder-socket", daemon=True).start()
     with exits_after(channel):
         start = inbox.get()
-        assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+        assert isinstance(start, EncoderStart), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
             encoder = _build(start, channel)
         _loop(encoder, channel, inbox)
 
 
-def _build(start: Start, channel: Channel[ToEncoder]) -> Encoder:
+def _build(start: EncoderStart, channel: Channel[ToEncoder]) -> Encoder:
     channel.send(Progress(f"loading the vision tower of {start.args.model}"))
     from trtx.torch_engine.vision.load import load_tower
 
     tower = load_tower(start.args)
     arena = _arena(start.args, tower.device)
     dtype = str(tower.dtype).removeprefix("torch.")
-    channel.send(Ready(tower.width, dtype, device_memory_bytes(tower.device)))
+    channel.send(EncoderReady(tower.width, dtype, device_memory_bytes(tower.device)))
     return Encoder(tower, start.args, arena)
 
 

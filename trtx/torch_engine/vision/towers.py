@@ -24,7 +24,7 @@ from trtx.ipc.encoder_messages import Grid
 _RGB = 3
 
 
-class Unsuitable(Exception):
+class UnsuitableImage(Exception):
     """These pixels do not fit this model; the text is for the client."""
 
 
@@ -95,7 +95,7 @@ class LlavaTower(Tower):
         if values.shape != (1, *self.shape) or grid is not None:
             expected = " x ".join(map(str, (1, *self.shape)))
             has = " x ".join(map(str, values.shape))
-            raise Unsuitable(
+            raise UnsuitableImage(
                 f"pixels of shape {has}{'' if grid is None else ' with a grid'}; expected {expected} and no grid, as "
                 "the model's image processor gives for one picture"
             )
@@ -144,13 +144,13 @@ class QwenTower(Tower):
 
     def check(self, values: Tensor, grid: Grid | None) -> Pixels:
         if grid is None or min(grid) < 1 or grid[1] % self._merge or grid[2] % self._merge:
-            raise Unsuitable(
+            raise UnsuitableImage(
                 f"pixels have the grid {grid}; expected time, height and width in patches, the last two multiples of "
                 f"{self._merge}"
             )
         if values.shape != (prod(grid), self.columns):
             has = " x ".join(map(str, values.shape))
-            raise Unsuitable(
+            raise UnsuitableImage(
                 f"pixels have the shape {has} and a grid of {' x '.join(map(str, grid))}; expected {prod(grid)} x "
                 f"{self.columns}, a row for each patch, as the model's image processor gives"
             )

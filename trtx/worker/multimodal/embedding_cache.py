@@ -34,7 +34,7 @@ class NotMade(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[T]):
+class EmbeddingRequest(Generic[T]):
     """A request for one image's embedding. ``make`` returns the embedding and its size in bytes.
 
     ``reserved_bytes`` are reserved for it until it is made.
@@ -63,7 +63,7 @@ class CacheStats:
     evictions: int = 0
 
 
-class Lease(Generic[T]):
+class EmbeddingLease(Generic[T]):
     """The embeddings that one request pins until :meth:`release`."""
 
     def __init__(self, entries: Mapping[bytes, _Entry[T]], released: Callable[[], None]) -> None:
@@ -104,7 +104,7 @@ class EmbeddingCache(Generic[T]):
     _queue: deque[asyncio.Event] = field(default_factory=deque)  # requests that wait for room, in order of arrival
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def lease(self, wanted: Sequence[Wanted[T]]) -> Lease[T]:
+    async def lease(self, wanted: Sequence[EmbeddingRequest[T]]) -> EmbeddingLease[T]:
         """Pins all of ``wanted``, after waiting until there is room for the misses. Raises TooLarge."""
         distinct = {one.key: one for one in wanted}
         needed = sum(one.reserved_bytes for one in distinct.values())
@@ -116,7 +116,7 @@ class EmbeddingCache(Generic[T]):
             while self._queue[0] is not turn or not self._has_room(distinct):
                 turn.clear()
                 await turn.wait()
-            return Lease(self._pin(distinct.values()), self._released)
+            return EmbeddingLease(self._pin(distinct.values()), self._released)
         finally:
             self._queue.remove(turn)
             self._wake()
@@ -158,14 +158,14 @@ class EmbeddingCache(Generic[T]):
         assert all(entry.pins >= 0 and entry.bytes >= 0 for entry in self._entries.values())
         assert all(entry.is_ready == entry.made.done() for entry in self._entries.values())
 
-    def _has_room(self, wanted: Mapping[bytes, Wanted[T]]) -> bool:
+    def _has_room(self, wanted: Mapping[bytes, EmbeddingRequest[T]]) -> bool:
         missing = sum(one.reserved_bytes for key, one in wanted.items() if key not in self._entries)
         kept = sum(
             entry.bytes for key, entry in self._entries.items() if entry.pins or not entry.is_ready or key in wanted
         )
         return kept + missing <= self.capacity_bytes
 
-    def _pin(self, wanted: Collection[Wanted[T]]) -> dict[bytes, _Entry[T]]:
+    def _pin(self, wanted: Collection[EmbeddingRequest[T]]) -> dict[bytes, _Entry[T]]:
         pinned: dict[bytes, _Entry[T]] = {}
         missing = [one for one in wanted if one.key not in self._entries]
         room = self.capacity_bytes - sum(one.reserved_bytes for one in missing)
@@ -184,7 +184,7 @@ class EmbeddingCache(Generic[T]):
             pinned[one.key] = entry
         return pinned
 
-    def _begin(self, wanted: Wanted[T]) -> _Entry[T]:
+    def _begin(self, wanted: EmbeddingRequest[T]) -> _Entry[T]:
         entry = _Entry(wanted.reserved_bytes, asyncio.get_running_loop().create_future())
         # If all requesters have gone by the time it fails, its exception is never read. Reading it here avoids
         # asyncio's warning.
@@ -196,7 +196,7 @@ class EmbeddingCache(Generic[T]):
         task.add_done_callback(self._tasks.discard)
         return entry
 
-    async def _make(self, wanted: Wanted[T], entry: _Entry[T]) -> None:
+    async def _make(self, wanted: EmbeddingRequest[T], entry: _Entry[T]) -> None:
         try:
             embedding, size = await wanted.make()
         except BaseException as error:

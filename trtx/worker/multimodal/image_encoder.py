@@ -20,7 +20,7 @@ from trtx.engine.api import (
 )
 from trtx.media import THIS_PICTURE, Blob, Kind, MediaError, Stopping
 from trtx.worker.multimodal.embedders import Embedder
-from trtx.worker.multimodal.embedding_cache import EmbeddingCache, NotMade, TooLarge, Wanted
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, EmbeddingRequest, NotMade, TooLarge
 from trtx.worker.multimodal.encode_contract import OtherRelease
 from trtx.worker.multimodal.encode_endpoint import ASKED
 from trtx.worker.multimodal.encode_rpc import answer, count, read_question, refusal, wants_count, wants_file
@@ -90,7 +90,7 @@ class PictureEncoder:
             return made, made.rows.nbytes
 
         try:
-            lease = await self._cache.lease([Wanted(kept_as, self._reserved_bytes, make)])
+            lease = await self._cache.lease([EmbeddingRequest(kept_as, self._reserved_bytes, make)])
         except TooLarge as error:
             raise MediaError(413, f"{THIS_PICTURE} makes a larger embedding than this worker holds: {error}") from error
         try:

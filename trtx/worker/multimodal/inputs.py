@@ -14,7 +14,7 @@ from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, re
 from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
 from trtx.worker.background import all_or_cancel
 from trtx.worker.multimodal.embedders import Embedder, NoEncoder
-from trtx.worker.multimodal.embedding_cache import EmbeddingCache, Lease, NotMade, TooLarge, Wanted
+from trtx.worker.multimodal.embedding_cache import EmbeddingCache, EmbeddingLease, EmbeddingRequest, NotMade, TooLarge
 from trtx.worker.multimodal.images import Picture, Sent, check_counts, check_placeholders, sent_media
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.requests.invalid_request import InvalidRequest
@@ -34,7 +34,7 @@ class Seen:
     """Images whose embeddings the engine keeps until :meth:`close`."""
 
     pictures: tuple[Picture, ...]  # in the order of the request
-    lease: Lease[Picture]
+    lease: EmbeddingLease[Picture]
 
     def close(self) -> None:
         self.lease.release()
@@ -123,7 +123,7 @@ class Sight:
         fetched = await all_or_cancel(self._fetch(one) for one in sent)
         if len(fetched) > 1 and self.config.tokens_per_image is None:
             await self._check_room(fetched, beside)
-        wanted = [Wanted(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
+        wanted = [EmbeddingRequest(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
         except TooLarge as error:

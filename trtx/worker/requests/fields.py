@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class RequestField:
     """What the worker does with one field.
 
     ``why`` names who honours the field, or why it has no effect, or is the refusal's sentence, with ``{value}`` in it.
@@ -36,7 +36,7 @@ class Field:
     asks_nothing: tuple[Any, ...] = ()
     asks_when_empty: bool = False
     read: Reader | None = None
-    sees: Field | None = None
+    sees: RequestField | None = None
 
 
 def refusals(request: Mapping[str, Any], *, sees: bool = False) -> Iterator[str]:
@@ -87,25 +87,25 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def _honoured(by: str) -> Field:
-    return Field("honoured", by)
+def _honoured(by: str) -> RequestField:
+    return RequestField("honoured", by)
 
 
-def _without_effect(reason: str) -> Field:
-    return Field("without effect", reason)
+def _without_effect(reason: str) -> RequestField:
+    return RequestField("without effect", reason)
 
 
-def _refused(sentence: str, *asks_nothing: Any) -> Field:
-    return Field("refused", sentence, asks_nothing)
+def _refused(sentence: str, *asks_nothing: Any) -> RequestField:
+    return RequestField("refused", sentence, asks_nothing)
 
 
-def _not_taken(name: str, *asks_nothing: Any, asks_when_empty: bool = False) -> Field:
+def _not_taken(name: str, *asks_nothing: Any, asks_when_empty: bool = False) -> RequestField:
     sentence = f"{name} is {{value}}, expected none: no engine of this worker takes it; leave it out"
-    return Field("refused", sentence, asks_nothing, asks_when_empty)
+    return RequestField("refused", sentence, asks_nothing, asks_when_empty)
 
 
-def _sampling(read: Reader) -> Field:
-    return Field("honoured", "the engine, through SamplingParams", read=read)
+def _sampling(read: Reader) -> RequestField:
+    return RequestField("honoured", "the engine, through SamplingParams", read=read)
 
 
 _NO_MEDIA = (
@@ -115,8 +115,8 @@ _NO_MEDIA = (
 _BY_ITS_BYTES = _without_effect("an image is known by its bytes, which came too; one that is a uuid alone is refused")
 
 
-def _media(sees: Field) -> Field:
-    return Field("refused", _NO_MEDIA, sees=sees)
+def _media(sees: RequestField) -> RequestField:
+    return RequestField("refused", _NO_MEDIA, sees=sees)
 
 
 _ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
@@ -124,7 +124,7 @@ _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
 # By section; "" is the request itself. A mapping whose path is a section is searched recursively.
-FIELDS: Mapping[str, Mapping[str, Field]] = {
+FIELDS: Mapping[str, Mapping[str, RequestField]] = {
     "": {
         "model": _without_effect("the frontend has chosen this worker by it"),
         "token_ids": _honoured("the engine: the prompt"),

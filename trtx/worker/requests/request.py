@@ -16,7 +16,7 @@ from dynamo.common.backend.health_check import is_probe
 from trtx.engine.api import Hints, MediaSpan, ReadyPrompt, stretch
 from trtx.worker.requests import fields
 from trtx.worker.requests.invalid_request import InvalidRequest
-from trtx.worker.requests.values import Unsuitable
+from trtx.worker.requests.values import InvalidValue
 
 if TYPE_CHECKING:
     from trtx.worker.multimodal.images import Picture
@@ -83,7 +83,7 @@ def parse(
     _refuse_lost_prompt_logprobs(request)
     try:
         sampling = _sampling(request)
-    except Unsuitable as error:
+    except InvalidValue as error:
         raise InvalidRequest(str(error)) from error
     has_moved = _has_moved(request)
     contradiction = "" if hands_off or has_moved else _contradiction(sampling)

@@ -14,7 +14,7 @@ Reader = Callable[[str, Any], Any]
 """Takes name and value (not None), returns the value for the LLM API. Raises Unsuitable."""
 
 
-class Unsuitable(ValueError):
+class InvalidValue(ValueError):
     """A sentence for the client with field, value and range."""
 
 
@@ -27,10 +27,10 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
     def read(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise Unsuitable(f"{name} is {value!r}, expected a number {span}")
+            raise InvalidValue(f"{name} is {value!r}, expected a number {span}")
         rounded = float(f"{value:.7g}")
         if not math.isfinite(rounded) or not low <= rounded <= high or (above and rounded == low):
-            raise Unsuitable(f"{name} is {rounded:g}, expected a number {span}")
+            raise InvalidValue(f"{name} is {rounded:g}, expected a number {span}")
         return rounded
 
     return read
@@ -42,9 +42,9 @@ def integer(low: int, high: int | None = None) -> Callable[[str, Any], int]:
 
     def read(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Unsuitable(f"{name} is {value!r}, expected an integer {span}")
+            raise InvalidValue(f"{name} is {value!r}, expected an integer {span}")
         if value < low or (high is not None and value > high):
-            raise Unsuitable(f"{name} is {value}, expected an integer {span}")
+            raise InvalidValue(f"{name} is {value}, expected an integer {span}")
         return value
 
     return read

@@ -72,12 +72,12 @@ def stop_strings(params: Any) -> list[str]:
 
 def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
     """The torch engine's ``SamplingParams`` for one request; NotImplementedError for what it would not honour."""
-    from trtx.torch_engine.llmapi.sampling import FIELDS, Use
+    from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
     from trtx.torch_engine.llmapi.sampling import SamplingParams as TorchSamplingParams
 
     asked = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
     for name, known in FIELDS.items():
-        if known.torch is Use.REFUSED and name in asked and name not in _NOT_HANDED_ON:
+        if known.torch is FieldUse.REFUSED and name in asked and name not in _NOT_HANDED_ON:
             raise absent(f"SamplingParams.{name}")
     if params.best_of != params.n:
         raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")

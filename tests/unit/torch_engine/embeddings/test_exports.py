@@ -23,7 +23,7 @@ from trtx.torch_engine.embeddings import (
     NoRoom,
 )
 from trtx.torch_engine.embeddings.arena import Blocks
-from trtx.torch_engine.embeddings.handle import NixlOffer, parse_handle
+from trtx.torch_engine.embeddings.handle import NixlEmbeddingOffer, parse_handle
 
 WIDTH = 8
 ROW_BYTES = WIDTH * 4
@@ -171,11 +171,11 @@ def test_blocks_that_are_none_of_the_arena_are_refused(changed: dict[str, Any]) 
         dtype="float32",
         key=KEY,
         deadline_s=2e3,
-        nixl=NixlOffer(**(offer | {"block_ids": (0, 3)})),
+        nixl=NixlEmbeddingOffer(**(offer | {"block_ids": (0, 3)})),
     )
     assert parse_handle(handle.to_dict()) == handle
     wrong = EmbeddingHandle(
-        tensor_size=(6, WIDTH), dtype="float32", key=KEY, deadline_s=2e3, nixl=NixlOffer(**(offer | changed))
+        tensor_size=(6, WIDTH), dtype="float32", key=KEY, deadline_s=2e3, nixl=NixlEmbeddingOffer(**(offer | changed))
     )
     with pytest.raises(EmbeddingMismatch, match="blocks of"):
         parse_handle(wrong.to_dict())

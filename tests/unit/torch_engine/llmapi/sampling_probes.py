@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtx.torch_engine.llmapi.sampling import Use
+from trtx.torch_engine.llmapi.sampling import FieldUse
 
 TABLE = "trtx/torch_engine/llmapi/sampling.py"
 # Every other field of TensorRT-LLM's changes answers there: it is honoured or refused.
@@ -74,7 +74,7 @@ def said(output: Any) -> list[Any]:
     ]
 
 
-def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
+def check(name: str, use: FieldUse, answer: Callable[..., Any]) -> None:
     """``answer`` takes keyword arguments of ``SamplingParams``, and returns a finished output."""
     whole = answer(**COMMON).outputs[0]
     assert len(whole.token_ids) == COMMON["max_tokens"], f"{COMMON} gives {whole.token_ids}: max_tokens is cut short"
@@ -85,16 +85,16 @@ def check(name: str, use: Use, answer: Callable[..., Any]) -> None:
     )
     beside, value = known[name]
     asked = COMMON | beside
-    if use is Use.REFUSED:
+    if use is FieldUse.REFUSED:
         with pytest.raises(ValueError, match=f"SamplingParams.{name} is .*; expected "):
             answer(**asked, **{name: value})
         return
     changes = said(answer(**asked)) != said(answer(**{**asked, name: value}))
-    assert changes is (use is Use.HONOURED), (
+    assert changes is (use is FieldUse.HONOURED), (
         f"{TABLE} calls {name} {use.value}, and {name}={value!r} beside {asked} "
         + ("changes the answer: call it honoured" if changes else "changes nothing: build it, or refuse it")
     )
-    if use is Use.HONOURED:
+    if use is FieldUse.HONOURED:
         for beside, value, tokens in wanted(list(whole.token_ids)).get(name, []):
             found = list(answer(**{**COMMON, **beside, name: value}).outputs[0].token_ids)
             assert found == tokens, (

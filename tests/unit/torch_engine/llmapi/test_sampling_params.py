@@ -16,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.llmapi.sampling_probes import TABLE, WITHOUT_EFFECT
-from trtx.torch_engine.llmapi.sampling import FIELDS, GREEDY_CHOICES_VARIABLE, SamplingParams, Use, resolve_sampling
+from trtx.torch_engine.llmapi.sampling import (
+    FIELDS,
+    GREEDY_CHOICES_VARIABLE,
+    FieldUse,
+    SamplingParams,
+    resolve_sampling,
+)
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -122,7 +128,7 @@ EXTREMES = (-1, 2**64, 10**400)
 
 
 @pytest.mark.parametrize("extreme", EXTREMES, ids=["-1", "2**64", "10**400"])
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is Use.HONOURED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is FieldUse.HONOURED])
 def test_a_number_of_any_size_is_refused_or_reaches_the_engine(name: str, extreme: int) -> None:
     beside = {"temperature": 1.0, "max_tokens": None} | ({} if name == "n" else {"n": 2})
     try:
@@ -141,14 +147,14 @@ def test_a_number_of_any_size_is_refused_or_reaches_the_engine(name: str, extrem
 
 
 def test_no_refusal_becomes_silence() -> None:
-    silent = {name for name, field in FIELDS.items() if field.torch is Use.WITHOUT_EFFECT}
+    silent = {name for name, field in FIELDS.items() if field.torch is FieldUse.WITHOUT_EFFECT}
     assert silent == WITHOUT_EFFECT.keys(), (
         f"{sorted(silent ^ WITHOUT_EFFECT.keys())}: without effect in one only of {TABLE} and sampling_probes.py. "
         "A field that changes answers in TensorRT-LLM is honoured or refused; say there why this one can't"
     )
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is Use.REFUSED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is FieldUse.REFUSED])
 def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
     for value in (object(), 2, ["x"], "x", 0.5):
         with pytest.raises(ValueError, match=f"SamplingParams.{name} is .*; expected "):
@@ -162,7 +168,7 @@ def _plan(**fields: Any) -> str:
     return repr(resolve_sampling(SamplingParams(**fields), model_end_ids=(2,)))
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not Use.REFUSED])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.torch is not FieldUse.REFUSED])
 def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> None:
     """A refusal that is lifted with nothing built, or an effect that is lost, shows here."""
     plans = set()
@@ -171,7 +177,7 @@ def test_a_field_changes_the_plan_exactly_if_it_is_honoured_there(name: str) -> 
             plans.add(_plan(**{"temperature": 1.0} | {name: value}))
     assert plans, "no probe suits this field; add one"
     changes = plans != {_plan(temperature=1.0)}
-    assert changes is (FIELDS[name].torch is Use.HONOURED and name not in BESIDE_THE_PLAN), (
+    assert changes is (FIELDS[name].torch is FieldUse.HONOURED and name not in BESIDE_THE_PLAN), (
         f"{TABLE} calls {name} {FIELDS[name].torch.value}, and "
         + ("it changes the plan" if changes else "no value of it changes the plan that the engine gets: resolve it in "
            "resolve_sampling, or refuse it")

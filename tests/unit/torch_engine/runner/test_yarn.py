@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from trtx.checkpoint import read_model_config
 from trtx.checkpoint.facts import read_checkpoint
-from trtx.memory.gpus import Device
+from trtx.memory.gpus import MemoryDevice
 from trtx.memory.plan import plan_memory
 from trtx.torch_engine.llmapi import LLM, SamplingParams
 from trtx.torch_engine.llmapi.sampling import resolve_sampling
@@ -99,7 +99,7 @@ def test_a_sequence_may_be_as_long_as_the_scaled_positions(model: tuple[PreTrain
 def test_plan_and_load_count_the_scaled_positions(model: tuple[PreTrainedModel, Path]) -> None:
     _, directory = model
     stated = json.loads((directory / "config.json").read_text())["max_position_embeddings"]
-    plan = plan_memory(directory, "agg", {}, engine="torch", device=Device("cpu", 1 << 34, is_gpu=False))
+    plan = plan_memory(directory, "agg", {}, engine="torch", device=MemoryDevice("cpu", 1 << 34, is_gpu=False))
     assert plan.max_seq_len == LONGEST
     checkpoint = read_checkpoint(directory, "yarn")
     assert checkpoint.context_by("torch") == LONGEST

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 from trtx.checkpoint import resolve_checkpoint
 from trtx.ipc.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
-from trtx.torch_engine.vision.towers import Pixels, Tower, Unsuitable
+from trtx.torch_engine.vision.towers import Pixels, Tower, UnsuitableImage
 
 HIDDEN = 128
 PORTRAIT, LANDSCAPE = (1, 6, 4), (1, 4, 6)
@@ -82,5 +82,5 @@ def test_patches_that_do_not_fit_their_grid_are_refused(
     model: tuple[str, Tower, Any], rows: int, more_columns: int, grid: Grid | None
 ) -> None:
     name, tower, _ = model
-    with pytest.raises(Unsuitable, match="expected"):
+    with pytest.raises(UnsuitableImage, match="expected"):
         tower.check(torch.zeros(rows, COLUMNS[name] + more_columns), grid)

@@ -18,7 +18,7 @@ from trtx.checkpoint.model_config import DRAWN_WEIGHTS
 from trtx.errors import UsageError
 from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.torch_engine.vision.load import load_tower
-from trtx.torch_engine.vision.towers import Tower, Unsuitable
+from trtx.torch_engine.vision.towers import Tower, UnsuitableImage
 
 
 def rows_of(tower: Tower, *pictures: torch.Tensor) -> list[torch.Tensor]:
@@ -153,7 +153,7 @@ def test_weights_are_drawn_where_none_are_stored(checkpoint: Path) -> None:
 def test_pixels_of_another_shape_are_refused(
     checkpoint: Path, values: torch.Tensor, grid: tuple[int, int, int] | None
 ) -> None:
-    with pytest.raises(Unsuitable, match="expected 1 x 3 x 28 x 28 and no grid"):
+    with pytest.raises(UnsuitableImage, match="expected 1 x 3 x 28 x 28 and no grid"):
         load_tower(EncoderArgs(model=str(checkpoint))).check(values, grid)
 
 
