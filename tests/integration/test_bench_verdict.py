@@ -103,6 +103,7 @@ def counted(parent: Path, name: str) -> float:
     return sum(map(float, found))
 
 
+@pytest.mark.proof
 def test_streams_cut_by_the_death_of_the_only_worker_are_failures(tmp_path: Path) -> None:
     load = ["--concurrency", "8", "--request-count", "8", "--warmup-request-count", "0", "--isl", "32", "--osl", "100"]
     load += RANDOM

@@ -36,6 +36,7 @@ def start(running: Topology, engine: str, *roles: str) -> list[Child]:
     return workers
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("engine", "roles"), [("paced", ("agg",)), ("paced", ("prefill", "decode")), ("torch", ("prefill", "decode"))]
 )
@@ -54,6 +55,7 @@ def test_the_canary_alone_makes_a_worker_healthy_and_leaves_nothing_behind(
             assert "end unread" not in worker.log()
 
 
+@pytest.mark.proof
 def test_an_engine_that_does_not_answer_is_unhealthy_until_it_does_and_nothing_dies(
     model: Path, tmp_path: Path
 ) -> None:

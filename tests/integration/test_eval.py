@@ -286,6 +286,7 @@ def test_relative_paths_of_a_run_begin_where_it_began_wherever_it_is_resumed(
     assert run(["eval", "--resume", f"../moved/runs/{run_dir.name}"]) == 2
 
 
+@pytest.mark.proof
 def test_a_server_that_generates_nothing_is_not_scored_as_one_that_answers_wrong(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +301,7 @@ def test_a_server_that_generates_nothing_is_not_scored_as_one_that_answers_wrong
     assert task.scores[0].value == 0
 
 
+@pytest.mark.proof
 def test_scores_of_answers_that_name_another_model_are_told_with_it_and_of_several_models_there_are_none(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) 
     refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
 
 
+@pytest.mark.proof
 def test_a_dataset_that_is_not_there_says_how_to_bring_it(
     folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,6 +462,7 @@ NAMED_BY_TENSORRT_LLM = (
 )  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("package", "extra"), [("fuzzywuzzy", "longbench"), ("jieba", "longbench")])
 def test_a_package_that_a_task_imports_and_that_is_not_here_is_named(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def topology_of(run_parent: Path) -> Plan | None:
     return None
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("verb", ["serve", "bench"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_cleanly_though_nobody_reads_any_more(tmp_path: Path, verb: str, number: int) -> None:

@@ -66,6 +66,7 @@ def test_the_curl_of_its_ready_line_works_as_pasted_and_sigint_lets_every_stream
         assert nothing_left(plan)
 
 
+@pytest.mark.proof
 def test_two_topologies_of_one_model_name_run_side_by_side_and_each_listens_where_it_was_told() -> None:
     """One is open to the network, with its HTTP port alone, the other on loopback, with what KV routing talks over."""
     opened = trtx_serve(*PACED, "--host", "0.0.0.0")

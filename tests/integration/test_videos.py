@@ -158,6 +158,7 @@ def test_every_topology_answers_as_transformers_does(shape: str) -> None:
     assert len(answers) == 1
 
 
+@pytest.mark.proof
 def test_without_pyav_a_video_is_refused_in_one_sentence_and_images_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

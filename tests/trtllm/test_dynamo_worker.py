@@ -143,6 +143,7 @@ def test_chat_ends_where_the_model_ends(served: Topology, model: str) -> None:
     assert (theirs["message"]["content"], theirs["finish_reason"]) == (ours["message"]["content"], "stop")
 
 
+@pytest.mark.proof
 def test_a_prompt_of_the_disaggregated_pair_goes_through_prefill(served: Topology) -> None:
     before = _requests(served, "prefill")
     complete(served, DISAGGREGATED, PROMPTS[2], max_tokens=4)

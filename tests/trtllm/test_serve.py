@@ -224,6 +224,7 @@ def test_a_request_that_the_engine_refuses_is_a_400_and_harms_no_other(
     assert complete(served, PROMPTS[2])["choices"][0]["text"] == expected[PROMPTS[2]].text
 
 
+@pytest.mark.proof
 def test_the_stable_release_is_served_without_what_came_later(
     only_standin: None, trtllm_environment: Mapping[str, str], expected: dict[str, Expected]
 ) -> None:
@@ -305,6 +306,7 @@ def test_an_engine_that_takes_no_step_is_dead_whatever_it_says(only_standin: Non
         end([engine])  # which a launcher would do
 
 
+@pytest.mark.proof
 def test_each_attention_dp_rank_is_a_target_of_its_own_for_the_router(only_standin: None, workers: Topology) -> None:
     """Two ranks on two GPUs, which the stand-in counts and does not touch."""
     workers.extra_environment["CUDA_VISIBLE_DEVICES"] = "0,1"

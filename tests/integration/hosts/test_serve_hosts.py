@@ -42,6 +42,7 @@ def test_prefill_here_and_decode_there_say_what_one_engine_says(
     assert disagg.metric("decode-0", "trtx_recomputed_prefixes_total") == 0
 
 
+@pytest.mark.proof
 def test_nothing_listens_but_what_was_planned(disagg: ServedHosts, hosts: Hosts, servers: Servers) -> None:
     for host in hosts:
         assert unplanned(disagg.plan, host, services(host, hosts)) == set()
