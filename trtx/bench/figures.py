@@ -87,7 +87,7 @@ class Figure(ABC, Generic[T]):
     name: str  # key in cell.json and in the summaries; aiperf's name of the metric
     title: str
     unit: str
-    meaning: str  # formula in words, for the report page and docs/figures.md
+    meaning: str  # formula in words, for the report page and docs/reference/metrics.md
     # The better direction for a server; None: the metric describes the load, not the server.
     better: Better | None = None
     statistic: str = "avg"  # aiperf's name for the statistic in column None

@@ -1,4 +1,4 @@
-"""Every figure has a formula, a value that was computed by hand, a row in docs/figures.md, and a place to be seen."""
+"""Every figure has a formula, a value that was computed by hand, and a place to be seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from trtx.bench.records import RequestRecord
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 KEPT = Path(__file__).parent / "kept"
 NO_FIGURE = {"most_common_errors"}  # of the functions in METRICS
 IN_NO_COLUMN = {  # of its own: they are told in words, or in the column of requests
@@ -194,25 +193,6 @@ def test_a_figure_is_seen_on_the_page(record: Figure[Any]) -> None:
         f"{record.name} stands in no table: give its record in {METRICS} a heading and a label, or, where it is told "
         f"in words, name it in IN_NO_COLUMN of {Path(__file__).name}"
     )
-
-
-def _row(record: Any) -> str:
-    """What docs/figures.md says of a figure."""
-    keys = list(record.flat(None, record.key("gpu")))
-    suffixes = [f"`{key.removeprefix(record.key('gpu'))}`" for key in keys]
-    name = f"`{record.key('gpu')}`" + (f" with {', '.join(suffixes)}" if len(keys) > 1 else "")
-    title, unit = record.title.format(device="GPU"), record.unit.format(device="GPU")
-    window = (record.of if isinstance(record, PerDevice) else record).window.__name__
-    return f"| {title} | {name if keys else f'{name}, in `cell.json` alone'} | {unit} | {window} | {record.meaning} |"
-
-
-def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    expected = [_row(record) for record in all_figures()]
-    missing = [row for row in expected if row not in rows]
-    assert not missing, "docs/figures.md lacks rows, or has others; put these in:\n" + "\n".join(missing)
-    assert rows == expected, f"docs/figures.md has rows of no figure, or in another order than {METRICS}: {rows}"
 
 
 def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_read() -> None:
