@@ -8,7 +8,8 @@ results with all documents of the run: ``cell.json``, ``summary.json``, ``summar
 table of ``summary.md`` and ``verdict.json``. Numbers must agree to 12 digits, the ends of intervals to 9, and texts
 exactly. An unknown metric is a mismatch too, and so is a trial on disk that belongs to no cell. The exit code is 1 if
 there is any mismatch. The measurements of a *baseline* are taken from ``baseline.json``. The levels of validity, and
-the workers' counters of images, are not checked. """
+the workers' counters of images, are not checked.
+"""
 
 from __future__ import annotations
 
