@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def options(verbs: Iterable[str]) -> Iterator[str]:
         for panel, rows in panels.items():
             yield from (f"**{panel}**", "", *table(("Option", "Effect"), rows), "")
         if command.epilog:
-            yield from (re.sub(r"\s+", " ", command.epilog).strip(), "")
+            yield from (*textwrap.wrap(command.epilog, 118), "")
 
 
 def _option(option: Any) -> tuple[str, str]:
