@@ -58,9 +58,10 @@ def _option(option: Any) -> tuple[str, str]:
     names = [*option.opts, *option.secondary_opts]
     if not names[0].startswith("-"):
         return f"`{option.metavar or names[0].upper()}`", option.help or ""
-    takes_value = not getattr(option, "is_flag", False)
     shown = ", ".join(f"`{name}`" for name in names)
-    return f"{shown} {f'`{option.metavar}`' if takes_value and option.metavar else ''}", option.help or ""
+    if option.metavar and not getattr(option, "is_flag", False):
+        shown += f" {' or '.join(f'`{value}`' for value in option.metavar.split('|'))}"
+    return shown, option.help or ""
 
 
 def metrics() -> Iterator[str]:
