@@ -197,7 +197,7 @@ def exit_codes() -> Iterator[str]:
     rows += [
         (128 + number, f"Interrupted by {name}.") for number, name in ((1, "SIGHUP"), (2, "SIGINT"), (15, "SIGTERM"))
     ]
-    rows += [(READER_GONE, "The program that reads the output has exited, as in `trtx … | head`.")]
+    rows += [(READER_GONE, "The program that reads the output has exited, such as `head`.")]
     yield from table(("Code", "Meaning"), sorted(rows))
 
 
