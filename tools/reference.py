@@ -165,21 +165,26 @@ def rules() -> Iterator[str]:
 
 def load_fields() -> Iterator[str]:
     from trtx.bench.load import LoadSpec
-    from trtx.bench.load_field import field_records
-    from trtx.cli.app import Verbs
 
-    command: Any = Verbs().get_command(None, "bench")  # type: ignore[arg-type]
-    of_options = {option.name: option for option in command.params}
+    found = _options_by_name("bench")
 
-    def row(name: str, record: Any) -> Iterator[str]:
-        option = of_options.get(name)
+    def row(name: str, field: Any) -> Iterator[str]:
+        option = found.get(name)
+        flag = next((record.flag for record in field.metadata if hasattr(record, "flag")), "")
         yield f"`{name}`"
         yield "–" if option is None else ", ".join(f"`{one}`" for one in option.opts)
-        yield f"`{record.flag}`" if record.flag else "–"
-        yield (option.help if option is not None else record.help) or ""
+        yield f"`{flag}`" if flag else "–"
+        yield "" if option is None else option.help
 
-    rows = (row(name, record) for name, record in field_records(LoadSpec).items())
+    rows = (row(name, field) for name, field in LoadSpec.model_fields.items())
     yield from table(("Field", "Option", "aiperf's flag", "Effect"), rows)
+
+
+def _options_by_name(verb: str) -> dict[str, Any]:
+    from trtx.cli.app import Verbs
+
+    command: Any = Verbs().get_command(None, verb)
+    return {option.name: option for option in command.params}
 
 
 def exit_codes() -> Iterator[str]:
@@ -213,13 +218,15 @@ def formats() -> Iterator[str]:
 
 
 def media_limits() -> Iterator[str]:
-    from trtx.media import MediaLimits, media_fields
+    from trtx.media import MediaLimits
 
-    def default(name: str) -> str:
-        value = MediaLimits.model_fields[name].default
-        return {None: "none", False: "off"}.get(value, str(value))
+    found = _options_by_name("serve")
 
-    rows = ((f"`--{name.replace('_', '-')}`", default(name), record.help) for name, record in media_fields().items())
+    def row(name: str, default: object) -> tuple[str, str, str]:
+        shown = {None: "none", False: "off"}.get(default, str(default))
+        return f"`--{name.replace('_', '-')}`", shown, found[name].help
+
+    rows = (row(name, field.default) for name, field in MediaLimits.model_fields.items())
     yield from table(("Option", "Default", "Effect"), rows)
 
 
@@ -230,22 +237,6 @@ def decisions() -> Iterator[str]:
 
 def _decisions() -> list[Path]:
     return sorted((DOCS / "decisions").glob("[0-9]*.md"))
-
-
-def plan_variables() -> Iterator[str]:
-    from trtx.export.kubernetes.variables import FATES
-
-    in_a_pod = {
-        "kept": "the same value",
-        "dropped": "not set",
-        "pod address": "the address of the pod",
-        "visible GPUs": "the GPUs of the pod",
-        "UCX devices": "the devices of `--ucx-devices`",
-        "event plane": "`nats` with `--nats`, otherwise `zmq`",
-        "plain only": "the same value; the operator sets its own",
-        "operator's": "set by the operator; in the plain form by trtx",
-    }
-    yield from table(("Variable", "In a pod"), ((f"`{name}`", in_a_pod[fate]) for name, fate in FATES.items()))
 
 
 VERB_PAGES = ("serve", "build", "bench", "eval", "export", "compare", "baseline", "report", "doctor")
@@ -270,7 +261,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "rules": rules,
     "load-fields": load_fields,
     "exit-codes": exit_codes,
-    "plan-variables": plan_variables,
     "formats": formats,
     "media-limits": media_limits,
     "decisions": decisions,
