@@ -17,7 +17,16 @@ from processes import free_port, until
 
 from tests.documented_commands import ANY_VERDICT, NOT_RUN, PAGES, ROOT, Command, commands_of
 
-LONG = {"quickstart.md", "measure.md", "gate-ci.md", "compare-builds.md", "quantize.md", "evaluate.md", "debug.md"}
+LONG = {
+    "quickstart.md",
+    "disaggregate.md",
+    "measure.md",
+    "gate-ci.md",
+    "compare-builds.md",
+    "quantize.md",
+    "evaluate.md",
+    "debug.md",
+}
 SERVES_S = 120.0
 ONE_S = 600.0
 NEEDS_A_RUN = re.compile(r"builds/|--baseline |--url ")
@@ -86,7 +95,7 @@ PLANNED = [
     command
     for page in PAGES
     for command in commands_of(page)
-    if command.is_run and command.words[:2] in (["trtx", "bench"], ["trtx", "eval"], ["trtx", "serve"])
+    if command.is_run and command.words[:2] in (["trtx", "bench"], ["trtx", "serve"])
     if not NEEDS_A_RUN.search(command.line) and " ab " not in command.line
 ]
 
