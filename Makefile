@@ -60,7 +60,7 @@ reference: $(SETUP) ## rewrite the tables of docs/ that follow from the code
 	$(VENV)/python tools/reference.py
 
 docs: .venv-docs/.done ## build the site of docs/ into site/; a warning or a broken link fails
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "site/index.html"
 
 .venv-docs/.done: docs/requirements.txt $(SETUP)

@@ -231,12 +231,18 @@ def media_limits() -> Iterator[str]:
 
 
 def decisions() -> Iterator[str]:
-    titles = ((path, path.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]) for path in _decisions())
-    yield from table(("No.", "Decision"), ((path.name[:3], f"[{title}]({path.name})") for path, title in titles))
+    pages = ((path, _title(path).partition(". ")[2]) for path in sorted((DOCS / "decisions").glob("[0-9]*.md")))
+    yield from table(("No.", "Decision"), ((path.name[:3], f"[{title}]({path.name})") for path, title in pages))
 
 
-def _decisions() -> list[Path]:
-    return sorted((DOCS / "decisions").glob("[0-9]*.md"))
+def contributing() -> Iterator[str]:
+    pages = [path for path in (DOCS / "contributing").glob("*.md") if path.name != "README.md"]
+    for path in sorted(pages, key=_title):
+        yield f"- [{_title(path)}]({path.name})"
+
+
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 VERB_PAGES = ("serve", "build", "bench", "eval", "export", "compare", "baseline", "report", "doctor")
@@ -264,6 +270,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "formats": formats,
     "media-limits": media_limits,
     "decisions": decisions,
+    "contributing": contributing,
 }
 """Table name -> the function that returns the table's lines."""
 
