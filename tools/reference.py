@@ -230,6 +230,22 @@ def media_limits() -> Iterator[str]:
     yield from table(("Option", "Default", "Effect"), rows)
 
 
+def trials() -> Iterator[str]:
+    """How many trials a gate needs on each side, by the spread of the trials."""
+    from trtx.bench.judge.gate import DEFAULT_METRICS, Limit, parse_metrics
+    from trtx.stats.intervals import per_interval, trials_needed
+
+    (latency,) = parse_metrics(["time_to_first_token:p50"])
+    gates = {"1 cell, limit 2 %": (1, 2), "1 cell, 5 %": (1, 5), "1 cell, 10 %": (1, 10), "10 cells, 5 %": (10, 5)}
+
+    def needed(spread: float, cells: int, percent: float) -> int | None:
+        confidence = per_interval(0.95, cells * len(DEFAULT_METRICS))
+        return trials_needed(spread / 100, Limit(percent).margin(latency), confidence)
+
+    rows = ((f"{spread:g} %", *(needed(spread, *gate) for gate in gates.values())) for spread in (0.5, 1, 2, 5))
+    yield from table(("Spread", *gates), rows)
+
+
 def decisions() -> Iterator[str]:
     pages = ((path, _title(path).partition(". ")[2]) for path in sorted((DOCS / "decisions").glob("[0-9]*.md")))
     yield from table(("No.", "Decision"), ((path.name[:3], f"[{title}]({path.name})") for path, title in pages))
@@ -269,6 +285,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "exit-codes": exit_codes,
     "formats": formats,
     "media-limits": media_limits,
+    "trials": trials,
     "decisions": decisions,
     "contributing": contributing,
 }
