@@ -6,7 +6,7 @@ SETUP := .venv/.setup-done
 # Every process that a test starts would compile trtx's sources anew, and each of pytest's those of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu goldens lock clean
+.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu goldens reference docs lock clean
 
 help:     ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -56,8 +56,20 @@ bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--
 goldens: $(SETUP) ## rewrite the files that trtx makes of the golden run, and fail: look at the difference
 	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py
 
+reference: $(SETUP) ## rewrite the tables of docs/ that follow from the code
+	$(VENV)/python tools/reference.py
+
+docs: .venv-docs/.done ## build the site of docs/ into site/; a warning or a broken link fails
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "site/index.html"
+
+.venv-docs/.done: docs/requirements.txt $(SETUP)
+	@$(VENV)/python -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -q -r docs/requirements.txt
+	@touch $@
+
 lock: $(SETUP) ## rewrite requirements.lock
 	tools/lock
 
 clean: ## remove the environment and the caches, keep runs/
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-docs site build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,13 +1,4 @@
-"""The errors that trtx raises deliberately, one class per exit code.
-
-    TrtxError
-    ├── GateError            1   a gate failed
-    ├── UsageError           2   wrong flag, file, config, port in use, missing extra
-    │   └── UnsupportedModel 2   a sound model that the embedded engine does not run
-    ├── NoVerdictError       3   measured too little to say: cells, or the tokens of answers
-    ├── LaunchError          4   a process did not start, or did not become ready
-    ├── LoadGeneratorError   5   aiperf failed
-    └── Interrupted        130   SIGINT (143: SIGTERM, 129: SIGHUP)
+"""The errors that trtx raises deliberately, one class per exit code. docs/reference/exit-codes.md shows them.
 
 A message is one sentence with the value, the expected values, and the next step. Any other exception that reaches the
 top level is a bug of trtx: it prints a traceback and exits with 70.
@@ -25,10 +16,14 @@ class TrtxError(Exception):
 
 
 class GateError(TrtxError):
+    """A gate failed: a request without a full answer, a missed bound, a regression, a lower score."""
+
     exit_code = 1
 
 
 class UsageError(TrtxError):
+    """A wrong option, file or config, a missing package, a port in use, or a full disk."""
+
     exit_code = 2
 
 
@@ -37,14 +32,20 @@ class UnsupportedModel(UsageError):
 
 
 class NoVerdictError(TrtxError):
+    """No verdict: too little was measured to decide."""
+
     exit_code = 3
 
 
 class LaunchError(TrtxError):
+    """A process did not start, or the topology did not become ready. For ``trtx doctor``: a check failed."""
+
     exit_code = 4
 
 
 class LoadGeneratorError(TrtxError):
+    """The load generator, aiperf, failed."""
+
     exit_code = 5
 
 

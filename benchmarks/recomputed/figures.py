@@ -1,4 +1,4 @@
-"""The figures of docs/figures.md and the windows of docs/validity.md a second time.
+"""The figures of docs/reference/metrics.md and the windows of docs/validity.md a second time.
 
 Times are whole ns and sums are exact, so that what differs from trtx's is no rounding of ours.
 """
@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/figures.md
+SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/reference/metrics.md
 HELD_SHARE = Fraction(3, 4)  # of a closed loop's slots, on average; docs/validity.md
 PER_DEVICE = "output_token_throughput_per_device"
 

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("**/*.md")])
 TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path, "str": str}
 CODE = re.compile(r"(?P<ticks>`+)(?P<code>[^`]+)(?P=ticks)(?P<after>[^`]{0,20})")
 COMMAND = re.compile(r"(?P<python>\bpython )?\bbenchmarks/(?P<script>\w+\.py)(?P<words>.*)")

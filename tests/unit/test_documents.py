@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -23,6 +25,14 @@ LINK = re.compile(r"\[[^][]*\]\((?P<target>[^)\s]+)\)")
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*trtx (?P<words>[a-z-].*)")
 OF_THE_PAST = re.compile(r"\s*(?:at|of) commit [0-9a-f]{7,}")
 ELSEWHERE = re.compile(r"<|…|/path|/models|tensorrt_llm/")
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks_of(text: str) -> Iterator[str]:
@@ -215,19 +225,39 @@ def test_what_holds_is_left_alone(tmp_path: Path, written: str) -> None:
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link["target"]).resolve() for link in LINK.finditer(index.read_text(encoding="utf-8"))}
-    pages = {path for path in (ROOT / "docs").glob("*.md") if path != index}
-    missing = sorted(path.name for path in pages - linked)
+    folders = ("", "guides", "reference", "upstream")
+    pages = {path for folder in folders for path in (ROOT / "docs" / folder).glob("*.md") if path != index}
+    missing = sorted(str(path.relative_to(ROOT)) for path in pages - linked)
     assert not missing, f"add a row for each of these pages to docs/index.md: {missing}"
 
 
-def test_the_list_of_decisions_is_complete() -> None:
-    listed = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+def test_decisions_are_numbered_in_turn() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    assert [int(path.name[:3]) for path in pages] == list(range(1, len(pages) + 1)), "decisions are numbered in turn"
-    for path in pages:
-        title = path.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]
-        row = f"| {path.name[:3]} | [{title}]({path.name}) |"
-        assert row in listed, f"docs/decisions/README.md lacks {row}"
+    assert [int(path.name[:3]) for path in pages] == list(range(1, len(pages) + 1))
+
+
+REFERENCE = load_script(ROOT / "tools" / "reference.py")
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.marked_pages()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_generated_tables_are_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == REFERENCE.filled(text), f"{page.relative_to(ROOT)} is out of date: run `{REFERENCE.COMMAND}`"
+
+
+def test_every_table_has_a_page() -> None:
+    shown = {name for page in REFERENCE.marked_pages() for name in REFERENCE.names_in(page)}
+    assert shown == REFERENCE.TABLES.keys(), f"tools/reference.py and docs/ differ in {shown ^ REFERENCE.TABLES.keys()}"
+
+
+def test_no_line_is_longer_than_an_editor_shows() -> None:
+    long = [
+        f"{document.relative_to(ROOT)}:{number}"
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 200 and not line.lstrip().startswith("|")
+    ]
+    assert not long, f"these lines have more than 200 characters: {long}"
 
 
 def test_the_architecture_is_short() -> None:

@@ -74,7 +74,7 @@ class Metric(ABC, Generic[T]):
     name: str  # key in cell.json and in the summaries; aiperf's name of the metric
     title: str
     unit: str
-    meaning: str  # formula in words, for the report page and docs/figures.md
+    meaning: str  # formula in words, for the report page and docs/reference/metrics.md
     heading: Enum | None  # column group of the report page; None: not on the page
     # The better direction for a server; None: the metric describes the load, not the server.
     better: Better | None = None

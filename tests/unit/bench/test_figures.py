@@ -1,4 +1,4 @@
-"""What holds for every metric: what it is without some values, its row in docs/figures.md, and its place in a file."""
+"""What holds for every metric: what it is without some values, and its place in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from trtx.bench.figures import (
     MeasuredMetric,
     Metric,
     Number,
-    PerDevice,
     Spread,
     all_figures,
     figure,
@@ -32,7 +31,6 @@ from trtx.bench.records import RequestRecord
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 KEPT, LAST_KEPT = Path(__file__).parent / "kept", 5
 NO_FIGURE = {"most_common_errors"}  # of the functions in METRICS
 READ_ALSO = {name: 7.0 for one in all_figures() if isinstance(one, MeasuredMetric) for name in one.reads}
@@ -119,25 +117,6 @@ def test_every_formula_is_a_figure() -> None:
     assert not loose, (
         f"nobody computes {sorted(loose)}: put @figure(…) with title, unit and meaning over it in {METRICS}"
     )
-
-
-def _row(record: Any) -> str:
-    """What docs/figures.md says of a figure."""
-    keys = list(record.flat(None, record.key("gpu")))
-    suffixes = [f"`{key.removeprefix(record.key('gpu'))}`" for key in keys]
-    name = f"`{record.key('gpu')}`" + (f" with {', '.join(suffixes)}" if len(keys) > 1 else "")
-    title, unit = record.title.format(device="GPU"), record.unit.format(device="GPU")
-    window = (record.of if isinstance(record, PerDevice) else record).window.__name__
-    return f"| {title} | {name if keys else f'{name}, in `cell.json` alone'} | {unit} | {window} | {record.meaning} |"
-
-
-def test_the_document_has_a_row_for_every_figure_and_no_other() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    expected = [_row(record) for record in all_figures()]
-    missing = [row for row in expected if row not in rows]
-    assert not missing, "docs/figures.md lacks rows, or has others; put these in:\n" + "\n".join(missing)
-    assert rows == expected, f"docs/figures.md has rows of no figure, or in another order than {METRICS}: {rows}"
 
 
 def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_read() -> None:

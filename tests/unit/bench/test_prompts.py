@@ -182,13 +182,6 @@ def test_a_flag_that_a_field_has_is_refused_under_each_of_its_names() -> None:
         check_load(LoadSpec(aiperf_args=("--synthetic-input-tokens-stddev", "3")))
 
 
-def test_each_field_of_a_load_has_its_row_in_the_document() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "loads.md").read_text(encoding="utf-8")
-    rows = "".join(line.split("|")[1] for line in document.splitlines() if line.startswith("| `"))
-    missing = [name for name in LoadSpec.model_fields if f"`{name}`" not in rows]
-    assert not missing, f"docs/loads.md has no row of {missing}"
-
-
 def _trace(tmp_path: Path, requests: int = 3) -> Path:
     path = tmp_path / "trace.jsonl"
     path.write_text(

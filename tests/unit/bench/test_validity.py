@@ -19,7 +19,6 @@ from trtx.bench.judge.validity import Unchecked, judge
 from trtx.bench.readings import ForeignProcess, GpuReading
 from trtx.bench.records import RequestRecord, TrialRecords, read_trial
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "validity.md"
 KEPT = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
 SLOTS = 4
 GPU = GpuReading("GPU 0", 1980, 1980, ("power limit",), 699.0, 61, 70 * 2**30, ())
@@ -360,17 +359,6 @@ def test_event_loop_delays_are_read_from_aiperfs_log() -> None:
 def test_two_checks_of_one_name_are_an_error_when_the_program_is_read() -> None:
     with pytest.raises(ValueError, match="two checks are called samples"):
         check(name="samples", why="x")(lambda evidence: None)
-
-
-def test_the_document_has_a_row_for_every_check_and_no_other() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8").partition("## Checks")[2].partition("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    expected = [
-        f"| {made.name} | {made.suspect or '–'} | {made.invalid or '–'} | {made.why} |" for made in all_checks()
-    ]
-    for row in expected:
-        assert row in rows, f"docs/validity.md lacks a row, or has another; put this in:\n{row}"
-    assert rows == expected, "docs/validity.md has rows of no check, or in another order"
 
 
 def test_an_unchecked_reason_says_so() -> None:

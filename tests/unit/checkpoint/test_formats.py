@@ -1,9 +1,8 @@
-"""The table of formats, against everything that must know a format: runner, plan, build, command line, documents."""
+"""The table of formats, against everything that must know a format: runner, plan, build and command line."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import get_args
 
@@ -17,8 +16,6 @@ from trtx.checkpoint.formats import BUILT, FORMATS, LOADED
 from trtx.cli.build import Quant
 from trtx.torch_engine.runner.formats import FORMATS as RUN
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "quantization.md"
-ROWS = {row.split("`")[1]: row for row in DOCUMENT.read_text().splitlines() if re.match(r"\| `\w+` \| `", row)}
 TABLE = "trtx/checkpoint/formats.py"
 # Bits of a parameter of a large module: those of a value, and those of a scale by the values that share it.
 BITS = {
@@ -100,21 +97,6 @@ def test_every_format_that_build_makes_can_be_asked_for() -> None:
         f"--quant takes {get_args(Quant)} and {TABLE} builds {tuple(BUILT)}: list the same in Quant "
         "of trtx/cli/build.py"
     )
-
-
-@pytest.mark.parametrize("name", BUILT)
-def test_every_format_that_build_makes_stands_in_the_document(name: str) -> None:
-    form = BUILT[name]
-    fits = "any" if form.block == 1 else f"multiples of {form.block}"
-    wanted = [f"`{form.recipe}`", f"{8 * form.bytes_a_parameter:g}", fits, form.generation]
-    cells = [cell.strip() for cell in ROWS.get(name, "").split("|")]
-    assert not (missing := [cell for cell in wanted if cell not in cells]), (
-        f"the row `{name}` of docs/quantization.md lacks {missing}: {TABLE} says so"
-    )
-
-
-def test_the_document_has_no_row_of_a_format_that_is_not_built() -> None:
-    assert set(ROWS) == set(BUILT), f"docs/quantization.md has rows of {sorted(ROWS)}, {TABLE} builds {sorted(BUILT)}"
 
 
 NOT_OF_QUANT_ALGO = {  # what quantization files call them, in place of TensorRT-LLM's QuantAlgo

@@ -194,5 +194,5 @@ def test_the_page_has_every_column_with_its_unit(golden_run: Path) -> None:
             told |= dict.fromkeys(re.findall(r"`([a-z_]+)`", names), unit)
         figures = {name for name in table.columns if name not in told} if file == "summary.parquet" else set()
         assert told == {name: table.attrs["units"].get(name, "") for name in table.columns if name not in figures}
-        names = [figure.key(view.device) for figure in all_figures()]  # which docs/figures.md has
+        names = [figure.key(view.device) for figure in all_figures()]  # which docs/reference/metrics.md has
         assert not {column for column in figures if not column.removeprefix("steady_").startswith(tuple(names))}

@@ -43,7 +43,7 @@ Rule = Callable[[Evidence], Found | NotObserved | None]
 
 @dataclass(frozen=True, slots=True)
 class ValidityCheck:
-    """One reason why a cell can be SUSPECT or INVALID. Its texts appear in docs/validity.md."""
+    """One reason why a cell can be SUSPECT or INVALID. Its texts appear in docs/reference/checks.md."""
 
     name: str
     rule: Rule
