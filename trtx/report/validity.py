@@ -122,10 +122,10 @@ def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
 
 
 def records_text(view: RunView) -> str:
-    """Whether the files behind metrics and validity are unchanged; "" without measured cells."""
+    """Whether the files behind metrics and validity are unchanged. Without measured cells: which files are gone."""
     measured = [row for row in view.rows if row.figures is not None]
     if not measured:
-        return ""
+        return f"The files of the run: {view.documents.told}." if view.documents.gone else ""
     others = [row.name for row in measured if not row.kept.is_intact]
     lie = "What figures and validity follow from lies beside this page under cells/"
     rest = f" The other files of the run: {view.documents.told}."
