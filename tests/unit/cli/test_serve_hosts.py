@@ -199,8 +199,8 @@ def test_a_host_that_is_not_this_machine_serves_nothing_here(
     ("verb", "words"),
     [
         (("bench",), "trtx bench --url http://ADDRESS:PORT --etcd URL"),
-        (("eval", "--tasks", "trtx"), "trtx eval --url http://ADDRESS:PORT from"),
-        (("eval", "fidelity"), "trtx eval fidelity --url http://ADDRESS:PORT from"),
+        (("eval", "--tasks", "trtx"), "trtx eval --url http://ADDRESS:PORT"),
+        (("eval", "fidelity"), "trtx eval fidelity --url http://ADDRESS:PORT"),
     ],
 )
 def test_what_measures_says_how_a_topology_over_hosts_is_measured(

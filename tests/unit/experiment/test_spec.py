@@ -44,7 +44,7 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {model: ''}", ["model ''", "is empty"]),
         ("topology: {model: ~no-such-user/x}", ["model '~no-such-user/x'", "no such user"]),
         ("topology: {engine_configs: {agg: ''}}", ["engine_configs", "is empty"]),
-        ("attach: {url: 'http://[::1'}", ["'http://[::1'", "no address"]),
+        ("attach: {url: 'http://[::1'}", ["'http://[::1'", "is not an address"]),
         ("attach: {tokenizer: x}", ["attach.url is missing"]),
         ("attach: {url: 'http://127.0.0.1:9/v1?key=1'}", ["'http://127.0.0.1:9/v1'", "query"]),
         ("load: {extra_inputs: {stream: false}}", ["extra_inputs.stream", "load.streaming"]),
@@ -59,7 +59,7 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
         ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),
         ("topology: {workers: 100000}", ["topology.workers is 100000", "256"]),
-        ("topology: {host: ..}", ["host '..'", "no address"]),
+        ("topology: {host: ..}", ["host '..'", "is not an address"]),
     ],
 )
 def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str, words: list[str]) -> None:

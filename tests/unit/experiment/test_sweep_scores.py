@@ -69,7 +69,7 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
     [
         ({}, "eval.tasks is missing"),
         ({"tasks": []}, "eval.tasks is []; expected one value at least"),
-        ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is no number"),
+        ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is not a number"),
         ({"tasks": ["sums"], "text": "a.txt"}, "eval.text means nothing without perplexity in eval.tasks"),
         ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples means nothing without needle in eval.tasks"),
         ([1], "eval is [1]; expected a map"),
