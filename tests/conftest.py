@@ -13,10 +13,10 @@ import pytest
 
 _WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
 
-# How long an example takes is the machine's, and says nothing of the code.
-hypothesis.settings.register_profile("trtx", deadline=None)
-# Of make unit: enough to see at once what broke altogether; make test draws them all.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
+# No deadlines: how long an example takes depends on the machine.
+hypothesis.settings.register_profile("full", deadline=None)  # make proof: all examples of every property test
+hypothesis.settings.register_profile("trtx", deadline=None, max_examples=25)  # make test
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)  # make unit
 hypothesis.settings.load_profile("trtx")
 
 # What a shell starts in the background ignores SIGINT, and so would all that tests start and interrupt.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -58,7 +59,7 @@ def stream() -> TextStream:
     return TextStream(TOKENIZER, skip_special_tokens=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=30), st.lists(st.integers(1, 5), min_size=40, max_size=40))
 def test_pieces_join_to_the_decoding_of_the_whole(text: str, cuts: list[int]) -> None:
     tokens = list(text.encode())  # a token a byte: every character longer than one byte is split
@@ -130,7 +131,7 @@ def test_a_token_goes_with_all_of_its_text() -> None:
     assert [(len(r.pieces), r.text) for r in seen] == [(1, "a"), (0, ""), (2, "abcb")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, len(ALPHABET) + 255), min_size=1, max_size=20),
     stops=st.lists(st.text(alphabet="abc é", min_size=1, max_size=4), min_size=1, max_size=3),
@@ -168,7 +169,7 @@ def test_a_stop_string_with_split_characters_is_found() -> None:
     assert "".join(r.text for r in released) == "x"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=20),
     stops=st.lists(st.text(alphabet="abc é", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from examples import examples
 from hostile_server import END, OSL, chunk, usage, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,13 +35,13 @@ def whole_answers(draw: st.DrawFn) -> Events:
 
 
 @given(whole_answers())
-@settings(derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=examples(30))
 def test_an_honest_stream_is_whole_however_its_tokens_are_grouped(events: Events) -> None:
     assert fault(events) is None
 
 
 @given(whole_answers(), st.data())
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=examples(100))
 def test_a_stream_cut_anywhere_before_its_end_is_a_failure(events: Events, data: st.DataObject) -> None:
     kept = events[: data.draw(st.integers(0, len(events)))]
     assert fault(kept, is_done=False) is not None
@@ -51,13 +52,13 @@ def test_a_stream_cut_anywhere_before_its_end_is_a_failure(events: Events, data:
 @given(
     whole_answers(), st.integers(0, 10), st.sampled_from([{"error": {"message": "m"}}, {"error": "m", "choices": []}])
 )
-@settings(derandomize=True, max_examples=50)
+@settings(derandomize=True, max_examples=examples(50))
 def test_an_error_anywhere_on_a_stream_is_a_failure(events: Events, where: int, error: dict[str, Any]) -> None:
     assert fault([*events[:where], error, *events[where:]]) == "error in the answer: m"
 
 
 @given(st.integers(0, 4 * OSL), st.integers(1, OSL), st.sampled_from(["length", "stop"]), st.booleans())
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=examples(200))
 def test_a_count_passes_only_if_it_is_what_was_asked_or_a_stop_explains_it(
     tokens: int, pieces: int, finish_reason: str, may_stop: bool
 ) -> None:
@@ -170,7 +171,7 @@ EVENTS = st.fixed_dictionaries(
 
 
 @given(st.lists(EVENTS | JSON, max_size=3))
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=examples(100))
 def test_whatever_json_a_server_sends_is_judged(events: list[Any]) -> None:
     assert fault([*events, *words(OSL - 1)]) is not None  # the answer itself has no end
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def _noisy(rng: random.Random, count: int, level: float, noise: float) -> list[f
     return [level * rng.lognormvariate(0, noise) for _ in range(count)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.floats(0.01, 1e5), max_size=40), st.lists(st.floats(0.01, 1e5), max_size=40), st.floats(0.1, 10))
 def test_a_ratio_follows_its_levels_and_needs_enough_of_both(
     before: list[float], after: list[float], factor: float
@@ -70,7 +71,7 @@ def test_requests_that_are_slow_together_are_no_independent_samples() -> None:
     assert missed <= 6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 10**6), st.integers(20, 200))
 def test_a_level_that_holds_is_never_called_unsteady_and_one_that_doubles_never_steady(seed: int, count: int) -> None:
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from examples import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def _phases(simulated: Simulated, slots: int) -> Phases:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(long_loads(), st.booleans(), st.floats(0, 50))
 def test_a_closed_loops_steady_part_has_only_times_at_full_concurrency(
     load: tuple[int, list[Request]], serial: bool, stagger_ms: float
@@ -76,7 +77,7 @@ def test_a_closed_loops_steady_part_has_only_times_at_full_concurrency(
     assert found.mean_in_flight == pytest.approx(slots)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(loads, st.floats(0, 100), st.randoms())
 def test_the_three_parts_cover_a_trial_whatever_the_order_of_its_records(
     load: tuple[int, list[Request]], gap_ms: float, rng: random.Random
@@ -97,7 +98,7 @@ def test_the_three_parts_cover_a_trial_whatever_the_order_of_its_records(
         assert found.reason
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(long_loads())
 def test_a_closed_loop_of_five_rounds_without_failures_has_a_steady_part(load: tuple[int, list[Request]]) -> None:
     slots, requests = load
@@ -108,7 +109,7 @@ def test_a_closed_loop_of_five_rounds_without_failures_has_a_steady_part(load: t
     assert len(records) - 3 * slots < found.sent_count < len(records) - slots
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(long_loads(), st.booleans())
 def test_tokens_in_the_steady_part_are_those_that_came_in_it(load: tuple[int, list[Request]], serial: bool) -> None:
     slots, requests = load
@@ -137,7 +138,7 @@ def test_tokens_in_the_steady_part_are_those_that_came_in_it(load: tuple[int, li
     assert (rate or 0) == pytest.approx(counted / steady.duration_s)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(served, min_size=1, max_size=30), st.integers(0, 10**10), st.booleans())
 def test_spans_that_meet_have_all_tokens_and_requests_together(
     requests: list[Request], edge_ns: int, streamed: bool
@@ -152,7 +153,7 @@ def test_spans_that_meet_have_all_tokens_and_requests_together(
         assert requests_in(record, before) + requests_in(record, after) == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.lists(served, min_size=1, max_size=20), min_size=1, max_size=3))
 def test_over_a_span_that_holds_a_whole_trial_each_figure_is_the_trials(trials: list[list[Request]]) -> None:
     records = [closed_loop(requests, 3).records for requests in trials]
@@ -227,7 +228,7 @@ def test_the_wave_that_starts_at_once_is_not_in_steady_latencies() -> None:
     assert fmean(ttft(128, seed, everything) for seed in short) > 1.3 * true
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 10**6), st.integers(2, 200), st.floats(5, 500))
 def test_an_open_loops_steady_part_lies_between_its_first_answers_and_its_last_request(
     seed: int, count: int, apart_ms: float

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import transformers
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
@@ -206,7 +207,7 @@ def paths_of(config: Any, parent: tuple[str, ...] = ()) -> list[tuple[str, ...]]
     return found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(base=st.sampled_from(BASES), data=st.data())
 def test_whatever_a_config_leaves_out_is_read_as_transformers_reads_it(
     tmp_path: Path, base: dict[str, Any], data: st.DataObject

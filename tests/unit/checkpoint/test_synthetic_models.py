@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -108,7 +109,7 @@ def test_a_random_model_speaks_in_words_and_does_not_stop(cache: Path) -> None:
         assert len(tokenizer.encode(tokenizer.decode(output))) == 64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=st.text(max_size=60))
 def test_text_survives_the_tokenizer(text: str, tokenizers: dict[str, object]) -> None:
     for tokenizer in tokenizers.values():

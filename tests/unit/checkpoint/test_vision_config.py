@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForImageTextToText
@@ -217,7 +218,7 @@ TOWER = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(["qwen3", "qwen2", "llama"]), text=TEXT, outer=OUTER, tower=TOWER)
 def test_any_llava_that_is_accepted_has_the_rows_head_and_tensors_of_transformers(
     tmp_path: Path, kind: str, text: dict[str, Any], outer: dict[str, Any], tower: dict[str, Any]
@@ -264,7 +265,7 @@ QWEN_TOWER = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     base=st.sampled_from([QWEN2_5, QWEN3]), tower=QWEN_TOWER, tied=st.booleans(), height=st.integers(1, 3),
     width=st.integers(1, 3),

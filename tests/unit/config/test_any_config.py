@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def config_of(role: Role, changes: dict[str, Any]) -> ResolvedEngineConfig:
     return ResolvedEngineConfig(role, values, "drawn", ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     drawn=st.lists(CHANGES, min_size=4, max_size=4),
     version=st.sampled_from([*COLUMNS, "1.3.0rc14", "1.3.0rc23", None]),

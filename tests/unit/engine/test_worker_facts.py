@@ -7,6 +7,7 @@ import json
 from typing import Any, get_args
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
 }
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50), derandomize=True, deadline=None)
 @given(facts=FACTS, worker_id=st.integers(0, 2**64 - 1))
 def test_what_is_written_is_what_is_read(facts: WorkerFacts, worker_id: int) -> None:
     card = json.loads(json.dumps({"other": 1, **facts.to_runtime_data()}))  # as it passes through Dynamo

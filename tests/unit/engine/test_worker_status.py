@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,12 @@ WRONG: dict[str, Any] = {  # of each field, a value of another type
 }
 
 
-@settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(50),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(status=STATUSES)
 def test_what_is_written_is_what_is_read(tmp_path: Path, status: WorkerStatus) -> None:
     path = tmp_path / "agg-0.json"

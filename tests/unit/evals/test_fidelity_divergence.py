@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ PAIRS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(PAIRS)
 def test_what_is_shown_is_never_more_than_the_whole(drawn: tuple[int, float, float, bool, int, int]) -> None:
     seed, sharpness, distance, is_related, top, own = drawn
@@ -55,7 +56,7 @@ def test_what_is_shown_is_never_more_than_the_whole(drawn: tuple[int, float, flo
     assert found.shared == pytest.approx(sum(p[token] for token in both), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 3), st.floats(0.1, 3))
 def test_it_is_exact_where_all_is_shown(seed: int, sharpness: float, distance: float) -> None:
     p, q = distribution(seed, sharpness), distribution(seed + 1, distance)
@@ -64,7 +65,7 @@ def test_it_is_exact_where_all_is_shown(seed: int, sharpness: float, distance: f
     assert found.shared == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 5), st.integers(1, 30))
 def test_a_distribution_does_not_diverge_from_itself(seed: int, sharpness: float, top: int) -> None:
     p = distribution(seed, sharpness)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.video_utils import VideoMetadata
@@ -27,7 +28,7 @@ def settings_of(most: int) -> Any:
     return SimpleNamespace(num_frames=None, fps=2.0, temporal_patch_size=2, min_frames=4, max_frames=most)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(count=st.integers(2, 3000), fps=RATES, most=MOST)
 def test_frames_are_those_that_transformers_takes(count: int, fps: float, most: int) -> None:
     metadata = VideoMetadata(total_num_frames=count, fps=fps)
@@ -42,7 +43,7 @@ def test_a_video_of_one_frame_is_that_frame() -> None:
     assert clip_of(EACH, [0], 1, 10.0).at_s == (0.0,)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(count=st.integers(2, 3000), fps=RATES, most=MOST)
 def test_times_are_those_that_transformers_tells(count: int, fps: float, most: int) -> None:
     for options in (EACH, ALL):
@@ -73,7 +74,7 @@ def test_a_steady_rate_is_sampled_by_time_as_by_count(count: int, fps: float, mo
     assert clip.step_s == pytest.approx(clip_of(EACH, indices, count, fps).step_s)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(height=st.integers(1, 4000), width=st.integers(1, 4000), frames=st.integers(2, 64))
 def test_sizes_are_those_of_transformers(height: int, width: int, frames: int) -> None:
     def found(size: Any) -> Any:

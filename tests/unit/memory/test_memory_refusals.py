@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from examples import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from published_models import DEEPSEEK_R1, GEMMA_3_27B, LLAMA_3_1_8B, MODELS, QWEN3_8B, QWEN3_30B_A3B
@@ -117,7 +118,9 @@ PLANNED = st.sampled_from(
     [("torch", config) for config in DENSE]
     + [("tensorrt-llm", config) for config in (*DENSE, QWEN3_30B_A3B, GEMMA_3_27B)]
 )
-REUSED_DIRECTORY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+REUSED_DIRECTORY = settings(
+    deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @REUSED_DIRECTORY

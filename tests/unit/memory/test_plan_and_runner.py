@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published_models import QWEN3_30B_A3B
@@ -113,7 +114,12 @@ def _tensors(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
             yield from _tensors(inner, seen)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     drawn=checkpoints(),
     stored=st.sampled_from(DTYPES),

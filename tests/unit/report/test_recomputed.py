@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from examples import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.special import stdtrit
@@ -182,7 +183,9 @@ def _measure(run: Path, trials: list[list[dict[str, Any]]], paused: bool) -> Non
     render(run)
 
 
-@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate))  # one takes a tenth of a second
+@settings(
+    max_examples=examples(12), deadline=None, phases=(Phase.explicit, Phase.generate)
+)  # one takes a tenth of a second
 @given(st.data())
 def test_whatever_was_measured_both_compute_the_same_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ from trtx.ipc.shared_tensor import (
     transposed=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_tensor_comes_back_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, shape: list[int], transposed: bool, data: st.DataObject
 ) -> None:

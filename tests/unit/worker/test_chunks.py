@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,7 +96,7 @@ def test_a_look_that_finds_nothing_new_makes_no_chunk() -> None:
     assert chunks.sent == 2
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 @given(looks=st.lists(st.lists(st.integers(65, 90), max_size=4), min_size=1, max_size=8))
 def test_chunks_join_to_the_whole_with_a_logprob_for_each_token(looks: list[list[int]]) -> None:
     output, chunks = CompletionOutput(0), writer(output={"logprobs": 1})

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -246,7 +247,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=6, max_size=6), slack=st.integers(-3, 3), actions=ACTIONS)
 async def test_whatever_is_asked_made_failed_released_and_cancelled_the_books_are_right(
     sizes: list[int], slack: int, actions: list[tuple[str, int, set[bytes]]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dynamo.common.backend.engine import GenerateRequest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,7 +198,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50), derandomize=True, deadline=None)
 @given(section=st.sampled_from(sorted(FIELDS)), name=st.text(max_size=12), value=JSON)
 def test_whatever_comes_under_another_name_is_refused_or_empty(section: str, name: str, value: Any) -> None:
     if name in names_of(section):

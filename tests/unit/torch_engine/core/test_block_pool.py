@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,7 +170,7 @@ def test_a_stored_event_has_tensorrt_llms_shape() -> None:
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "release", "reuse", "forget"]), st.integers(0, 5)), max_size=60))
 def test_every_invariant_holds_after_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
     pool = BlockPool(8, 4, events=KvEventLog(1000, num_blocks=8, window_size=64))

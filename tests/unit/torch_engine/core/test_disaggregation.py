@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -294,7 +295,7 @@ def test_an_engine_without_a_transport_refuses_its_part_of_a_handoff(kind: str) 
     assert "cache_transceiver_config" in harness.errors[1]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     work=st.lists(
         st.tuples(

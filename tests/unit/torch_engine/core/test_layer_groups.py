@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ def test_a_prefix_whose_window_is_gone_is_a_shorter_one_and_never_a_wrong_one() 
     pool.check([])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     windows=st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3),
     present=st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=3, max_size=3),

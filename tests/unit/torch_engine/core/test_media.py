@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -319,7 +320,7 @@ def spelled(parts: list[Any]) -> tuple[list[int], list[MediaSpan]]:
     return tokens, spans
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(one=prompts, other=prompts, size=st.integers(1, 5))
 @example([("a", 2, None), ("a", 2, None)], [("a", 4, None)], 2)
 def test_two_blocks_have_one_name_exactly_where_all_up_to_their_end_is_the_same(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -250,7 +251,7 @@ class ExportsMachine(RuleBasedStateMachine):
         assert not left
 
 
-ExportsMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+ExportsMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
 TestExports = ExportsMachine.TestCase
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ def embeddings(*images: torch.Tensor, **more: Any) -> dict[str, Any]:
     return {"multi_modal_embeddings": {"image": list(images)} | more}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parts=st.lists(st.one_of(st.integers(1, 4), st.integers(-4, -1)), min_size=1, max_size=8))
 def test_a_prompt_with_a_placeholder_an_image_and_its_expansion_are_one(parts: list[int]) -> None:
     """``parts``: numbers of text tokens, and negative ones of an image's rows."""

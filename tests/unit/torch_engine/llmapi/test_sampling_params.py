@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,7 +200,7 @@ anything = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)), anything, max_size=5))
 def test_whatever_is_given_is_taken_or_refused_in_one_sentence(given_fields: dict[str, Any]) -> None:
     try:

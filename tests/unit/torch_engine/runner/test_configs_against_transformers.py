@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runner_player import Player, random_prompt
@@ -254,7 +255,7 @@ def _changes() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @settings(
-    max_examples=100, derandomize=True, deadline=None, database=None,
+    max_examples=examples(100), derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(

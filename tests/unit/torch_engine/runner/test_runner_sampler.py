@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,14 +57,14 @@ def counts(logits: torch.Tensor, draws: int = 2000, **params: Any) -> Counter[in
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**32), st.integers(1, VOCAB))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_top_k_never_leaves_the_k_likeliest(logits_seed: int, seed: int, top_k: int) -> None:
     logits = random_logits(logits_seed)[0]
     assert token(logits, seed=seed, top_k=top_k, temperature=2.0) in logits.topk(top_k).indices.tolist()
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**32), st.floats(0.01, 1.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_top_p_never_leaves_the_smallest_set_that_holds_p(logits_seed: int, seed: int, top_p: float) -> None:
     logits = random_logits(logits_seed)[0]
     ordered, order = torch.softmax(logits.double(), dim=-1).sort(descending=True)
@@ -72,7 +73,7 @@ def test_top_p_never_leaves_the_smallest_set_that_holds_p(logits_seed: int, seed
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**32), st.floats(0.01, 1.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_min_p_never_takes_a_token_below_its_share_of_the_best(logits_seed: int, seed: int, min_p: float) -> None:
     logits = random_logits(logits_seed)[0]
     probabilities = torch.softmax(logits.double(), dim=-1)
@@ -90,7 +91,7 @@ def test_frequencies_follow_the_distribution_at_its_temperature() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_seeded_request_gets_its_token_whatever_else_is_in_the_batch(others: list[int], seed: int) -> None:
     logits = random_logits(seed % 1000, rows=len(others) + 1)
     kinds: list[dict[str, Any]] = [
@@ -181,7 +182,7 @@ _SIGNED = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled
     st.lists(st.sampled_from([0.0, -0.0, 1.0, -3.0, 88.0, 3e38, -3e38, 1e-45, -torch.inf]), min_size=4, max_size=4),
     st.sampled_from([None, torch.nan, torch.inf]),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_parameters_at_their_limits_give_a_token_and_change_no_other(
     params: dict[str, Any], extreme: list[float], broken: float | None
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -55,7 +56,7 @@ def kept_in_float64(
     top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1, 1e-9]),
     min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 def test_what_comes_up_is_what_float64_keeps(
     seed: int, vocab: int, spread: float, is_rounded: bool, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
