@@ -128,7 +128,7 @@ def test_records_that_are_gone_are_not_checked(capsys: Said) -> None:
 def test_a_baseline_says_whether_its_records_were_checked_as_it_was_saved(capsys: Said) -> None:
     for run in ("base", "older"):
         assert trtx(["baseline", "save", run, run]) == 0
-    assert capsys.readouterr().out.count("nobody checked") == 1
+    assert capsys.readouterr().out.count("were not checked against") == 1
     checked, unchecked = (json.loads(Path(f"baselines/{name}.json").read_text()) for name in ("base", "older"))
     assert checked["records_unchecked"] is None and UNNOTED in unchecked["records_unchecked"]
     del checked["records_unchecked"], checked["sha256"]  # as an older trtx saved it
