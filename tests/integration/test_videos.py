@@ -132,7 +132,7 @@ def test_an_answer_to_a_video_is_that_of_transformers_cached_or_not() -> None:
         assert (code, said) == (400, "the request brings 3 videos, expected at most 2")
         sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
         code, said = served.refused(sound, video("portrait"))
-        assert (code, "brings input_audio" in said) == (400, True), said
+        assert (code, "contains input_audio" in said) == (400, True), said
         sound = {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}
         code, said = served.refused(sound, text("what is it"))
         assert (code, "brings audio_url, expected images and videos alone" in said) == (400, True), said

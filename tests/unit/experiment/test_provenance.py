@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +66,8 @@ def test_a_lock_has_configs_and_calls_as_a_dry_run_shows_them_and_comes_back_as_
             assert expected[-1].endswith(asked[-1]) and asked[-1].startswith("cells/")
 
     write_lock(tmp_path, spec, told)
-    assert LOCK.read(tmp_path, AskedRun).provenance == told
+    read = LOCK.read(tmp_path, AskedRun).provenance
+    assert read == replace(told, fields_sha256=read.fields_sha256) and read.fields_sha256 is not None
     assert LOCK.load(tmp_path)["provenance"] == plain(told)
 
 

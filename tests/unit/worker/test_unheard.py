@@ -71,7 +71,7 @@ def test_a_marked_prompt_is_refused_and_no_other(tmp_path: Path) -> None:
     assert path is not None
     refuse_unheard(tokenizer.encode(rendered(path.read_text(), TALKS["a string"])).ids, tokenizer, "trtx-1")
     ids = tokenizer.encode(rendered(path.read_text(), [{"role": "user", "content": [TEXT, AUDIO]}])).ids
-    with pytest.raises(InvalidRequest, match="the request brings input_audio, expected text"):
+    with pytest.raises(InvalidRequest, match="the request contains input_audio, which no model takes here"):
         refuse_unheard(ids, tokenizer, "trtx-1")
     refuse_unheard(tokenizer.encode("a word " * 200 + mark).ids, tokenizer, "trtx-1")
     refuse_unheard(ids, None, "trtx-1")
@@ -81,7 +81,7 @@ def test_a_marked_prompt_is_refused_and_no_other(tmp_path: Path) -> None:
 def test_a_mark_is_seen_letter_by_letter_and_behind_a_token_for_the_beginning(before: int) -> None:
     tokenizer, mark = load_tokenizer(resolve_checkpoint("synthetic:tiny").path), mark_of("trtx-1")
     ids = [tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in mark]
-    with pytest.raises(InvalidRequest, match="the request brings input_audio"):
+    with pytest.raises(InvalidRequest, match="the request contains input_audio"):
         refuse_unheard([0] * before + ids + [1, 2, 3], tokenizer, "trtx-1")
 
 

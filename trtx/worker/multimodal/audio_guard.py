@@ -112,6 +112,6 @@ def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, namesp
         )
     if mark_of(namespace) in beginning:
         raise InvalidRequest(
-            "the request brings input_audio, expected text, or images where the model takes them: no "
-            "model here hears; send its words as text"
+            "the request contains input_audio, which no model takes here, expected text or images; send a transcript "
+            "as text"
         )
