@@ -137,7 +137,7 @@ def test_what_can_not_be_compared_is_one_sentence_and_leaves_nothing(
     assert "http://127.0.0.1:9/v1/models did not answer" in capfd.readouterr().err
     assert parity(tmp_path, "--url", url, "--against", "http://user:secret@127.0.0.1:9") == 2
     said = capfd.readouterr().err
-    assert said.startswith("trtx: --against holds a user name or password") and "secret" not in said
+    assert said.startswith("trtx: --against has a user name or password") and "secret" not in said
     assert parity(tmp_path, "--url", url, "--against", "no/such-model") == 2
     assert "no/such-model" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())

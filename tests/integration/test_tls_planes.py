@@ -121,7 +121,7 @@ def test_http_where_etcd_wants_tls_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plain = planes.etcd.url.replace("https:", "http:")
-    refused(app.run(["serve", "join", "--etcd", plain, "--name", "x"]), ("wants TLS", "https:"), capsys)
+    refused(app.run(["serve", "join", "--etcd", plain, "--name", "x"]), ("like a TLS server", "https:"), capsys)
 
 
 def refused(code: int, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

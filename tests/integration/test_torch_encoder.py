@@ -132,7 +132,7 @@ async def test_a_bad_picture_harms_no_other(encoder: MultimodalEncoder, oracle: 
     bad = {
         "expected 1 x 3 x 28 x 28": prepared(3, values=torch.zeros(1, 3, SIDE, 7))[0],
         "expected float32": prepared(3, values=picture(3).half())[0],
-        "no numbers": prepared(3, values=nan)[0],
+        "NaN or infinite": prepared(3, values=nan)[0],
         "infinity": prepared(3, values=torch.full((1, 3, SIDE, SIDE), 3e38))[0],
         "is gone": PreparedPicture(b"gone", SharedTensor("/nowhere/x.tensor", "float32", (1, 3, SIDE, SIDE))),
     }

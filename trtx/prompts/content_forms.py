@@ -28,13 +28,15 @@ class ContentForms:
     def __init__(self) -> None:
         self._printed_roles: set[str] = set()  # roles whose string content the template prints
 
-    def choose(self, messages: list[Message], render: Render) -> list[Message]:
+    def choose(self, messages: list[Message], render: Render, *, has_values: bool = False) -> list[Message]:
         """``messages`` with the content of each in the first form that ``render`` prints.
 
         The forms are: as sent; text parts joined with line breaks; a string as a list of one part. Content that
-        ``render`` prints in none of them stays as sent.
+        ``render`` prints in none of them stays as sent. ``has_values``: the request sets variables of the template.
+        They can change what it prints, so nothing is remembered from or for such a request.
         """
-        missing = {at for at, message in enumerate(messages) if not self._is_known(message)}
+        known = set() if has_values else self._printed_roles
+        missing = {at for at, message in enumerate(messages) if not _is_known(message, known)}
         chosen = list(messages)
         for form in (dict, _with_joined_text, _with_parts):
             tried = [form(message) for message in messages]
@@ -44,13 +46,14 @@ class ContentForms:
             for at in found & missing:
                 chosen[at] = tried[at]
             missing -= found
-            if form is dict:
+            if form is dict and not has_values:
                 self._printed_roles |= {_role(messages[at]) for at in found if isinstance(messages[at]["content"], str)}
         return chosen
 
-    def _is_known(self, message: Message) -> bool:
-        content = message.get("content")
-        return not content or (isinstance(content, str) and _role(message) in self._printed_roles)
+
+def _is_known(message: Message, printed_roles: set[str]) -> bool:
+    content = message.get("content")
+    return not content or (isinstance(content, str) and _role(message) in printed_roles)
 
 
 def _role(message: Message) -> str:

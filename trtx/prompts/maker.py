@@ -54,7 +54,10 @@ class PromptMaker:
                 "the model has no chat template, so it takes no messages; send the text as prompt to /v1/completions"
             )
         messages = [_with_objects(message) for message in request["messages"]]
-        return self._rendered(self._forms.choose(messages, lambda tried: self._tried(tried, request)), request)
+        chosen = self._forms.choose(
+            messages, lambda tried: self._tried(tried, request), has_values=bool(_template_values(request))
+        )
+        return self._rendered(chosen, request)
 
     def _tried(self, messages: list[dict[str, Any]], request: Mapping[str, Any]) -> str | None:
         try:

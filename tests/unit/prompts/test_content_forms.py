@@ -94,3 +94,11 @@ def test_text_that_a_template_leaves_out_stays_as_it_was_sent(tmp_path: Path) ->
     maker = PromptMaker(model(tmp_path / "m", template))
     talk = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "<think>x</think>y"}]
     assert maker.rendered({"messages": talk}) == "y"
+
+
+def test_variables_of_a_template_that_change_the_form_do_not_change_it_for_others(tmp_path: Path) -> None:
+    template = "{% if as_json %}" + AS_JSON + "{% else %}" + FIRST_PART + "{% endif %}"
+    maker = PromptMaker(model(tmp_path / "m", template))
+    asked = messages("hello")
+    assert "hello" in maker.rendered({"messages": asked, "chat_template_kwargs": {"as_json": True}})
+    assert maker.rendered({"messages": asked}) == "hello"
