@@ -22,7 +22,7 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.step import Embedding
+from trtx.torch_engine.step import StepEmbedding
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def answers(directory: Path, prompts: list[Seen], device: str, **more: Any) -> l
     for at, one in enumerate(prompts):
         for key, rows in one.features().items():
             loaded = runner.load_embedding(share(rows, directory))
-            assert isinstance(loaded, Embedding) and loaded.tensor.device.type == device
+            assert isinstance(loaded, StepEmbedding) and loaded.tensor.device.type == device
             engine.core.scheduler.media.put(key, loaded)
         engine.core.submit(Submit(at, one.ids, plan, media=one.spans))
     engine.finish()

@@ -29,7 +29,7 @@ from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor, open_shared, remove_shared, share
 from trtx.torch_engine.embeddings import EmbeddingReader
 from trtx.torch_engine.embeddings.handle import parse_handle
-from trtx.torch_engine.llmapi import EncodedImage, MultimodalEncoder, PreparedPicture, RequestError, RequestFailed
+from trtx.torch_engine.llmapi import Embedding, MultimodalEncoder, PreparedPicture, RequestError, RequestFailed
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of
 
 
@@ -76,7 +76,7 @@ def prepared(*seeds: int, values: torch.Tensor | None = None) -> list[PreparedPi
     ]
 
 
-def taken(embedding: EncodedImage) -> torch.Tensor:
+def taken(embedding: Embedding) -> torch.Tensor:
     rows = open_shared(embedding.tensor)
     remove_shared(embedding.tensor)
     return rows
@@ -143,7 +143,7 @@ async def test_a_bad_picture_harms_no_other(encoder: MultimodalEncoder, oracle: 
         # Whose fault it is: pixels are the client's, a lost file or a computation is not.
         assert isinstance(end, RequestFailed) is (said in ("infinity", "is gone"))
     for seed, end in zip((1, 2), (ends[0], ends[-1]), strict=True):
-        assert isinstance(end, EncodedImage)
+        assert isinstance(end, Embedding)
         torch.testing.assert_close(taken(end), whole_rows(oracle, seed), rtol=1e-5, atol=1e-5)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Embedding:
+class StepEmbedding:
     """The embedding of one media item, in the runner's memory. The scheduler uses only its row count."""
 
     rows: int
@@ -34,7 +34,7 @@ class EmbeddingRows:
     """Maps a sequence's new tokens ``[offset, offset + count)`` to rows ``[first, first + count)`` of an embedding."""
 
     offset: int
-    embedding: Embedding
+    embedding: StepEmbedding
     first: int
     count: int
 
@@ -130,7 +130,7 @@ class ModelRunner(Protocol):
         Steps run in launch order. At most one earlier step may still have its ``results`` outstanding.
         """
 
-    def load_embedding(self, shared: SharedTensor) -> Embedding:
+    def load_embedding(self, shared: SharedTensor) -> StepEmbedding:
         """Copies a media embedding into the runner's memory. Safe in any thread, concurrently with ``launch``.
 
         Raises ValueError if the embedding is gone, or is not ``[rows, hidden]`` finite numbers in the model's dtype;

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
-from trtx.torch_engine.step import Embedding, EmbeddingRows
+from trtx.torch_engine.step import EmbeddingRows, StepEmbedding
 
 MAX_ROUTING_ID = 2**32 - 1
 """Router ids are unsigned 32-bit numbers."""
@@ -37,15 +37,15 @@ class MediaStore:
     """Maps keys to embeddings. The caller's side decides what is stored, and how much."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Embedding | Exception] = {}
+        self._known: dict[bytes, StepEmbedding | Exception] = {}
 
-    def put(self, key: bytes, embedding: Embedding | Exception) -> None:
+    def put(self, key: bytes, embedding: StepEmbedding | Exception) -> None:
         """Stores an embedding, or the exception that fails the requests that need it.
 
         A ValueError means that the model can't use the embedding; any other exception means that the engine could not
         read it. A stored embedding is never replaced, since equal keys mean equal contents.
         """
-        if not isinstance(self._known.get(key), Embedding):
+        if not isinstance(self._known.get(key), StepEmbedding):
             self._known[key] = embedding
 
     def drop(self, keys: Iterable[bytes]) -> None:
@@ -56,16 +56,16 @@ class MediaStore:
     def __len__(self) -> int:
         return len(self._known)
 
-    def hold(self, spans: Sequence[MediaSpan], held: list[Embedding | None]) -> list[Embedding | None]:
+    def hold(self, spans: Sequence[MediaSpan], held: list[StepEmbedding | None]) -> list[StepEmbedding | None]:
         """Returns ``held`` (one entry for each range) with missing embeddings filled in as far as they are stored."""
-        found: list[Embedding | None] = []
+        found: list[StepEmbedding | None] = []
         for span, one in zip(spans, held, strict=True):
             known = self._known.get(span.key) if one is None else one
-            found.append(known if isinstance(known, Embedding) else None)
+            found.append(known if isinstance(known, StepEmbedding) else None)
         return found
 
     def shortage(
-        self, spans: Sequence[MediaSpan], held: Sequence[Embedding | None], num_computed: int
+        self, spans: Sequence[MediaSpan], held: Sequence[StepEmbedding | None], num_computed: int
     ) -> EmbeddingShortage | None:
         """Returns why a prompt can't be computed from position ``num_computed`` on, or None if it can."""
         missing: list[bytes] = []
@@ -137,7 +137,7 @@ def _first_after(spans: Sequence[MediaSpan], position: int) -> int:
 
 
 def rows_between(
-    spans: Sequence[MediaSpan], embeddings: Sequence[Embedding | None], start: int, end: int
+    spans: Sequence[MediaSpan], embeddings: Sequence[StepEmbedding | None], start: int, end: int
 ) -> tuple[EmbeddingRows, ...]:
     """Embedding rows that replace the token embeddings in positions ``[start, end)``.
 

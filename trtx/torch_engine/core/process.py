@@ -39,7 +39,7 @@ from trtx.torch_engine.messages import (
     ToEngine,
 )
 from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
-from trtx.torch_engine.step import Embedding, ModelRunner
+from trtx.torch_engine.step import ModelRunner, StepEmbedding
 
 if TYPE_CHECKING:
     from trtx.torch_engine.runner import RunnerArgs
@@ -49,7 +49,7 @@ class LoadedEmbedding(NamedTuple):
     """Result of a PutEmbedding: the embedding in the runner's memory, or the exception that prevented it."""
 
     key: bytes
-    embedding: Embedding | Exception
+    embedding: StepEmbedding | Exception
 
     @property
     def answer(self) -> EmbeddingTaken:

@@ -11,7 +11,7 @@ from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
-from trtx.torch_engine.step import FROM_SLOT, Embedding, Sampled, ScheduledSequence
+from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence, StepEmbedding
 
 
 class State(Enum):
@@ -78,7 +78,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()  # end and stop ids within the vocabulary; banned until min_tokens is reached
     min_tokens: int = 0
-    embeddings: list[Embedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
+    embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
 
     @classmethod
     def from_submit(

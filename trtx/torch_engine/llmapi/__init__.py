@@ -10,7 +10,7 @@ from typing import Any
 
 from trtx.names import public
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
-from trtx.torch_engine.llmapi.encoded import EncodedImage, PreparedPicture
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
 from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
@@ -33,7 +33,7 @@ __all__ = [
     "CompletionOutput",
     "CudaGraphConfig",
     "DisaggregatedParams",
-    "EncodedImage",
+    "Embedding",
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",

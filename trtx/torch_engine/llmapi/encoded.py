@@ -24,7 +24,7 @@ class PreparedPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedImage:
+class Embedding:
     """The embedding of one image: one row of ``tensor`` for each placeholder.
 
     The owner of the object removes the tensor. ``tensor``: ``[rows, hidden]`` in the decoder's ``dtype``. ``grid``:
@@ -49,7 +49,7 @@ class EncodedImage:
         return self.tensor.dtype
 
 
-def discard(embeddings: Iterable[EncodedImage]) -> None:
+def discard(embeddings: Iterable[Embedding]) -> None:
     """Removes the tensors of unused embeddings."""
     for one in embeddings:
         remove_shared(one.tensor)

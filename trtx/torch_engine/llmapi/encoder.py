@@ -14,7 +14,7 @@ from trtx.config.torch_fields import ENCODER_FIELDS
 from trtx.ipc.encoder_messages import DEFAULT_MAX_NUM_TOKENS, Encoded, EncoderArgs, EncoderStats
 from trtx.ipc.shared_tensor import remove_shared
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
-from trtx.torch_engine.llmapi.encoded import EncodedImage, PreparedPicture, discard
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.encoder_client import EncoderClient
 from trtx.torch_engine.llmapi.llm import model_directory
 
@@ -89,7 +89,7 @@ class MultimodalEncoder:
 
     # --- prepared images ---
 
-    async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[EncodedImage]:
+    async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[Embedding]:
         """Returns one embedding for each item, in their order. Items share batches with other waiting items.
 
         ``on_device``: the data may stay on the encoder's GPU, for the engine on the same host to which they will be
@@ -100,13 +100,13 @@ class MultimodalEncoder:
         ends = await self.encode_each(items, on_device=on_device)
         for end in ends:
             if isinstance(end, RuntimeError):
-                discard(one for one in ends if isinstance(one, EncodedImage))
+                discard(one for one in ends if isinstance(one, Embedding))
                 raise end
-        return [end for end in ends if isinstance(end, EncodedImage)]
+        return [end for end in ends if isinstance(end, Embedding)]
 
     async def encode_each(
         self, items: Sequence[PreparedPicture], *, on_device: bool = False
-    ) -> list[EncodedImage | RuntimeError]:
+    ) -> list[Embedding | RuntimeError]:
         """Like :meth:`encode`, but returns each item's own outcome: its embedding or its error."""
         asked: list[Future[Encoded]] = []
         try:
@@ -173,7 +173,7 @@ class MultimodalEncoder:
         self.shutdown()
 
 
-def _embedding(item: PreparedPicture, end: Future[Encoded] | RuntimeError) -> EncodedImage | RuntimeError:
+def _embedding(item: PreparedPicture, end: Future[Encoded] | RuntimeError) -> Embedding | RuntimeError:
     if isinstance(end, RuntimeError):
         return end
     error = end.exception()
@@ -182,7 +182,7 @@ def _embedding(item: PreparedPicture, end: Future[Encoded] | RuntimeError) -> En
         return error
     encoded = end.result()
     assert encoded.rows is not None
-    return EncodedImage(item.key, encoded.rows, encoded.grid)
+    return Embedding(item.key, encoded.rows, encoded.grid)
 
 
 def _remove_result(ended: Future[Encoded]) -> None:

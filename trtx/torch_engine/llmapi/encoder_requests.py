@@ -17,7 +17,7 @@ from trtx.config.media import MediaLimits
 from trtx.ipc.shared_tensor import remove_shared
 from trtx.media import Blob, MediaError, PicturePool, content_key, processor_options
 from trtx.torch_engine.embeddings import EmbeddingExports, NoRoom
-from trtx.torch_engine.llmapi.encoded import EncodedImage, PreparedPicture, discard
+from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of, png_of
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestFailed
 
@@ -79,7 +79,7 @@ class EncoderRequests:
     def __init__(
         self,
         model_dir: Path,
-        encode: Callable[[Sequence[PreparedPicture]], Awaitable[list[EncodedImage]]],
+        encode: Callable[[Sequence[PreparedPicture]], Awaitable[list[Embedding]]],
     ) -> None:
         self._encode = encode
         self._model = str(model_dir.resolve())
@@ -118,7 +118,7 @@ class EncoderRequests:
         finally:
             self._open.discard(task)
 
-    async def _embedded(self, pictures: Sequence[Any]) -> list[EncodedImage]:
+    async def _embedded(self, pictures: Sequence[Any]) -> list[Embedding]:
         asked = [asyncio.ensure_future(self._prepare(one, f"image {at}")) for at, one in enumerate(pictures)]
         try:
             ends = await asyncio.gather(*asked, return_exceptions=True)
@@ -131,7 +131,7 @@ class EncoderRequests:
                 if one.done() and not one.cancelled() and one.exception() is None:
                     remove_shared(one.result().pixels)
 
-    def _offered(self, embeddings: Sequence[EncodedImage]) -> DisaggregatedParams:
+    def _offered(self, embeddings: Sequence[Embedding]) -> DisaggregatedParams:
         handles = []
         for index, one in enumerate(embeddings):
             try:

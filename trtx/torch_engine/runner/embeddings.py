@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, SharedTensorError, open_shared
-from trtx.torch_engine.step import Embedding
+from trtx.torch_engine.step import StepEmbedding
 
 if TYPE_CHECKING:
     from trtx.torch_engine.embeddings.device import DeviceReader
@@ -32,7 +32,7 @@ class EmbeddingLoader:
             self._stream, self._steps = torch.cuda.Stream(device), torch.cuda.current_stream(device)
 
     @torch.inference_mode()
-    def load(self, shared: SharedTensor) -> Embedding:
+    def load(self, shared: SharedTensor) -> StepEmbedding:
         """Returns the embedding on the runner's device.
 
         Raises ValueError unless it is ``[rows, width]`` of finite numbers in the model's dtype; EmbeddingGone or
@@ -53,13 +53,13 @@ class EmbeddingLoader:
             raise ValueError(str(error)) from error
         _check_finite(mapped)
         if self._stream is None:
-            return Embedding(shape[0], mapped.clone())
+            return StepEmbedding(shape[0], mapped.clone())
         with torch.cuda.stream(self._stream):
             copied = mapped.to(self._device)
         self._stream.synchronize()
         return self._for_steps(copied)
 
-    def _from_device(self, shared: SharedTensor, place: bytes) -> Embedding:
+    def _from_device(self, shared: SharedTensor, place: bytes) -> StepEmbedding:
         from trtx.torch_engine.embeddings import EmbeddingMismatch
         from trtx.torch_engine.embeddings.device import DeviceReader
 
@@ -69,7 +69,7 @@ class EmbeddingLoader:
             if self._stream is None:
                 copied = self._reader.read(shared, place)
                 _check_finite(copied)
-                return Embedding(copied.shape[0], copied)
+                return StepEmbedding(copied.shape[0], copied)
             with torch.cuda.stream(self._stream):
                 copied = self._reader.read(shared, place)
                 _check_finite(copied)
@@ -77,9 +77,9 @@ class EmbeddingLoader:
         except EmbeddingMismatch as error:
             raise ValueError(str(error)) from error
 
-    def _for_steps(self, copied: torch.Tensor) -> Embedding:
+    def _for_steps(self, copied: torch.Tensor) -> StepEmbedding:
         copied.record_stream(self._steps)  # reuse its memory only after steps have read it
-        return Embedding(copied.shape[0], copied)
+        return StepEmbedding(copied.shape[0], copied)
 
     def close(self) -> None:
         """Releases the mappings of encoders' memory. No embedding can be loaded afterwards."""

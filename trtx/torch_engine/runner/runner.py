@@ -24,7 +24,7 @@ from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
-from trtx.torch_engine.step import Batch, Embedding, Sampled, ScheduledSequence
+from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence, StepEmbedding
 
 _PROMPT_LOGPROB_ROWS = 256  # rows of float32 logits at once: 256 rows of 151,936 are 156 MB
 
@@ -190,7 +190,7 @@ class TorchRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def load_embedding(self, shared: SharedTensor) -> Embedding:
+    def load_embedding(self, shared: SharedTensor) -> StepEmbedding:
         """See :meth:`trtx.torch_engine.step.ModelRunner.load_embedding`."""
         return self._embeddings.load(shared)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.torch_engine.core.oracle_runner import VOCAB
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.messages import MediaSpan
-from trtx.torch_engine.step import Embedding
+from trtx.torch_engine.step import StepEmbedding
 
 PLACEHOLDER = 7
 
@@ -20,8 +20,8 @@ def key_of(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=32).digest()
 
 
-def embedding_of(name: str, rows: int) -> Embedding:
-    return Embedding(rows, [(name, row) for row in range(rows)])  # type: ignore[arg-type]
+def embedding_of(name: str, rows: int) -> StepEmbedding:
+    return StepEmbedding(rows, [(name, row) for row in range(rows)])  # type: ignore[arg-type]
 
 
 ROWS = {"a": 3, "b": 6}

@@ -14,7 +14,7 @@ from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGener
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, MediaSpan, Submit
-from trtx.torch_engine.step import Embedding
+from trtx.torch_engine.step import StepEmbedding
 
 IMAGE = VOCAB - 2
 ROWS = 9  # 24 pixels in patches of 8
@@ -98,7 +98,7 @@ class Oracle:
 
     def put(self, engine: Engine, names: str = "abc") -> None:
         for name in names:
-            engine.core.scheduler.media.put(name.encode() * 32, Embedding(ROWS, self.rows(name)))
+            engine.core.scheduler.media.put(name.encode() * 32, StepEmbedding(ROWS, self.rows(name)))
 
     @torch.no_grad()
     def tokens(self, sight: Sight, count: int) -> list[int]:

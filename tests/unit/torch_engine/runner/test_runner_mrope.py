@@ -22,7 +22,7 @@ from trtx.torch_engine.media_positions import extent, position_delta
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.mrope import positions_between
-from trtx.torch_engine.step import Embedding
+from trtx.torch_engine.step import StepEmbedding
 
 COUNT = 8
 CLOSE = 2e-4
@@ -61,7 +61,7 @@ def engine_of(runner: TorchRunner, tokens: int = 64, transport: KvTransport | No
 def put(engine: Engine, prompts: list[Seen]) -> None:
     for one in prompts:
         for key, rows in one.features().items():
-            engine.core.scheduler.media.put(key, Embedding(rows.shape[0], rows))
+            engine.core.scheduler.media.put(key, StepEmbedding(rows.shape[0], rows))
 
 
 def submit(
