@@ -11,7 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 from topology_clients import PACED, trtx_serve, wait_until
+
+pytestmark = pytest.mark.proof
 
 
 def load_of(bench: int) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ LONG = {
     "measure.md",
     "gate-ci.md",
     "compare-builds.md",
+    "images.md",
     "quantize.md",
     "evaluate.md",
     "debug.md",

@@ -197,6 +197,7 @@ def test_who_finds_another_plan_in_its_place_says_so_once(prepared: Prepared) ->
             assert "took this one's place while etcd did not have it" in refused
 
 
+@pytest.mark.proof
 def test_a_host_that_is_lost_whole_is_taken_out_by_the_others_and_one_that_runs_is_not(prepared: Prepared) -> None:
     told: list[Event] = []
     with prepared.publishing() as presence:

@@ -19,7 +19,7 @@ import yaml
 from processes import Child, Topology, free_port, topology, until
 from topology_clients import post
 
-pytestmark = pytest.mark.trtllm
+pytestmark = [pytest.mark.proof, pytest.mark.trtllm]
 
 OURS, AGGREGATED, DISAGGREGATED = "ours", "theirs-agg", "theirs-disagg"  # model names, and Dynamo namespaces
 PROMPTS = ("12 + 13 = ", "1 2 3 4 5", "The quick brown", "Copy: alpha beta ->")
@@ -79,7 +79,7 @@ def aggregated(served: Topology) -> str:
 
 # A proof: the pair has the same handlers. What it has not is asked beside it: several choices in test_example_calls.py,
 # KV events in test_llm_api.py, the router's view of attention DP ranks in test_serve.py.
-@pytest.fixture(scope="module", params=[pytest.param(AGGREGATED, marks=pytest.mark.proof), DISAGGREGATED])
+@pytest.fixture(scope="module", params=[AGGREGATED, DISAGGREGATED])
 def model(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return str(request.getfixturevalue("aggregated")) if name == AGGREGATED else name
@@ -143,7 +143,6 @@ def test_chat_ends_where_the_model_ends(served: Topology, model: str) -> None:
     assert (theirs["message"]["content"], theirs["finish_reason"]) == (ours["message"]["content"], "stop")
 
 
-@pytest.mark.proof
 def test_a_prompt_of_the_disaggregated_pair_goes_through_prefill(served: Topology) -> None:
     before = _requests(served, "prefill")
     complete(served, DISAGGREGATED, PROMPTS[2], max_tokens=4)
@@ -159,14 +158,12 @@ def _requests(served: Topology, name: str) -> float:
     return sum(map(float, found))
 
 
-@pytest.mark.proof
 def test_two_choices_come_whole(served: Topology, aggregated: str) -> None:
     choices = chat(served, aggregated, n=2, temperature=0.8, max_tokens=8)
     assert sorted(choice["index"] for choice in choices) == [0, 1]
     assert all(choice["message"]["content"] and choice["finish_reason"] for choice in choices)
 
 
-@pytest.mark.proof
 def test_kv_events_reach_the_router_and_each_attention_dp_rank_has_its_metrics(
     served: Topology, aggregated: str
 ) -> None:
