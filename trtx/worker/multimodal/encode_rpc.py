@@ -59,7 +59,7 @@ def read_question(asked: Any) -> tuple[SharedTensor, bytes, Kind, int]:
 
 
 def refusal(error: MediaError) -> dict[str, Any]:
-    """The answer for a faulty image, which every encode worker would refuse. Its message calls the image THIS_PICTURE."""
+    """The answer for a faulty image, which every encode worker would refuse. Its message is about THIS_PICTURE."""
     return CONTRACT.marked({"error": str(error), "status": error.status})
 
 
