@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEW_OBJECTS = 10_000
-"""The collection threshold: the surplus of allocations over deallocations that triggers a collection. With 256 open
-streams, a worker's number of live objects fluctuates by about this much, and reference counting frees them. With
-Python's default of 700, a collection ran every 7 ms, took 13 % of the interpreter's time and paused it for up to 26 ms;
-with 10,000 it runs once a second and takes 2 %."""
+"""The collection threshold: the number of allocations, less deallocations, that triggers a collection.
+
+With 256 open streams, a worker's number of live objects fluctuates by about this much, and reference counting alone
+frees these objects. With Python's default of 700, a collection ran every 7 ms, took 13 % of the interpreter's time and
+paused it for up to 26 ms. With 10,000, a collection runs once a second and takes 2 %.
+"""
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Readings of a topology during a trial: its GPUs, CPU cores, and the progress of each worker.
 
-The process that serves the topology takes them. They are stored next to aiperf's files, each with its time, and only
-the measured part is evaluated. None means that a value could not be read, which differs from an absence.
+The process that serves the topology takes the readings and stores them, each with its time, next to aiperf's files.
+Only those of the measured part are evaluated. None means that a value could not be read; an empty value means that
+there is nothing to read, for example no GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from trtx.bench.pictures import PictureCounts, grown
 from trtx.bench.windows import Span
 
 READINGS = DocumentKind("readings.json", version=1, oldest=1, since="")
-# Maximum distance between a reading and the edge of the measured part that it represents. Readings come about once a
-# second, and take longer while a worker is busy.
+# Maximum time between an edge of the measured part and the reading that represents it. Readings come about once a
+# second, and less often while a worker is busy.
 _EDGE_NS = 3_000_000_000
 
 WorkerCounts = Mapping[str, Mapping[str, int]]  # number of requests by role, then by worker
@@ -88,18 +89,18 @@ def read_readings(directory: Path) -> tuple[ServerReading, ...] | None:
 
 
 def gpus_over(readings: Sequence[ServerReading], measured: Span) -> tuple[GpuReading, ...] | None:
-    """All readings of all GPUs throughout a measured part; None if one of its edges has no reading."""
+    """All GPU readings of a measured part; None if the part's start or end has none."""
     around = _around(readings, measured)
     if around is None:
         return None
     found = [one.gpus for one in around]
     known = [gpus for gpus in found if gpus is not None]
-    # A reading may be missing in between, since NVML may be slow. The edges are required for "throughout".
+    # NVML may be slow, so readings in between may be missing. Those at the edges show that the whole part is covered.
     return None if found[0] is None or found[-1] is None else tuple(gpu for gpus in known for gpu in gpus)
 
 
 def cpu_over(readings: Sequence[ServerReading], measured: Span) -> CpuUse | None:
-    """CPU use throughout a measured part; None if one of its edges has no CPU reading."""
+    """CPU use over a measured part; None if the part's start or end has no CPU reading."""
     around = _around(readings, measured)
     if around is None or around[0].cpu is None or around[-1].cpu is None:
         return None
@@ -109,12 +110,12 @@ def cpu_over(readings: Sequence[ServerReading], measured: Span) -> CpuUse | None
 def requests_over(readings: Sequence[ServerReading], measured: Span, answered: int) -> dict[str, dict[str, int]] | None:
     """Requests that ended on each worker in a measured part, by role and worker.
 
-    None if a worker didn't report, or if all workers together saw fewer than the ``answered`` requests: then other
-    workers served some of them, for example behind a forwarded port.
+    None if a worker's count is missing. Also None if the workers together counted fewer than ``answered`` requests:
+    then other workers answered some of them, for example behind a forwarded port.
 
-    The count extends to the last reading, because a trial sends nothing else afterwards and a worker counts a request
-    slightly after the client has its answer. It starts up to a few seconds early, so it may include some warm-up
-    requests.
+    The count ends with the last reading of the trial: a worker counts a request slightly after the client has the
+    answer, and the trial sends no further requests. It begins with the last reading before the part, so it may include
+    some warm-up requests.
     """
     around = _around(readings, measured)
     if around is None:
@@ -134,7 +135,7 @@ def requests_over(readings: Sequence[ServerReading], measured: Span, answered: i
 def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, PictureCounts] | None:
     """Image counters of a measured part, by role; None if workers didn't report.
 
-    Like :func:`requests_over`, this covers the time from the last reading before the part to the very last reading.
+    Like :func:`requests_over`, this covers the time from the last reading before the part to the last of the trial.
     """
     around = _around(readings, measured)
     return None if around is None else grown(around[0].pictures, readings[-1].pictures)

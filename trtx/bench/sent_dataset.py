@@ -1,4 +1,4 @@
-"""The load as aiperf gets it: an ``input_file`` under aiperf's name of its form, or a copy in a form that it reads."""
+"""Prepares a load's ``input_file`` for aiperf: names its form as aiperf does, or copies it to a form of aiperf's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ _COPIES = "datasets"  # in a run's directory
 
 
 def dataset_of(spec: LoadSpec) -> Dataset | None:
-    """What the ``input_file`` holds, every record of it checked; None without one. Raises UsageError."""
+    """Reads and checks the load's ``input_file``; None if it has none. Raises UsageError for an invalid record."""
     if (file := spec.input_file) is None:
         return None
     status = file.stat()
-    seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, Path.cwd())  # media are relative to it
+    # Paths of media files in the records are relative to the current directory.
+    seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, Path.cwd())
     return _read(file, spec.custom_dataset_type, spec.fixed_schedule, not spec.aiperf_args, seen)
 
 
 def check_dataset(spec: LoadSpec, *, context_length: int | None, is_dynamo: bool) -> None:
-    """Raises UsageError where a record asks for more tokens than the context holds, None: not known, or for what
-    Dynamo's frontend refuses."""
+    """Raises UsageError for a record with more tokens than the context, or with a value that Dynamo's frontend refuses.
+
+    ``context_length`` None: unknown, so not checked.
+    """
     dataset = dataset_of(spec)
     if dataset is None:
         return
@@ -54,7 +57,7 @@ def _refuse(dataset: Dataset, where: str, problem: str) -> NoReturn:
 
 
 def as_sent(spec: LoadSpec, run_dir: Path, topology: str) -> LoadSpec:
-    """The load whose command line is aiperf's. Its copy is there once :func:`prepare_dataset` has made it."""
+    """The load with the file and form for aiperf's command line. :func:`prepare_dataset` makes the copy if needed."""
     dataset = dataset_of(spec)
     if dataset is None:
         return spec
@@ -63,7 +66,10 @@ def as_sent(spec: LoadSpec, run_dir: Path, topology: str) -> LoadSpec:
 
 
 def prepare_dataset(spec: LoadSpec, run_dir: Path, target: Target) -> LoadSpec:
-    """:func:`as_sent`, with the copy made where one is needed: once a topology, whose tokenizer its lengths are of."""
+    """Makes the copy, if aiperf needs one, and returns :func:`as_sent`.
+
+    Each topology has its own copy, because its tokenizer determines the output lengths.
+    """
     dataset, copy = dataset_of(spec), _copy(run_dir, target.topology)
     if dataset is not None and dataset.is_copied and not copy.exists():
         partial = copy.with_name(f"{copy.name}.partial")
@@ -80,15 +86,17 @@ def _copy(run_dir: Path, topology: str) -> Path:
 def _read(
     file: Path, form: str | None, is_scheduled: bool, has_usual_blocks: bool, seen: tuple[object, ...]
 ) -> Dataset:
-    """``has_usual_blocks``: no argument of aiperf's says another size. ``seen``: what tells that the file is another by
-    now."""
+    """Reads the dataset, with a cache. ``seen``: the file's identity; a changed file is read again.
+
+    ``has_usual_blocks``: blocks have the default size, because no arguments for aiperf were given.
+    """
     usual = {} if has_usual_blocks else {"block_tokens": None}
     return read_dataset(file, form, is_scheduled=is_scheduled, **usual)
 
 
 def is_readable(path: Path) -> bool:
-    """Not so a pipe, which may never end and gives its records once."""
+    """Whether ``path`` is a readable file or directory. A pipe is not: it may never end, and can be read only once."""
     try:
         return (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
-    except OSError:  # a name that is too long
+    except OSError:  # for example a name that is too long
         return False

@@ -98,11 +98,11 @@ def _share_weight_scales(model: Any) -> None:
 
 
 def _give_zeros_a_scale(model: Any) -> None:
-    """Gives a nonzero scale to tensors that are zero throughout.
+    """Gives a nonzero scale to tensors in which every value is zero.
 
-    Examples are the output projections of layers that block expansion inserted, or keys. Their largest value is 0, from
-    which ModelOpt (0.47) makes a scale of 0 in FP8 and NVFP4. Zero divided by it is NaN, in the export or when the
-    engine writes its KV cache. With any other scale, zero stays zero.
+    The output projections of layers that block expansion inserted are an example; keys can be zero as well. ModelOpt
+    (0.47) gives such a tensor a scale of 0 in FP8 and NVFP4. A division by the scale then gives NaN, in the export or
+    when the engine writes its KV cache. With any other scale, zero stays zero.
     """
     for module in model.modules():
         amax = getattr(module, "amax", None) if hasattr(module, "num_bits") else None
@@ -111,7 +111,7 @@ def _give_zeros_a_scale(model: Any) -> None:
 
 
 def check_numbers(export: Path) -> None:
-    """Raises UsageError, which names the tensor, if an export has a value that is not finite or a scale of zero."""
+    """Raises UsageError if a tensor of an export has a value that is not finite, or is a scale of 0."""
     import torch
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""One spelling for each engine config, so that two that mean the same to their engine compare as equal."""
+"""Converts engine configs to a normal form. Configs with the same meaning to the engine have equal normal forms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TORCH_DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": 256,
     "cache_transceiver_config.kv_transfer_timeout_ms": 60_000,
 }
-"""Where the torch engine's default is another than TensorRT-LLM's; a test holds the two beside each other."""
+"""Defaults of the torch engine that differ from TensorRT-LLM's. A test compares them with the engine's."""
 
 
 def normal_form(values: Mapping[str, Any], engine: str, version: SchemaVersion = _VERSION) -> dict[str, Any]:
-    """``values`` by path, without those that say what holds anyway.
+    """Returns ``values``, the fields of a config that the engine acts on, by path and without defaults.
 
-    ``values``: the fields of a config that are in force. A default is left out, as is null where the engine takes it
-    for the default. A section that is null switches something off, and stays.
+    A null is omitted if the engine treats it as the default. A section that is null is kept, because it switches
+    something off.
     """
     return dict(_flat(values, engine, version, "LlmArgs", ""))
 
@@ -43,7 +43,7 @@ def _flat(
 
 def _spelt(path: str, value: Any, engine: str) -> Any:
     if path == "load_format" and isinstance(value, str):
-        return value.upper()  # TensorRT-LLM takes it in either case
+        return value.upper()  # TensorRT-LLM accepts it in upper and lower case
     if engine == "torch" and path == "cache_transceiver_config.backend" and isinstance(value, str):
         return TRANSPORT_OF.get(value, value)
     return value

@@ -16,7 +16,7 @@ SAMPLES = DocumentKind("samples.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 IntervalKind = Literal["binomial", "bootstrap"]
-# How samples become a score: the mean of numbers, one of lm-eval's aggregations of a ratio of sums, or any other.
+# How lm-eval aggregates the samples' values to a score: mean, one of its two ratios of sums, or any other way.
 Aggregation = Literal["mean", "weighted_perplexity", "bits_per_byte", "other"]
 
 
@@ -59,9 +59,9 @@ class Retrieval:
 
     length: int  # tokens of prompt and answer
     depth: int  # % of the haystack before the needle
-    least_tokens: int | None  # shortest prompt; lengths are met to within one sentence or entry; None: no sample
+    least_tokens: int | None  # shortest prompt, which can miss ``length`` by one sentence or entry; None: no sample
     most_tokens: int | None
-    samples: int  # number to ask
+    samples: int  # number of requested samples
     answered: int
     retrieved: Interval | None  # share of the answered samples; None: no answer
 
@@ -74,14 +74,14 @@ class ScoredTask:
     output_type: str
     version: str | None  # None: not specified
     num_fewshot: int
-    samples: int  # number to ask
+    samples: int  # number of requested samples
     answered: int
     scores: tuple[Score, ...]
     unanswered: tuple[Unanswered, ...]
     note: str | None = None  # why there is no score
     subtasks: tuple[str, ...] = ()
     retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
-    doubts: tuple[str, ...] = ()  # sentences: why the scores may be of a different model
+    doubts: tuple[str, ...] = ()  # sentences: why a different model may have answered
     grading: str | None = None  # hash of targets and grading; None: not recorded, or a group
 
 

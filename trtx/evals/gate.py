@@ -1,8 +1,8 @@
 """Verdicts on scores: minimum scores, and paired differences from a baseline, each judged by its confidence interval.
 
-Three-way, as elsewhere: PASS if the whole interval satisfies the bound, a failure if none of it does, else NO_VERDICT,
-which more samples would resolve. A sample without an answer fails its task, whatever the other scores. A minimum score
-is decided only if the result doesn't depend on the values of the unanswered samples.
+A verdict is PASS if the whole interval satisfies the bound, a failure if no part of it does, and otherwise NO_VERDICT,
+which more samples would resolve. An unanswered sample fails its task, whatever the scores are. The check of a minimum
+score reaches a verdict only if the verdict is the same for every score that the unanswered samples could have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_MAX_DROP = 0.02  # for a score between 0 and 1: two answers in a hundred
 
 @dataclass(frozen=True, slots=True)
 class MinScore:
-    """A minimum such as ``gsm8k:exact_match:0.8``. For a metric that is better low, it is a maximum."""
+    """A minimum such as ``gsm8k:exact_match:0.8``. For a metric whose lower values are better, it is a maximum."""
 
     task: str
     metric: str
@@ -75,10 +75,9 @@ def judge_answers(topology: str, task: ScoredTask) -> CheckResult:
 def check_min_scores(
     least: Sequence[MinScore], metrics: Mapping[str, Sequence[str]], shares: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raises UsageError for a minimum of an unrequested task, of an unknown metric, or with a value that no score can
-    have.
+    """Raises UsageError for a minimum of an unrequested task or an unknown metric, and for a value no score can have.
 
-    ``metrics``: names by task. ``shares``: those of them that lie between 0 and 1.
+    ``metrics``: each task's metric names. ``shares``: the names among them whose scores lie between 0 and 1.
     """
     for one in least:
         if one.task not in metrics:
@@ -150,9 +149,9 @@ def _lost(task: ScoredTask) -> str:
 
 
 def _with_lost(score: Score, task: ScoredTask) -> Interval | None:
-    """The score's interval, extended to the cases that all unanswered samples score 0 or all score 1.
+    """The score's interval, widened to cover two cases: all unanswered samples score 0, or all score 1.
 
-    None if there are unanswered samples whose values need not lie between 0 and 1.
+    None if samples are unanswered and a sample's value may be something other than 0 or 1.
     """
     lost = task.samples - task.answered
     if not lost or score.interval is None:
@@ -187,7 +186,7 @@ def judge_difference(topology: str, found: PairedDifference, against: str, max_d
 
 
 def _named(task: ScoredTask, metric: str) -> Score | None:
-    """The score for ``exact_match,strict-match``, or for ``exact_match`` that of the first filter."""
+    """The score of a metric such as ``exact_match,strict-match``; without a filter in its name, the first filter's."""
     found = (score for score in task.scores if metric in (score.name, score.metric, f"{score.metric},{score.filter}"))
     return next(found, None)
 

@@ -1,4 +1,4 @@
-"""JSON-lines documents: appended line by line, and read back without a partial last line."""
+"""JSON-lines documents, such as ``samples.jsonl``. A partial last line, from an interrupted write, is dropped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _read(line: str, document: DocumentKind, form: type[T], source: str) -> T:
 
 
 class LineWriter:
-    """Appends to one file. The kernel has the line before :meth:`add` returns."""
+    """Appends to one file. A line survives the end of this process as soon as :meth:`add` has returned."""
 
     def __init__(self, directory: Path, document: DocumentKind) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class LineWriter:
         self._mend()
 
     def add(self, content: Any) -> None:
-        """Appends one line. ``content`` is a form."""
+        """Appends one line. ``content``: a dataclass of the document's form."""
         data = self._line(content).encode()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:

@@ -93,7 +93,7 @@ def partner_of(topology: str, others: Sequence[TopologyValues]) -> TopologyValue
 
 
 def paired_differences(candidate: TopologyValues, baseline: TopologyValues) -> tuple[PairedDifference, ...]:
-    """Paired differences of every task of ``candidate``. The intervals hold together with 95 % (Bonferroni)."""
+    """Paired differences of every task of ``candidate``. The 95 % apply to all intervals together (Bonferroni)."""
     confidence = per_interval(CONFIDENCE, max(1, len(candidate.tasks)))
     found = []
     for task in candidate.tasks:

@@ -1,4 +1,4 @@
-"""What the engines of a run do not act on: named once for all topologies, and no difference between two of them."""
+"""Reports config fields that a run's engines ignore, and refuses topologies that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from trtx.topology import Plan
 
 
 def tell_left_out(plans: Mapping[str, Plan], tell: Callable[[str], None]) -> None:
-    """A sentence an engine for what was typed, and a line for what its recipes have."""
+    """Reports the ignored fields of all plans through ``tell``, once per engine.
+
+    Fields that the user typed give a warning; fields from recipes give a note.
+    """
     for engine in dict.fromkeys(plan.engine for plan in plans.values()):
         fields = [one for plan in plans.values() if plan.engine == engine for one in plan.left_out]
         for warning in left_out_warnings(fields, engine):
@@ -28,7 +31,7 @@ def tell_left_out(plans: Mapping[str, Plan], tell: Callable[[str], None]) -> Non
 
 
 def left_out_of(plan: Plan) -> dict[str, tuple[LeftOut, ...]]:
-    """By role, as the lock has it; none of a role that leaves nothing out."""
+    """The ignored fields of a plan by role, in the run manifest's form. Roles without such fields are omitted."""
     found: dict[str, list[LeftOut]] = {}
     for one in plan.left_out:
         found.setdefault(one.role, []).append(LeftOut(one.path, one.value, one.source, one.is_typed))
@@ -36,9 +39,11 @@ def left_out_of(plan: Plan) -> dict[str, tuple[LeftOut, ...]]:
 
 
 def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
-    """Raises UsageError for an axis over a field that no worker acts on, and for two topologies that differ in such
-    fields alone, or in nothing but how a value is written: the same topology would be measured twice, and compared with
-    itself."""
+    """Raises UsageError if the sweep would measure the same topology twice and compare it with itself.
+
+    That is the case for an axis over a field that no worker acts on, for two topologies that differ only in such
+    fields, and for two whose values are only written differently.
+    """
     for axis in spec.axes:
         if (field := engine_field(axis)) is not None:
             for label, plan in plans.items():
@@ -61,7 +66,7 @@ def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
 
 
 def _alike(spec: TopologySpec, plan: Plan) -> tuple[Any, ...]:
-    """What two topologies have in common that are served on the same GPUs by configs that mean the same."""
+    """A key that is equal for topologies with equivalent engine configs and otherwise equal settings."""
     configs = {role: normal_form(values, plan.engine) for role, values in plan.engine_configs.items()}
     return spec.model_dump(exclude={"engine", "engine_configs", "overrides"}), plan.engine, plan.model_path, configs
 
@@ -78,7 +83,7 @@ def _refuse_idle_axis(axis: str, role: Role | None, path: str, label: str, plan:
 
 
 def _differing(one: Iterable[LeftOutField], other: Iterable[LeftOutField]) -> Iterator[str]:
-    """Paths of what only one of two has, or has with another value."""
+    """Yields the paths of fields that only one side has, or that have different values on the two sides."""
     sides = [{(field.role, field.path): field.value for field in side} for side in (one, other)]
     for key in dict.fromkeys((*sides[0], *sides[1])):
         if any(key not in side for side in sides) or sides[0][key] != sides[1][key]:
@@ -86,7 +91,7 @@ def _differing(one: Iterable[LeftOutField], other: Iterable[LeftOutField]) -> It
 
 
 _MEASURED_ALIKE = {"engine", "engine_configs", "overrides", "tp", "model", "served_model_name", "host", "port", "gpus"}
-"""Fields of a topology that the plan says better, or that change nothing that is measured."""
+"""Fields of a topology that the plan states more precisely, or that don't affect the measurement."""
 
 
 def _served(spec: TopologySpec, plan: Plan) -> tuple[Any, ...]:

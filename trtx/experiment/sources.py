@@ -16,7 +16,7 @@ _PLAIN_DIFF = (  # independent of the user's git configuration, so that the hash
 def commit_of(checkout: Path) -> tuple[str | None, str | None]:
     """The commit, and a hash of the changes to tracked files (None without changes).
 
-    Both are None if ``checkout`` is no git checkout, i.e. trtx is installed. Untracked files are ignored.
+    Both are None if ``checkout`` is not a git checkout because trtx was installed. Untracked files are ignored.
     """
     if not (checkout / ".git").exists():
         return None, None
@@ -28,7 +28,7 @@ def commit_of(checkout: Path) -> tuple[str | None, str | None]:
 
 
 def sources_hash(package: Path) -> str:
-    """Hash of the Python sources. It changes with uncommitted edits too, but not with changes to documents."""
+    """Hash of the Python sources. Uncommitted and untracked ``.py`` files count; other files don't."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())

@@ -1,4 +1,4 @@
-"""The part of a specification that says what ``trtx eval`` and ``trtx eval fidelity`` ask: topologies or a server."""
+"""The part of an eval specification that names what is scored: topologies that trtx serves, or a server."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What becomes of each environment variable of a plan in a pod and in a Slurm job: one row per variable.
+"""The table of how a pod and a Slurm job treat each environment variable of a plan: one row per variable.
 
 ``trtx/topology/commands.py`` sets the variables for processes that trtx starts itself. A pod has the plan of one
-machine, but is its own host; a job has the plan of several hosts, whose nodes are known only when it runs. A variable
-without a row is an error, so that a new one is neither lost nor passed on by accident. The table of docs/kubernetes.md
-is written from these rows by ``make goldens``.
+machine, but each pod is a host of its own. A job has the plan of several hosts, whose nodes are known only when it
+runs. A variable without a row is an error, so that a new variable is neither lost nor passed on by accident. ``make
+goldens`` writes the table of docs/kubernetes.md from these rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Job = Literal["kept", "${ADDRESS}", "${DEVICE}", "${LOCAL}", "${NAMESPACE}", "et
 
 @dataclass(frozen=True, slots=True)
 class PlanVariable:
-    """The row of one variable. None: the plan of a pod, or of a job, does not have it."""
+    """The row of one variable. None: a pod's plan, or a job's plan, never contains the variable."""
 
     pod: Fate | None
     job: Job | None
@@ -102,14 +102,14 @@ VARIABLES: Mapping[str, PlanVariable] = {
 
 
 def fate_in_pod(name: str) -> Fate:
-    """Returns what becomes of a variable in a pod. Raises LookupError for a variable without a row."""
+    """Returns how a pod treats a variable. Raises LookupError for a variable without a row."""
     if (row := VARIABLES.get(name)) is None or row.pod is None:
         raise LookupError(_lacks(name, "pod"))
     return row.pod
 
 
 def fate_in_job(name: str) -> Job:
-    """Returns what becomes of a variable in a Slurm job. Raises LookupError for a variable without a row."""
+    """Returns how a Slurm job treats a variable. Raises LookupError for a variable without a row."""
     if (row := VARIABLES.get(name)) is None or row.job is None:
         raise LookupError(_lacks(name, "job"))
     return row.job

@@ -1,4 +1,4 @@
-"""Messages that the engine's and the encoder's processes have in common, as msgspec structs. No logic here."""
+"""Messages that both the engine process and the encoder process use, as msgspec structs. No logic here."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 The scratch directory is the common ``$TMPDIR`` of all these processes. A file appears complete or not at all, is never
 rewritten, and is mapped when opened: an open tensor outlives its file. The process that shares a tensor removes the
-file once all recipients have opened it or will not, or it hands over that duty with the tensor. Files of a killed
-worker are removed when the next one starts, or as soon afterwards as all its processes have ended
-(:func:`remove_left`); all others are removed with the directory, by the launcher and its guardian.
+file when no recipient needs to open it any more, or hands over this duty together with the tensor. Files of a killed
+worker are removed when the next worker starts, or afterwards, as soon as all processes of the killed one have ended
+(:func:`remove_left`). The launcher and its guardian remove all other files with the directory.
 
 Nothing is pickled. A file has a header with dtype and shape, followed by the tensor's bytes in C order. For a tensor in
 a process's memory, such as a GPU's, the header is followed by its place there, and the file keeps that data alive.
@@ -37,7 +37,7 @@ _ELSEWHERE = b"trtx tensor elsewhere 1\n"
 _HEADER_BYTES = 256  # keeps the data on a cache line, aligned for every dtype
 _MAX_DIMENSIONS = 8
 _SUFFIX = ".tensor"
-_TAKEN = ".taken"  # suffix for a file whose data is elsewhere, so that its lender finds it again
+_TAKEN = ".taken"  # suffix of a taken-over file whose data is elsewhere; its owner finds the file by this name
 _MAX_PLACE_BYTES = 1 << 20
 _OWNED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.[a-z]+")  # the session id; 0 if its leader is not visible
 

@@ -1,4 +1,4 @@
-"""A started process: its handle, its log, and the description of its exit."""
+"""A started process: its interface to the supervisor, its log, and the description of its exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtx.topology import ProcessSpec
 
 
 class Child(Protocol):
-    """The supervisor's interface to a running process; tests script it."""
+    """The supervisor's interface to a running process. Tests implement it without a process."""
 
     @property
     def pid(self) -> int: ...
@@ -29,10 +29,10 @@ class Child(Protocol):
         """Exit code, negative for a signal; None while the process is alive."""
 
     def terminate(self) -> None:
-        """Sends SIGTERM to the process only: a worker's engine must stay alive while the worker drains."""
+        """Sends SIGTERM to the process, but not to its group, because a worker needs its engine while it drains."""
 
     def kill_group(self) -> None:
-        """Kills the process and its process group at once. Works on a stopped process too."""
+        """Kills the process and its process group with SIGKILL, which works on stopped processes too."""
 
     @property
     def log(self) -> Log:

@@ -1,4 +1,4 @@
-"""The workers of other hosts, for the share of a topology on this host, from their shared registry."""
+"""Watches the workers of other hosts in the shared registry, for the share of a topology on this host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Elsewhere:
 
     @property
     def lack(self) -> str:
-        """For example ``1 of 3 workers are registered``; empty if none is missing."""
+        """A message such as ``1 of 3 workers are registered``; empty if no worker is missing."""
         registered, expected = self._own + self._others, self._expected_own + self._expected_others
         return f"{registered} of {expected} workers are registered" if registered < expected else ""
 

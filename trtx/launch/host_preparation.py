@@ -125,7 +125,7 @@ def plan_again(asked: PublishedInputs, *, model_path: Path, this_host: str | Non
 
 
 def settle_share(plan: Plan, host: str, *, model_path: Path, run_dir: Path) -> Plan:
-    """What ``host``, which is this machine, runs of ``plan``.
+    """Returns the share of ``plan`` that ``host``, which is this machine, runs.
 
     Raises UsageError if this machine lacks a GPU, a network device or the frontends' certificate, or if a model does
     not fit.

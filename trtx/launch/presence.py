@@ -94,7 +94,8 @@ class SharePresence:
     def tell(self, on_event: Callable[[Event], None], on_lease: Callable[[int], None]) -> None:
         """Sets the listeners for events and for the share's lease, which must end with the share.
 
-        ``on_lease`` is called now and for every later lease. Later calls of both come from the thread.
+        ``on_lease`` is called now, with the current lease, and later for each new lease. All later calls of both
+        listeners come from the share's thread.
         """
         self._on_event, self._on_lease = on_event, on_lease
         on_lease(self._lease)

@@ -1,4 +1,4 @@
-"""Adds a note to a plan on what renders the prompts, if Dynamo's prompts may differ from transformers'."""
+"""Adds a note to a plan if Dynamo may render the model's chat template differently from transformers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from trtx.topology import Plan
 
 
 def with_prompt_note(plan: Plan, model: Path) -> Plan:
-    """``plan`` with a sentence about its prompts: a decision on one machine, a warning over hosts. Raises UsageError
-    as :func:`remote_prompt_notes`."""
+    """Returns ``plan``, with a note if Dynamo and transformers may render prompts differently.
+
+    On one machine, the note is a reason: the frontend renders prompts with transformers. Over hosts, it is a warning.
+    Raises UsageError like :func:`remote_prompt_notes`.
+    """
     if plan.hosts:
         return replace(plan, warnings=(*plan.warnings, *remote_prompt_notes(model)))
     if (because := difference(model)) is None:
@@ -22,8 +25,11 @@ def with_prompt_note(plan: Plan, model: Path) -> Plan:
 
 
 def remote_prompt_notes(model: Path) -> Iterator[str]:
-    """The sentence for a topology over hosts, in pods or on Slurm, where Dynamo makes the prompts; none where they are
-    transformers'. Raises UsageError for a model without a chat template, which Dynamo does not serve."""
+    """Yields a warning if Dynamo may render prompts differently from transformers, else nothing.
+
+    For topologies over hosts, in pods or on Slurm, because Dynamo renders their prompts. Raises UsageError for a model
+    without a chat template, which Dynamo does not serve there.
+    """
     because = difference(model)
     if because == NO_TEMPLATE:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Checks continuously, while a topology serves, whether requests reach its workers.
 
-It uses its own threads, because the watch over the processes must not wait for responses, and a request may take
-minutes.
+The checks run in threads of their own: a request may take minutes, and the supervision of the processes must not wait
+for it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PROOF_TIMEOUT_S = 300.0  # same as for warm-up: a restarted worker may compile 
 
 
 class FrontendStatus:
-    """What the frontend of a plan reports; times are ``time.monotonic()``, None for never.
+    """The latest results of the checks on a plan's frontend. Times are ``time.monotonic()``; None: never.
 
-    Its threads write the attributes; any thread may read them.
+    The check's threads write the attributes; any thread may read them.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class FrontendStatus:
         *,
         url: str = "",
     ) -> None:
-        """Sends no request before :meth:`start`. ``url``: the frontend to use; default: the plan's first.
+        """Sends no request before :meth:`start`. ``url``: the frontend to check; default: the plan's first.
 
-        ``handoffs``, ``pictures``: the proofs so far.
+        ``handoffs``, ``pictures``: records of the worker pairs and encoders that have already worked.
         """
         self.answered_at: float | None = None  # the last answer of any kind
-        self.routed_at: float | None = None  # the last time it counted every worker
+        self.routed_at: float | None = None  # the last time the frontend reported every worker
         self.proved_at: float | None = None  # start time of the last real request that succeeded
-        self.serves = False  # whether it had a worker of every role at its last answer
-        self.problem = ""  # what keeps it from counting every worker
+        self.serves = False  # whether the frontend had a worker of every role at its last answer
+        self.problem = ""  # which workers the frontend does not report, and why
         self.request_problem = ""  # error of the last real request
-        self.handoff_problem = ""  # the pair of workers that moved no KV in it, and why
+        self.handoff_problem = ""  # the pair of workers whose KV handoff failed, and why
         self._plan = plan
         self._url = url or plan.url
         self._handoffs = handoffs or HandoffProofs(plan, self._url)
@@ -58,7 +58,7 @@ class FrontendStatus:
 
     @property
     def proof(self) -> str:
-        """What was seen to work, for the user."""
+        """A message for the user about what has worked: requests, KV handoffs, images."""
         return f"a request went through{self._handoffs.told}{self._pictures.told}"
 
     def start(self) -> None:
@@ -70,10 +70,10 @@ class FrontendStatus:
         self._news.set()
 
     def expect(self, whole_since: float | None, *, proof: bool) -> None:
-        """Sets what to check. ``proof``: once the frontend counts every worker, send real requests until one succeeds.
+        """Sets what to check. ``proof``: when the frontend reports every worker, send real requests until one succeeds.
 
-        ``whole_since``: since when every process is up, or None. While it is None, the frontend is only asked whether
-        it is alive, because it logs an error for each request about a model that it does not have.
+        ``whole_since``: the time since which every process is up, or None. While it is None, only the frontend's
+        liveness is checked, because it logs an error for each request about a model that it doesn't have yet.
         """
         if (whole_since, proof) != (self._whole_since, self._wants_proof):
             self._whole_since, self._wants_proof = whole_since, proof
@@ -110,7 +110,7 @@ class FrontendStatus:
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
         problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
-        # Even after a failure, because this check names the pair and the cause.
+        # Run it after a failed request too, because it names the pair of workers and the cause.
         self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
         self.request_problem = problem or self._pictures.prove_missing(_PROOF_TIMEOUT_S) or ""
         if not self.request_problem and not self.handoff_problem:

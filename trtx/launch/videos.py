@@ -1,4 +1,4 @@
-"""Checks whether this machine's workers can decode the videos that their model takes."""
+"""Checks whether workers on this machine can decode videos, if their model takes videos."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trtx.errors import UsageError
 def video_warnings(engine: str, model_path: Path, media: MediaLimits | None = None) -> tuple[str, ...]:
     """A warning that videos are refused, if the model takes them and PyAV is not installed.
 
-    ``media`` None: the limits of a plan over hosts, which were checked where the plan was made. Raises UsageError if a
-    video limit was set although no decoder is installed here.
+    Raises UsageError if ``media`` sets a video limit and PyAV is not installed. ``media`` None: the share of a plan
+    over several hosts, whose limits were checked on the host that made the plan.
     """
     if engine != "torch" or decodes_videos() or (media is not None and media.max_videos == 0):
         return ()

@@ -1,4 +1,4 @@
-"""Says in a plan what of a checkpoint's directory is not served."""
+"""Adds a warning to a plan whose checkpoint directory contains an adapter, because no engine applies adapters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trtx.topology import Plan
 
 
 def with_weight_note(plan: Plan, model: Path) -> Plan:
-    """``plan`` with a warning where an adapter lies beside the weights.
+    """Returns ``plan``, with a warning if the directory ``model`` contains an adapter in addition to the weights.
 
-    transformers applies it where PEFT is installed, and no engine here does.
+    transformers applies the adapter if PEFT is installed; the engines of trtx don't.
     """
     if (adapter := adapter_beside(model)) is None:
         return plan

@@ -1,7 +1,7 @@
 """Decodes ``data:`` URLs (RFC 2397) in a thread and in pieces.
 
-Python's decoders hold the GIL for the duration of a call, so a thread alone would not keep the event loop responsive:
-23 MB in one call stalled a loop for 173 ms.
+Python's decoders hold the GIL during a call, so even in a thread a single call would block the event loop: 23 MB took
+173 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _decode(url: str, label: str, limits: MediaLimits) -> bytes:
     if comma < 0:
         raise MediaError(400, f"{label} has no comma before its data; expected data:image/png;base64,...")
     is_base64 = url[5:comma].lower().replace(" ", "").endswith(";base64")
-    smallest = (len(url) - comma) // (12 if is_base64 else 3)  # lower bound, reached if every character is escaped
+    smallest = (len(url) - comma) // (12 if is_base64 else 3)  # decoded bytes if every character is escaped
     if smallest > limits.max_media_bytes:
         raise too_large(label, limits.max_media_bytes)
     found, size = [], 0
@@ -65,10 +65,10 @@ def _unescaped(url: str, start: int) -> Iterator[bytes]:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """Like ``urllib.parse.unquote_to_bytes``, for text in which every escape is complete.
+    """Decodes percent escapes like ``urllib.parse.unquote_to_bytes``; every escape in ``text`` must be complete.
 
-    That function takes 0.2 s per MB while it holds the GIL. Quoted-printable only differs in the escape character, and
-    its decoder is written in C.
+    unquote_to_bytes holds the GIL for 0.2 s per MB. The decoder for quoted-printable, which only uses another escape
+    character, is written in C.
     """
     return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"=")) if b"%" in text else text
 

@@ -1,10 +1,11 @@
-"""Dynamo's discovery in Kubernetes, read from outside.
+"""Reads Dynamo's discovery records in Kubernetes, from a process that is not part of Dynamo.
 
-In Dynamo 1.4.2, each process applies one ``DynamoWorkerMetadata`` (``nvidia.com/v1alpha1``) with its pod's name, which
-contains its endpoints and model cards under the same keys as in etcd. Frontends route to those whose pod is a ready
-endpoint of a slice labelled ``nvidia.com/dynamo-discovery-enabled``. There is no lease: the object is deleted with its
-pod through its ownerReference, and a pod that is not ready leaves the routing within half a second. So deleting the
-object removes a worker, which requires a role with that permission; Dynamo's own processes need no such permission.
+In Dynamo 1.4.2, each process creates one ``DynamoWorkerMetadata`` object (``nvidia.com/v1alpha1``), named like its pod.
+The object contains the process's endpoints and model cards, under the same keys as in etcd. Frontends route to workers
+whose pod is a ready endpoint of an EndpointSlice with the label ``nvidia.com/dynamo-discovery-enabled``. There is no
+lease: Kubernetes deletes the object together with its pod (ownerReference), and frontends stop routing to a pod within
+half a second after it is no longer ready. To remove a worker, delete its object. That needs a role with the permission
+to delete it, which Dynamo's own processes don't need.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _LABEL = "nvidia.com/dynamo-discovery-enabled=true"
 
 
 class KubernetesRegistry:
-    """One topology's records in Kubernetes. Each call asks the API server.
+    """One topology's records in Kubernetes. Each call sends a request to the API server.
 
-    The server comes from ``KUBECONFIG`` or the pod's account. See :class:`~trtx.planes.registry.Registry`.
+    The server's address comes from a kubeconfig file or the pod's service account. See
+    :class:`~trtx.planes.registry.Registry`.
     """
 
     records_live_s = 0.0  # until the pod is deleted
@@ -36,8 +38,8 @@ class KubernetesRegistry:
     ) -> None:
         """Sends no request yet. ``timeout_s``: per request.
 
-        ``namespace``: Dynamo's. ``is_prefix``: includes all namespaces that begin with it, which the operator creates
-        for the workers of a rolling update.
+        ``namespace``: the Dynamo namespace. ``is_prefix``: include all namespaces that begin with ``namespace``,
+        because the operator creates such namespaces for the workers of a rolling update.
         """
         self._pods = kubernetes_namespace
         self._namespace = namespace
@@ -50,7 +52,7 @@ class KubernetesRegistry:
         return [instance for instance, _ in self._instances()]
 
     def worker_ids(self) -> set[int]:
-        """Workers with a model card whose pod is ready."""
+        """Ids of the workers that have a model card and whose pod is ready."""
         ready, cards = self._ready_pods(), {card.worker_id for card in self.cards()}
         return {
             instance.worker_id for instance, pod in self._instances() if pod in ready and instance.worker_id in cards
@@ -68,7 +70,7 @@ class KubernetesRegistry:
         return None
 
     def remove(self, worker_id: int) -> None:
-        """Deletes the object of the worker's pod, which contains no other worker's records."""
+        """Deletes the object of the worker's pod. The object contains no records of other workers."""
         for pod in {pod for instance, pod in self._instances() if instance.worker_id == worker_id}:
             with self._asking() as api:
                 group, version, plural = _METADATA
@@ -124,7 +126,7 @@ class KubernetesRegistry:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Any]:
-        """The API client. Its exceptions come from several packages; each is converted to RegistryUnknown."""
+        """Provides the API client. Converts its exceptions, which come from several packages, to RegistryUnknown."""
         with self._lock:
             try:
                 if self._api is None:
@@ -137,7 +139,10 @@ class KubernetesRegistry:
 
 
 def _connect() -> Any:
-    """Connects with ``KUBECONFIG``, the user's own file, or the pod's service account, in the same order as Dynamo."""
+    """Creates the API client from the first of ``KUBECONFIG``, ``~/.kube/config`` and the pod's service account.
+
+    Dynamo uses the same order.
+    """
     from kubernetes import client, config  # imported here because it takes half a second of CPU time
 
     file = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")

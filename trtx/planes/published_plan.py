@@ -1,8 +1,8 @@
 """A topology's record in etcd: an opaque plan and the hosts that run a share of it.
 
-Keys: ``trtx/topologies/<name>/plan`` and ``…/shares/<host>``; a share's key is attached to a lease that the share
-renews. A plan without a live share counts as deleted. Plan and share are written in one transaction, so if two plans
-are started at once under one name, one is published and the other refused.
+Keys: ``trtx/topologies/<name>/plan`` and ``…/shares/<host>``. Each running share renews a lease, to which its key is
+attached. A plan without a live share counts as deleted. Plan and first share are written in one transaction, so if two
+hosts publish a plan under the same name at once, one succeeds and the other is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trtx.planes.etcd import Absent, Delete, Etcd, Put, Unchanged
 
 _PREFIX = "trtx/topologies/"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-MOST_BYTES = 1 << 20  # etcd limits requests to 1.5 MiB, which is measured after the gateway has decoded the base64
+MOST_BYTES = 1 << 20  # etcd limits a request to 1.5 MiB, counted after the gateway has decoded the base64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def read_hosts(etcd: Etcd, name: str) -> tuple[bool, frozenset[str]]:
 
 
 def publish_plan(etcd: Etcd, name: str, plan: bytes, host: str, lease: int, *, instead_of: bytes | None) -> bool:
-    """Publishes a plan together with the share of ``host``, attached to ``lease``, as the only running share.
+    """Publishes a plan together with its first share, that of ``host``, whose key is attached to ``lease``.
 
-    Returns False if the published plan is no longer ``instead_of`` (None: none), or if another share is running. Raises
-    UsageError, EtcdError.
+    The plan replaces ``instead_of`` (None: no plan is published yet). Returns False if another plan is published by
+    now, or if a share is running. Raises UsageError, EtcdError.
     """
     key = _plan_key(name)
     if len(plan) > MOST_BYTES:
@@ -67,14 +67,14 @@ def publish_plan(etcd: Etcd, name: str, plan: bytes, host: str, lease: int, *, i
 
 
 def add_share(etcd: Etcd, name: str, host: str, lease: int, *, plan: bytes) -> bool:
-    """Adds a share to those already running. False if ``plan`` is no longer published. Raises UsageError, EtcdError."""
+    """Adds a host's share. Returns False if ``plan`` is no longer published. Raises UsageError, EtcdError."""
     return etcd.commit([Unchanged(_plan_key(name), plan)], [Put(_shares(name) + host, b"", lease)])
 
 
 def restore_plan(etcd: Etcd, name: str, plan: bytes) -> bool:
-    """Publishes the plan again for a running share if it was deleted.
+    """Publishes the plan of a running share again if its key was deleted.
 
-    False if one is published. Raises UsageError, EtcdError.
+    Returns False if a plan is published. Raises UsageError, EtcdError.
     """
     return etcd.commit([Absent(_plan_key(name))], [Put(_plan_key(name), plan)])
 
@@ -85,7 +85,7 @@ def remove_share(etcd: Etcd, name: str, host: str) -> None:
 
 
 def withdraw_plan(etcd: Etcd, name: str) -> bool:
-    """Deletes the plan. False, without deleting it, if a share is running. Raises UsageError, EtcdError."""
+    """Deletes the plan. Returns False and deletes nothing if a share is running. Raises UsageError, EtcdError."""
     return etcd.commit([Absent(_shares(name), is_prefix=True)], [Delete(_plan_key(name))])
 
 

@@ -1,8 +1,8 @@
-"""A registry over a network for callers that must not wait: a thread queries it, and callers get the last result.
+"""A registry for callers that must not wait for the network: a thread queries it, and callers get the last result.
 
-The watch over a topology's processes looks four times a second, and a death noticed late costs requests, while etcd may
-take seconds to fail. A removal is retried until it succeeds or the records have expired, because etcd may come back
-with a dead worker's lease still alive.
+The supervisor checks a topology's processes four times a second, and each delay in noticing a dead worker costs
+requests, but a request to etcd may take seconds to fail. A removal is retried until it succeeds or the worker's records
+have expired: after an outage, etcd may still hold a dead worker's lease.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from trtx.planes.registry import Card, Instance, Registry, RegistryUnknown
 
 LOOKS_EVERY_S = 0.25
-_FAILS_EVERY_S = 0.5  # interval of looks and removals after a failure
+_FAILS_EVERY_S = 0.5  # interval of queries and removals after a failure
 _LEASES_EVERY_S = 2.0
 _CLOSES_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The result of the last look, or why it failed."""
+    """The result of the last query, or why it failed."""
 
     instances: list[Instance] = field(default_factory=list)
     worker_ids: set[int] = field(default_factory=set)
@@ -32,15 +32,15 @@ class _Seen:
 class WatchedRegistry:
     """Wraps ``registry`` with a thread. See :class:`~trtx.planes.registry.Registry`.
 
-    Reads return the result of the last look, or raise RegistryUnknown if it failed, so that outdated results are never
+    Reads return the result of the last query, or raise RegistryUnknown if it failed, so that outdated results are never
     returned as current. ``cards`` queries the registry directly.
     """
 
     def __init__(self, registry: Registry, on_problem: Callable[[str], None] = lambda problem: None) -> None:
         """Sends no request before the first call.
 
-        ``on_problem``: called from the thread with a message if the registry answers but a dead worker can't be
-        removed, once per reason.
+        ``on_problem``: called from the thread, with a message, when the registry answers queries but a dead worker
+        can't be removed. A repeated reason is reported once.
         """
         self._registry = registry
         self._on_problem = on_problem
@@ -81,7 +81,7 @@ class WatchedRegistry:
             return self._renewed.get(worker_id)
 
     def remove(self, worker_id: int) -> None:
-        """Schedules the removal. Returns at once, and never fails."""
+        """Schedules the removal and returns at once. Never raises."""
         with self._lock:
             self._removed.add(worker_id)
             self._wants_renewed.discard(worker_id)
@@ -116,7 +116,7 @@ class WatchedRegistry:
 
     def _run(self) -> None:
         while not self._is_closed:
-            # Cleared before the work, so that a removal requested in the meantime starts the next turn at once.
+            # Cleared before the work, so that a removal that is requested during the work starts the next turn at once.
             self._news.clear()
             problem = self._remove()
             is_known = self._look()

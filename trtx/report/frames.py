@@ -1,6 +1,6 @@
-"""A run as tables of pandas: ``summary.parquet`` has a row a cell and a row a trial, ``records.parquet`` one a request.
+"""Exports a run to two pandas tables: ``summary.parquet`` (cells and trials) and ``records.parquet`` (requests).
 
-A value that is not known is null. The unit of each column is in ``DataFrame.attrs["units"]``, which parquet keeps;
+Unknown values are null. The unit of each column is in ``DataFrame.attrs["units"]``, which parquet keeps;
 docs/notebooks.md describes the columns.
 """
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 SUMMARY_TABLE, RECORDS_TABLE = "summary.parquet", "records.parquet"
 SCHEMA = 1
-"""Of both tables: rises where a column goes, or means something else."""
+"""Schema version of both tables. Increase it when a column is removed or changes its meaning."""
 
-Kind = Literal["string", "Int64", "Float64"]  # pandas' types that can hold a null
-_NEAR_NS = 3_000_000_000  # a request's reading is at most this much older than its end: they come about once a second
-# Of files that are gone, cut short, or another program's.
+Kind = Literal["string", "Int64", "Float64"]  # pandas' nullable types
+# Maximum age, at a request's end, of the server reading that the request's row gets. Readings come about once a second.
+_NEAR_NS = 3_000_000_000
+# Errors of files that are missing, truncated, or written by another program.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError)
 _ROW: dict[str, tuple[Kind, str]] = {"scope": ("string", ""), "trial": ("Int64", "")}
 _LOAD: dict[str, tuple[Kind, str]] = {
@@ -72,7 +73,7 @@ _READING: dict[str, tuple[Kind, str]] = {
 
 
 def summary_columns(view: RunView) -> dict[str, tuple[Kind, str]]:
-    """Type and unit of each column of ``summary.parquet``, in its order; unit "": it is no quantity."""
+    """Type and unit of each column of ``summary.parquet``, in column order. Unit "": the column is not a quantity."""
     texts: tuple[Kind, str] = ("string", "")
     columns = {**_ROW, "topology": texts}
     columns |= {ASKED.get(one.name, one.name): _LOAD[one.name] for one in fields(Load) if one.name != "label"}
@@ -90,7 +91,7 @@ def summary_columns(view: RunView) -> dict[str, tuple[Kind, str]]:
 
 
 def summary_table(view: RunView) -> pd.DataFrame:
-    """A row for each cell (``scope`` "cell"), each followed by one for each of its trials (``scope`` "trial")."""
+    """One row per cell (``scope`` "cell"), followed by one row per trial of the cell (``scope`` "trial")."""
     rows: list[dict[str, Any]] = []
     for row in view.rows:
         rows.append({"scope": "cell", "trial": None, **summary_row(view, row)})
@@ -100,14 +101,14 @@ def summary_table(view: RunView) -> pd.DataFrame:
 
 
 def _of_trial(row: Row, trial: Trial) -> Row:
-    """The row as if the cell had this trial alone; its validity stays the cell's, which was judged as a whole."""
+    """The row of a cell reduced to one trial. It keeps the cell's validity, which is judged over all trials."""
     assert row.cell is not None
     alone = replace(row.cell, trials=(trial,), trials_asked=1, figures=trial.figures, steady=trial.steady)
     return replace(row, cell=alone)
 
 
 def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
-    """A row for each request of each trial that has a result: warm-up and failed ones too."""
+    """One row per request of each trial that has a result, including warm-up requests and failed requests."""
     import pandas as pd
 
     columns, tables = {**_REQUEST, **_READING}, []
@@ -121,7 +122,7 @@ def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
 
 def _measured_trials(view: RunView) -> Iterator[tuple[Row, Trial]]:
     for row in view.rows:
-        # Changed records are not those that the figures of their cell follow from; the page says so beside them.
+        # Omit changed records: the cell's metrics were computed from different ones. The report page says so.
         for trial in row.cell.trials if row.cell and not row.kept.changed else ():
             if trial.figures is not None:
                 yield row, trial
@@ -137,7 +138,7 @@ def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.Dat
     rows = [{**of_trial, "phase": phase, **_request(one)} for phase, all_of in phases.items() for one in all_of]
     requests = _table(view, rows, _REQUEST).sort_values("end_ns", ignore_index=True)
     readings = _table(view, [_reading(one) for one in read], _READING)
-    at = readings["reading_ns"].astype("int64")  # what tables are joined by may hold no null
+    at = readings["reading_ns"].astype("int64")  # merge_asof accepts no nulls in the join column
     near = pd.merge_asof(
         requests.astype({"end_ns": "int64"}),
         readings.assign(end_ns=at).sort_values("end_ns"),
@@ -154,7 +155,7 @@ def _request(record: RequestRecord) -> dict[str, Any]:
 
 
 def _reading(reading: ServerReading) -> dict[str, Any]:
-    """What is known of all GPUs and of all workers together: null where it is not known of each."""
+    """One reading, combined over all GPUs and over all workers; a value that is unknown for any of them is null."""
 
     def over(name: str, summed: Any) -> float | None:
         known = [getattr(gpu, name) for gpu in reading.gpus or ()]
@@ -185,6 +186,6 @@ def _attributes(view: RunView, columns: dict[str, tuple[Kind, str]]) -> dict[str
 
 
 def write_tables(run_dir: Path, view: RunView) -> None:
-    """``summary.parquet`` and ``records.parquet``. Raises OSError."""
+    """Writes ``summary.parquet`` and ``records.parquet`` to ``run_dir``. Raises OSError."""
     for name, table in ((SUMMARY_TABLE, summary_table(view)), (RECORDS_TABLE, records_table(run_dir, view))):
         write_bytes(run_dir / name, table.to_parquet(engine="pyarrow", index=False))

@@ -1,4 +1,4 @@
-"""What of a run's engine configs was not in force, as conditions of the run."""
+"""Lists the engine config fields that had no effect, as conditions of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _VALUE_CHARACTERS = 60
 
 
 def left_out_conditions(provenance: Provenance) -> tuple[tuple[str, str], ...]:
-    """Name and value of each condition: what a person typed, and apart from it what the recipes have."""
+    """Name and value of each condition. Fields that a person typed and fields from recipes have separate conditions."""
     found: dict[str, list[str]] = {}
     for measured in provenance.measured.values():
         for fields in (measured.left_out or {}).values():
             for one in fields:
                 name = f"Without effect on engine {measured.engine}{'' if one.typed else ', of recipes'}"
                 found.setdefault(name, []).append(f"{one.field} {_value(one)} ({one.source})")
-    # Each once, however many topologies and roles have it.
+    # List each field once, even if several topologies and roles have it.
     return tuple((name, ", ".join(dict.fromkeys(told))) for name, told in sorted(found.items()))
 
 

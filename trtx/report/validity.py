@@ -14,7 +14,7 @@ from trtx.report.view import Row, RunView
 MARKS = {
     ValidityLevel.SUSPECT: "?",
     ValidityLevel.INVALID: "!",
-}  # shown next to a load if there is no room for the word
+}  # shown next to a load where the word does not fit
 _MEANINGS = {
     ValidityLevel.VALID: "nothing that was checked speaks against it",
     ValidityLevel.SUSPECT: "something disturbed it, or it is too little to conclude from",
@@ -24,7 +24,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """Checks that were not made, with their cells and reasons: one reason, or one per cell."""
+    """Checks that were not made for the same cells and reasons. Different cells may have different reasons."""
 
     names: tuple[str, ...]
     cells: str  # their names, or "all cells"
@@ -89,7 +89,7 @@ def doubtful(view: RunView) -> tuple[Row, ...]:
 
 
 def not_checked(view: RunView) -> tuple[NotChecked, ...]:
-    """Checks that were not made; those with equal reasons share a line, whatever the number of cells."""
+    """Checks that were not made, most frequent first. Checks with the same cells and reasons share an entry."""
     judged = [row for row in view.rows if row.validity is not None]
     found: dict[str, dict[str, list[str]]] = {}  # cells by check and reason
     for row in judged:
@@ -122,7 +122,10 @@ def not_checked_counts(view: RunView) -> tuple[tuple[str, int], ...]:
 
 
 def records_text(view: RunView) -> str:
-    """Whether the files behind metrics and validity are unchanged. Without measured cells: which files are gone."""
+    """Sentences on whether the files that metrics and validity come from are unchanged.
+
+    Without measured cells, only missing files are mentioned.
+    """
     measured = [row for row in view.rows if row.figures is not None]
     if not measured:
         return f"The files of the run: {view.documents.told}." if view.documents.gone else ""

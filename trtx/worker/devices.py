@@ -41,5 +41,5 @@ def _gpu(handle: Any) -> WorkerGpu:
 
 
 def _handle(entry: str) -> Any:
-    """NVML handle for an index or a UUID (the launcher passes full UUIDs). Raises NVMLError."""
+    """Returns NVML's handle of a GPU, given by index or by full UUID, as the launcher passes it. Raises NVMLError."""
     return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)

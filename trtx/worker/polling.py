@@ -17,18 +17,20 @@ from trtx.worker.kv_events import KvEventPublication
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
-"""Upper bound on the delay of an event on its way to the router; Dynamo's TensorRT-LLM backend polls every 5 to 20 ms.
+"""Poll interval. It delays a KV event on its way to the router by at most this much.
+
+Dynamo's TensorRT-LLM backend polls every 5 to 20 ms.
 """
 SNAPSHOT_SECONDS = 0.1
-_STATS_TIMEOUT_S = 0.01  # Dynamo's value; with 0, rows that are on their way from a rank would be missed
+_STATS_TIMEOUT_S = 0.01  # Dynamo's value; 0 would miss the rows that a rank has sent but that have not arrived
 _READ_PAUSE_S = 1.0
 
 
 class EnginePoll:
     """Polls the engine from its first generated token until :meth:`stop`.
 
-    Before that, TensorRT-LLM has no events or stats. Uses the asynchronous calls of the LLM API, on an event loop of
-    this thread, as Dynamo 1.4.2 does with TensorRT-LLM 1.3.0rc22.
+    Before its first token, TensorRT-LLM has no events or stats. The poll's thread runs an event loop of its own and
+    calls the LLM API's asynchronous methods, as Dynamo 1.4.2 does with TensorRT-LLM 1.3.0rc22.
     """
 
     def __init__(self, engine: Engine, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
@@ -54,7 +56,7 @@ class EnginePoll:
         self._thread.start()
 
     def saw_token(self) -> None:
-        """Starts the polling: the engine has generated a token."""
+        """Starts the polling, if it has not started yet. To be called when the engine has generated a token."""
         if not self._begun.is_set():  # checked for each token; setting the event again would cost ten times as much
             self._begun.set()
 

@@ -1,9 +1,9 @@
 """Sets ``TCP_NODELAY`` on the worker's request-plane sockets; Dynamo 1.4.2 leaves it unset on one of them.
 
-Without it, Nagle's algorithm holds a small write back until the peer's delayed acknowledgement, 40 ms. This was seen
-between the response stream and a frontend, and disappeared with the option set here (upstream PR #14643 covers the
-frontend's HTTP sockets). The Rust runtime owns these sockets, so they are found by file descriptor. Remove this module
-once a check without it passes.
+Without the option, Nagle's algorithm holds a small write back until the peer's delayed acknowledgement, which takes
+40 ms. This delayed response streams to a frontend, until the option was set here; upstream PR #14643 sets it on the
+frontend's HTTP sockets only. The Rust runtime owns the worker's sockets, so this module finds them by file descriptor.
+Remove the module when a Dynamo release has no such delay without it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _LIBC = ctypes.PyDLL(None)
 class NoDelay:
     """Keeps ``TCP_NODELAY`` set on the sockets of a worker's streams.
 
-    Dynamo 1.4.2 has connected a stream's socket by the time it requests the stream's chunks, so one scan over all
-    sockets covers all streams requested before it. A scan of 256 open sockets takes half a millisecond; if 256 streams
-    began together, one scan each would delay the last of them by 130 ms.
+    Dynamo 1.4.2 connects a stream's socket before it requests the stream's chunks, so one scan over all sockets covers
+    every stream that was requested before the scan. A scan of 256 open sockets takes half a millisecond. One scan per
+    stream would delay the last of 256 streams that begin together by 130 ms.
     """
 
     def __init__(self) -> None:
         self._looked_ns = 0
 
     def cover(self, asked_ns: int) -> None:
-        """Covers a stream that was requested at ``asked_ns`` (``time.monotonic_ns``)."""
+        """Scans the sockets, unless a scan has begun after ``asked_ns``, the request's time (``time.monotonic_ns``)."""
         if asked_ns >= self._looked_ns:
             self._looked_ns = time.monotonic_ns()
             set_nodelay_everywhere()

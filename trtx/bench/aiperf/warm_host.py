@@ -2,14 +2,15 @@
 
 Each ``NAME`` is a further module to import. ``-NAME`` hides a module from the imports, as if it were not installed.
 
-After the imports, the process writes the line ``{"ready": true}``. For each line ``{"argv": […], "log": PATH}`` on
-standard input, it forks a child that leads its own session, writes to the log, and calls the function with that
-``sys.argv``. It replies ``{"pid": N}``, and after the child's end ``{"exit": CODE}`` (negative for a signal). Only one
-child runs at a time. When standard input ends, the process kills the running child's session and exits.
+After the imports, the process writes the line ``{"ready": true}``. Each line ``{"argv": […], "log": PATH}`` on standard
+input starts a run: the process forks a child that leads its own session, writes to the log, and calls the function with
+that ``sys.argv``. The process replies ``{"pid": N}``, and after the child's end ``{"exit": CODE}`` (negative for a
+signal). Only one child runs at a time. When standard input ends, the process kills the running child's session and
+exits.
 
-No child is left behind. The function is called only after the reply that names the child's pid, so the reader of the
-replies can end the child's session if this process is killed; the child itself dies with this process. SIGTERM ends
-this process during its imports and is blocked afterwards; from then on, the end of standard input ends it.
+No child is left behind. If this process is killed, the kernel kills the child too, and the reader of the replies can
+end the child's session, because the child calls the function only after the reply with its pid. SIGTERM ends this
+process during its imports and is blocked afterwards; then only the end of standard input ends the process.
 
 The process forks, as aiperf 0.13.0 does for its services, so it must not start threads. It only imports modules.
 """
@@ -96,7 +97,10 @@ def _become(program: Any, request: dict[str, Any], host: socket.socket) -> NoRet
 
 
 def _wait(pid: int) -> int | None:
-    """The exit code of ``pid``, or None if standard input ended first; then the child's session has been killed."""
+    """Waits for ``pid`` and returns its exit code.
+
+    If standard input ends first, kills the child's session and returns None.
+    """
     watched = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([watched, sys.stdin.fileno()], [], [])

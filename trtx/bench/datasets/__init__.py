@@ -1,4 +1,4 @@
-"""The records of an ``input_file``: which form they have, whether each is sound, and how aiperf gets them.
+"""The records of an ``input_file``: recognises their form, checks each record, and passes them to aiperf.
 
 Owns reading (encodings, arrays, gzip), the forms of other tools, and the check of every field by aiperf's own models.
 Does not send anything: aiperf's loaders do, of the file itself or of the copy that :func:`write_records` makes.

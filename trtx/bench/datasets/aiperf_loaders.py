@@ -1,4 +1,4 @@
-"""What aiperf 0.13.0's own loaders say of a file whose form trtx has no model of."""
+"""Asks aiperf 0.13.0's own loaders about files in forms that trtx can't check itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtx.errors import UsageError
 
 
 def loader_of(path: Path, form: Any) -> str:
-    """Of a form that trtx has no model for: its loader says whether the first record is one."""
+    """Returns the name of ``form`` if aiperf's loader for it accepts the file. Raises UsageError otherwise."""
     from aiperf.plugin import plugins
     from aiperf.plugin.enums import PluginType
 
@@ -27,7 +27,7 @@ def loader_of(path: Path, form: Any) -> str:
             first = None
     try:
         fits = loader.can_load(first.value if first is not None else None, str(path))
-    except Exception:  # of whatever class: a loader may not expect such a file
+    except Exception:  # a loader may raise any error for a file that it doesn't expect
         fits = False
     if not fits:
         raise UsageError(
@@ -38,16 +38,19 @@ def loader_of(path: Path, form: Any) -> str:
 
 
 def recognised(path: Path, first: Any, *, without: Collection[str]) -> str | None:
-    """The only form of aiperf's whose loader takes such a file, but for those of ``without``."""
+    """The aiperf form whose loader accepts the file; None if no loader does, or several do.
+
+    ``first``: the first record. ``without``: forms whose loaders are not asked.
+    """
     from aiperf.plugin import plugins
     from aiperf.plugin.enums import PluginType
 
     found = []
     log = logging.getLogger("aiperf.common.utils")
-    before, log.disabled = log.disabled, True  # it warns of each line that is no JSON, which is refused below
+    before, log.disabled = log.disabled, True  # it warns about each line that is not JSON
     try:
         for entry, loader in plugins.iter_all(PluginType.CUSTOM_DATASET_LOADER):
-            with suppress(Exception):  # as above
+            with suppress(Exception):  # as in loader_of
                 if entry.name not in without and loader.can_load(first, str(path)):
                     found.append(str(entry.name))
     finally:

@@ -1,7 +1,7 @@
-"""A file's records against the models that aiperf 0.13.0 loads them by, and the copy in a form that it reads.
+"""Checks the records of an ``input_file`` with aiperf 0.13.0's models, and writes the copy that aiperf reads.
 
-aiperf's models let unknown fields pass and its loaders leave them out, so names are compared here; what the values may
-be, its models say.
+aiperf's models validate the values. They accept unknown fields, which aiperf's loaders then drop, so this module checks
+the field names itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from trtx.errors import UsageError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# Forms whose records are whole bodies, sent as they are: nothing that a load asks for would be in them.
+# Forms whose records are complete request bodies. aiperf sends them unchanged, without the load's settings.
 _VERBATIM = ("raw_payload", "inputs_json")
-# What other tools call a field, where spelling alone does not find it.
+# Other tools' names for a field, for hints where the names are not similar.
 _ELSEWHERE = {
     "text": "prompt",
     "max_tokens": "output_length",
@@ -51,7 +51,7 @@ _ELSEWHERE = {
 }
 
 
-_NEAR = 0.7  # as difflib has it: below, names have little in common
+_NEAR = 0.7  # minimum similarity of two names, as computed by difflib, for a hint
 
 
 def _second(pair: tuple[str, float]) -> float:
@@ -88,12 +88,12 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What an ``input_file`` was found to hold.
+    """The form and contents of an ``input_file``.
 
-    ``form``: its name. ``sent_as``: aiperf's name of the form that it gets, None where aiperf looks itself.
-    ``is_copied``: it gets a copy that :func:`write_records` makes. ``records``: None where aiperf alone reads them.
-    ``most``: a record, and the tokens of prompt and answer that it states, more than any other. ``numbers``: record,
-    name and value of fields of the request's body, the least and the greatest of each.
+    ``form``: the form's name. ``sent_as``: aiperf's name for the form that aiperf reads; None: aiperf recognises it
+    itself. ``is_copied``: aiperf reads a copy, made by :func:`write_records`. ``records``: None if only aiperf can read
+    the records. ``most``: the record that states the most tokens of prompt and answer, and that number. ``numbers``:
+    for each numeric field of the request body, record, name and value of its minimum and of its maximum.
     """
 
     path: Path
@@ -104,13 +104,13 @@ class Dataset:
     requests: int = 0
     lengths: str = ""
     notes: tuple[str, ...] = ()
-    has_all_lengths: bool = False  # each request has an output length of its own
+    has_all_lengths: bool = False  # every request states its output length
     most: tuple[str, int] = ("", 0)
     numbers: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def said(self) -> str:
-        """In a line, for ``--dry-run``."""
+        """A one-line description for ``--dry-run``."""
         form = self.form if self.sent_as in (None, self.form) else f"{self.form}, sent as {self.sent_as}"
         if self.records is None:
             return f"{form}; records and lengths are read by aiperf"
@@ -121,10 +121,11 @@ class Dataset:
 def read_dataset(
     path: Path, form: str | None, *, is_scheduled: bool, block_tokens: int | None = BLOCK_TOKENS
 ) -> Dataset:
-    """Reads every record and checks it. ``form``: what ``custom_dataset_type`` says. ``is_scheduled``: each has a time.
-    ``block_tokens``: tokens that each of a trace's ``hash_ids`` names; None: aiperf's arguments say it.
+    """Reads and checks every record. Raises UsageError, which names file, line and field.
 
-    Imports aiperf. Raises UsageError, naming file, line and field.
+    ``form``: the value of ``custom_dataset_type``. ``is_scheduled``: every record must have a timestamp.
+    ``block_tokens``: the number of tokens per entry of a trace's ``hash_ids``; None: set in aiperf's arguments, so not
+    checked. Imports aiperf.
     """
     from aiperf.plugin.enums import CustomDatasetType
 
@@ -150,7 +151,7 @@ def read_dataset(
     try:
         source = open_records(path)
         next(iter(source))
-    except UsageError:  # a table, for instance, which aiperf knows by its name
+    except UsageError:  # for example a table, which one of aiperf's loaders recognises by its file name
         if form is None and (found := recognised(path, None, without=_known_here())) is not None:
             return Dataset(path, found, found)
         raise
@@ -164,7 +165,7 @@ def read_dataset(
 
 
 def write_records(dataset: Dataset, copy: Path, tokenizer_path: Path) -> None:
-    """The copy that aiperf reads in place of the file: its own form, a record a line. Raises UsageError."""
+    """Writes the copy that aiperf reads instead: one record per line, in aiperf's form. Raises UsageError."""
     from trtx.text import load_tokenizer
 
     tokenizer = None
@@ -190,12 +191,12 @@ def _models() -> Mapping[str, type[BaseModel]]:
 
 
 def _known_here() -> tuple[str, ...]:
-    """Forms that are checked here, or refused."""
+    """The aiperf forms that trtx checks itself or refuses."""
     return (*_models(), *_VERBATIM)
 
 
 def _directory(path: Path, form: str | None) -> Dataset:
-    """Of pools, a file each, or what a loader of aiperf's takes as a whole."""
+    """Checks a directory: one pool per file, or a form whose aiperf loader reads the whole directory."""
     if form is not None and form != RANDOM_POOL:
         if form in _models() or form in FOREIGN:
             raise UsageError(f"input_file {quoted(str(path))} is a directory; a {form} is one file: name that")
@@ -218,7 +219,7 @@ def _directory(path: Path, form: str | None) -> Dataset:
 
 
 class _Checked:
-    """The records of one file, which all have the form of the first."""
+    """Checks the records of one file. All of them must have the form of the first record."""
 
     def __init__(
         self, source: RecordFile, form: str | None, *, is_scheduled: bool, block_tokens: int | None = None
@@ -268,7 +269,7 @@ class _Checked:
         return SINGLE_TURN
 
     def _form_of(self, record: Record) -> str | None:
-        """By the names of its fields; None where they tell nothing."""
+        """Guesses a record's form from its field names; None if they don't determine it."""
         if not self.is_guessed or self.source.is_text:
             return None
         foreign = foreign_form(record.value, frozenset(self.models[TRACE].model_fields))
@@ -288,7 +289,7 @@ class _Checked:
         return True
 
     def _fits(self, record: Mapping[str, Any], form: str) -> bool:
-        """Every field of it is one of the form's."""
+        """Whether every field of a record belongs to the form."""
         return not record.keys() - set(self.models[form].model_fields)
 
     @property
@@ -296,7 +297,7 @@ class _Checked:
         return self.foreign.sent_as if self.foreign is not None else str(self.form)
 
     def walk(self, tally: _Tally) -> Iterator[Converted]:
-        """Each record in aiperf's form, after its check."""
+        """Checks each record and yields it in aiperf's form, except those that contain no request."""
         for record in self.source:
             try:
                 converted = self.foreign.convert(record.value) if self.foreign else Converted(record.value)
@@ -345,7 +346,7 @@ class _Checked:
         )
 
     def _turns(self, value: Mapping[str, Any]) -> list[Any]:
-        """The turns of a record, by aiperf's model. Raises WrongRecord."""
+        """The turns of a record that become requests, parsed by aiperf's model. Raises WrongRecord."""
         from pydantic import ValidationError
 
         model = self.models[self.sent_as]
@@ -357,7 +358,7 @@ class _Checked:
             first = error.errors(include_url=False)[0]
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
             said = first["msg"].removeprefix("Value error, ")
-            if said.startswith("At least one modality"):  # a turn of which all fields are empty
+            if said.startswith("At least one modality"):  # every field of the turn is empty
                 raise WrongRecord(f"{where.lstrip('.') or 'it'} asks nothing; expected text") from error
             raise WrongRecord(f"{where.lstrip('.')}: {said}" if where else said) from error
         turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]

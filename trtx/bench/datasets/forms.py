@@ -1,7 +1,7 @@
-"""The forms of other tools, and what a record of one is in aiperf's own form, whose loader sends it.
+"""Converts records in the forms of other tools, which aiperf 0.13.0 can't read from a file, to aiperf's own forms.
 
-aiperf 0.13.0 reads none of them from a file. Its ``sharegpt`` loader of the public dataset says what a conversation
-means: each question that is answered is a turn, with as many output tokens as the answer has.
+A ShareGPT conversation is converted as by aiperf's ``sharegpt`` loader for the public dataset: each answered question
+becomes a turn that requests as many output tokens as the answer has.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trtx.config.wording import quoted
 SINGLE_TURN, MULTI_TURN, RANDOM_POOL, TRACE = "single_turn", "multi_turn", "random_pool", "mooncake_trace"
 
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt")
-# What describes a conversation and asks nothing of a request.
+# Fields that describe a conversation or a message and have no effect on requests.
 _SHAREGPT = {"id", "conversations", "source", "model"}
 _SAID = {"from", "value", "role", "content", "markdown", "text", "weight", "loss"}
-# Of a request's body: what the load itself says, and so is not sent from a record.
+# Fields of a request body that the load sets itself, so a record's values are not sent.
 _OF_THE_LOAD = ("model", "stream", "stream_options")
 _SINGLE_CHOICE = ("n", "best_of")
 _MUST_BE_SAID = {"ignore_eos": "load.ignore_eos of a sweep file", "min_tokens": "load.ignore_eos of a sweep file"}
@@ -32,13 +32,16 @@ BODY_FIELDS = frozenset({
     "stop_token_ids", "store", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
     "verbosity", "web_search_options",
 })  # fmt: skip
-# What a record with messages has as a request of aiperf's trace, and not as one of OpenAI's API.
+# Fields that mark a record with messages as a request of aiperf's trace, not of OpenAI's API.
 _OF_A_TRACE = {"output_length", "timestamp", "delay", "session_id", "extra", "hash_ids", "type"}
 _BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_MUST_BE_SAID, *_LIMITS}
 
 
 class WrongRecord(Exception):
-    """Ends a sentence that begins with file and line. ``field``: one that is unknown, among ``known``; else None."""
+    """A record is invalid. The message continues a sentence that begins with file and line.
+
+    ``field``: the unknown field, if that is the problem; ``known`` are then the valid fields.
+    """
 
     def __init__(self, problem: str, field: str | None = None, known: frozenset[str] = frozenset()) -> None:
         super().__init__(problem)
@@ -47,8 +50,11 @@ class WrongRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """``value``: the record in aiperf's form; None: it asks nothing. ``answers``: texts whose lengths in tokens are the
-    output lengths of its turns, in order. ``unsent``: fields that the load says in its place."""
+    """A record in aiperf's form.
+
+    ``value``: the record; None if it contains no request. ``answers``: the answer to each turn, in order; its number of
+    tokens becomes the turn's output length. ``unsent``: fields that are not sent because the load sets them.
+    """
 
     value: dict[str, Any] | None
     answers: tuple[str, ...] = ()
@@ -57,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class ForeignForm:
-    """``sent_as``: aiperf's name of the form that its records become."""
+    """A form of another tool. ``sent_as``: the name of aiperf's form that ``convert`` returns."""
 
     name: str
     sent_as: str
@@ -113,7 +119,7 @@ def _sharegpt(record: Any) -> Converted:
 
 
 def _body(body: Mapping[str, Any], of: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Output length and further fields of a request's body, and the names of those that the load says."""
+    """The output length and the other fields of a request body, and the names of the fields that the load sets."""
     _refuse_unknown(body, _BODY, of)
     for name in _SINGLE_CHOICE:
         if body.get(name) not in (None, 1):
@@ -189,8 +195,10 @@ FOREIGN: Mapping[str, ForeignForm] = {
 
 
 def foreign_form(record: Mapping[str, Any], trace_fields: frozenset[str]) -> ForeignForm | None:
-    """By the names of a record's fields; None where it is none of another tool. ``trace_fields``: of aiperf's trace,
-    which has messages too."""
+    """The other tool's form that a record's field names indicate; None if they indicate none.
+
+    ``trace_fields``: the fields of aiperf's trace, whose records can have messages as well.
+    """
     if "conversations" in record:
         return FOREIGN["sharegpt"]
     if "custom_id" in record or ("body" in record and "url" in record):

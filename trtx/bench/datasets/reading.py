@@ -1,4 +1,4 @@
-"""A file of records as it lies: lines of JSON, one array, or plain text; compressed or not, with a mark or without."""
+"""Reads a file of records: JSON lines, a JSON array, or plain text; optionally with gzip or a byte order mark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``where``: such as ``line 3``. ``value``: of JSON; of plain text, the line."""
+    """One record. ``where``: its place, such as ``line 3``. ``value``: the parsed JSON, or the line of plain text."""
 
     where: str
     value: Any
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """``is_text``: a prompt a line, no JSON. ``is_lines``: aiperf's loaders read it as it lies."""
+    """A file of records. ``is_text``: plain text, one prompt per line. ``is_lines``: aiperf can read the file as is."""
 
     path: Path
     is_text: bool
@@ -52,7 +52,7 @@ class RecordFile:
 
 
 def open_records(path: Path) -> RecordFile:
-    """Looks at how the file begins. Raises UsageError for one that holds no records."""
+    """Determines the file's format from its beginning. Raises UsageError if it can't contain records."""
     probe = RecordFile(path, is_text=False, is_array=False, is_lines=False)
     with _opened(probe) as file:
         head = file.read(8)
@@ -72,7 +72,7 @@ def open_records(path: Path) -> RecordFile:
 
 
 def count_records(path: Path) -> int | None:
-    """0 for a file without any, whose fault the check of records names; None where it can't be read."""
+    """Number of records; 0 for an invalid file, which the check of the records reports; None if it can't be read."""
     try:
         file = open_records(path)
         if file.is_array:
@@ -87,7 +87,7 @@ def count_records(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _opened(source: RecordFile) -> Iterator[BufferedReader]:
-    """Decompressed, whatever its name. Raises UsageError for a compressed file that is broken."""
+    """Opens the file, and decompresses gzip whatever the file's name is. Raises UsageError for damaged gzip data."""
     with source.path.open("rb") as file:
         is_compressed = file.read(2) == _GZIP
         file.seek(0)
@@ -130,7 +130,7 @@ def _decoded(source: RecordFile, where: str, data: bytes) -> str:
 def _parsed(source: RecordFile, where: str, text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
-        if "\\u" in text:  # half of a character, which no server takes, may hide there
+        if "\\u" in text:  # may be a lone surrogate, which no server accepts
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         source.refuse(where, "it nests too deep to be read")
@@ -161,7 +161,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class _Twice(Exception):
-    """A field of an object is there twice."""
+    """An object has the same field twice."""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

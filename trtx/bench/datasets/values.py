@@ -1,4 +1,4 @@
-"""What the values of a record may be, where aiperf 0.13.0's models take more than a server or a load can use."""
+"""Checks values of a record that aiperf 0.13.0's models accept but that a server or a load can't use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from trtx.bench.datasets.forms import WrongRecord
 from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.config.wording import quoted
 
-_MAX_LENGTH = 10_000_000  # tokens, as of a load
+_MAX_LENGTH = 10_000_000  # tokens; the same limit as for a load's lengths
 _MEDIA = ("image", "audio", "video")
 _NUMBERS = ("output_length", "input_length", "timestamp", "delay")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's API
 BLOCK_TOKENS = 512
-"""Tokens of a block that a trace's ``hash_ids`` name: ``default_block_size`` of mooncake_trace in aiperf's plugins."""
+"""Tokens per entry of a trace's ``hash_ids``: ``default_block_size`` of mooncake_trace in aiperf's plugins."""
 
 
 def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | None) -> None:
-    """``turn``: parsed by aiperf's model. ``block_tokens``: of ``hash_ids``; None: not known. Raises WrongRecord."""
+    """Checks a turn that aiperf's model has parsed. Raises WrongRecord.
+
+    ``block_tokens``: tokens per entry of ``hash_ids``; None: unknown, so not checked.
+    """
     for name in ("output_length", "input_length"):
         length = getattr(turn, name, None)
         if length is not None and not 1 <= length <= _MAX_LENGTH:
@@ -47,7 +50,7 @@ def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | 
 
 
 def refuse_truth(value: Mapping[str, Any], of: str = "") -> None:
-    """Raises WrongRecord for true or false where a number belongs: aiperf's models take them for 1 and 0."""
+    """Raises WrongRecord if a numeric field is true or false, which aiperf's models accept as 1 and 0."""
     for name in _NUMBERS:
         if isinstance(value.get(name), bool):
             raise WrongRecord(f"{of}{name} is {str(value[name]).lower()}; expected a number")
@@ -57,7 +60,7 @@ def refuse_truth(value: Mapping[str, Any], of: str = "") -> None:
 
 
 def numbers_of(turn: Any) -> Iterator[tuple[str, float]]:
-    """Fields of the request's body whose range a server may bound."""
+    """Yields name and value of the request body's fields whose range a server may limit."""
     for name, value in (getattr(turn, "extra", None) or {}).items():
         if name in RANGES and value is not None:
             yield name, value

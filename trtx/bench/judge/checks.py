@@ -1,4 +1,4 @@
-"""The record type of a validity check, from which a cell's reasons and docs/validity.md are generated.
+"""The record type of a validity check. A cell's reasons and docs/reference/checks.md come from these records.
 
 The records themselves are in ``record_checks.py`` and ``server_checks.py``.
 """
@@ -11,8 +11,8 @@ from enum import Enum
 
 from trtx.bench.judge.evidence import Evidence
 
-# Share of a request's time that the client adds. It doesn't grow with the server's time, so a slow-down of the server
-# is understated by this share.
+# Share of a request's time that the client adds. The client's time doesn't grow when the server becomes slower, so the
+# measured slow-down is too small by this share.
 CLIENT_SUSPECT, CLIENT_INVALID = 0.10, 0.25
 
 
@@ -24,7 +24,7 @@ class ValidityLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A rule's result if something speaks against the cell."""
+    """A rule's result if it found a reason to doubt the cell."""
 
     level: ValidityLevel
     sentence: str  # short, with the numbers, without a full stop
@@ -37,7 +37,7 @@ class NotObserved:
     why: str
 
 
-# None: the rule was checked, and nothing speaks against the cell.
+# None: the rule was checked and found no reason to doubt the cell.
 Rule = Callable[[Evidence], Found | NotObserved | None]
 
 

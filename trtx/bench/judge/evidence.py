@@ -1,6 +1,7 @@
 """The evidence about how one cell was measured. None means "not observed", which differs from "nothing found".
 
-Most of it comes from aiperf's records; the process that serves the topology adds what records can't contain. Pure.
+Most of it comes from aiperf's records. The process that serves the topology adds the rest, such as restarts and GPU
+clocks. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from trtx.bench.readings import GpuReading, WorkerCounts
 from trtx.bench.records import RequestRecord, TrialRecords
 from trtx.bench.windows import NoSteadyPart, Phases, phases_of, sent_in
 
-# From aiperf 0.13.0's EventLoopMonitor, which measures every 250 ms and logs delays above 25 ms.
+# The warning of aiperf 0.13.0's EventLoopMonitor, which measures every 250 ms and logs delays above 25 ms.
 _EVENT_LOOP = re.compile(r"Event loop for (\S+) is taking too long to run\. Overhead: ([\d,.]+)ms")
 
 
@@ -27,7 +28,7 @@ class AskedLength:
 
     mean: float
     stddev: float = 0.0
-    slack: float = 0.0  # tokens that the load leaves open, e.g. a second message's template tokens
+    slack: float = 0.0  # tokens that the load does not specify, e.g. the template tokens of a second message
 
 
 @dataclass(frozen=True, kw_only=True)

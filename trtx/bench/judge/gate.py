@@ -2,9 +2,9 @@
 
 For each cell and metric, the gate computes the ratio candidate / baseline and its confidence interval over trials. If
 the whole interval is worse than the limit, the verdict is REGRESSED; if none of it is, PASS. If the limit lies within
-the interval, the verdict is NO_VERDICT, which doesn't count as a pass. All intervals of one gate hold together with its
-confidence (Bonferroni), so that ten cells don't give ten chances of a false alarm. docs/verdicts.md has the rules and
-their sources.
+the interval, the verdict is NO_VERDICT, which doesn't count as a pass. The confidence level applies to all intervals
+of one gate together (Bonferroni), so that more cells don't raise the chance of a false alarm. docs/verdicts.md has the
+rules and their sources.
 """
 
 from __future__ import annotations

@@ -93,8 +93,10 @@ def doubts(sample: CellSample, side: str = "") -> tuple[str, ...]:
 
 
 def outcome(judgements: Sequence[CheckResult]) -> TrtxError | None:
-    """None if every judgement passed. GateError (exit code 1) for failures, else NoVerdictError (3), also without
-    judgements.
+    """The error with which the run ends; None if every check passed.
+
+    GateError (exit code 1) if a check failed. Otherwise NoVerdictError (exit code 3): a check had no verdict, or there
+    were no checks.
     """
     if not judgements:
         return NoVerdictError("nothing was judged: no cell, or no metric; expected at least one of each")

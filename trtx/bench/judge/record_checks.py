@@ -22,11 +22,11 @@ from trtx.bench.named_models import other_models
 from trtx.bench.windows import NoSteadyPart
 from trtx.stats.percentiles import samples_needed
 
-_WRONG_SHARE = 0.10  # lengths and prefix hits: above this share, the load is not the requested one
+_WRONG_SHARE = 0.10  # of lengths and prefix hits: beyond it, the measured load is not the requested one
 _OUTPUT_SHARE, _INPUT_SHARE = 0.01, 0.02
 _INPUT_TOKENS = 2  # tokens of a chat template that aiperf and a server may count differently
 _HIT_SHARE = 0.02
-# Share of an answer's time without text; latencies are too short by this share.
+# Share of an answer's time after its last text, by which its measured latency is too short.
 _SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25
 _SILENT_TOKENS = 2  # the end token has no text and takes one step
 _ONE_PIECE_SHARE = 0.10

@@ -1,4 +1,4 @@
-"""The input of a judgement: a metric selected by name, and the sample of one cell."""
+"""The inputs of a check: one number of a metric, selected by name, and one cell's data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Window = Literal["whole", "steady"]  # part of each trial that counts: all of it
 
 @dataclass(frozen=True, slots=True)
 class MetricColumn:
-    """One number of a cell: a metric record and one of its columns."""
+    """Selects one number of a cell: a metric and, if the metric is a distribution, one of its columns."""
 
     figure: Metric[Any]
     column: int | None  # one of figure.columns
@@ -36,7 +36,7 @@ class MetricColumn:
         return self.unit_over(self.device)
 
     def unit_over(self, device: DeviceKind | None) -> str:
-        """The unit of a value per this kind of device; None: a generic "device"."""
+        """The metric's unit with the kind of device filled in, such as tokens/s/GPU; None: "device"."""
         return self.figure.unit.format(device="device" if device is None else DEVICES[device])
 
     @property
@@ -102,12 +102,12 @@ class CellSample:
 
     @property
     def whole(self) -> CellSample:
-        """The same cell over whole trials. Error rates use it, because a failed request counts in either part."""
+        """The same sample over whole trials. Error rates use it, because failed requests count wherever they occur."""
         return replace(self, window="whole")
 
     @property
     def where(self) -> str:
-        """A suffix for values that names the part; empty for whole trials."""
+        """A suffix for messages that names the window; empty for whole trials."""
         return "" if self.window == "whole" else " over the steady part"
 
     def value(self, metric: MetricColumn) -> float | None:
@@ -119,15 +119,16 @@ class CellSample:
         return tuple(metric.of(trial, self._devices(metric)) for trial in self._judged_trials)
 
     def lacks_device(self, metric: MetricColumn) -> str | None:
-        """Why the metric has no value for the requested kind of device; None if it has."""
+        """Why the metric can't be computed for the requested kind of device; None if it can."""
         if metric.device is None or self.device in (None, metric.device):
             return None
         asked, there = DEVICES[metric.device], DEVICES[self.device]
         return f"it is over {asked}s, and of this topology none is known; expected {metric.figure.key(there)}"
 
     def missing_trials(self) -> list[int]:
-        """Numbers (from 1) of trials without a result. The remaining trials alone would be biased towards the better
-        ones.
+        """Numbers (from 1) of trials without a result.
+
+        The remaining trials alone would be a biased sample, because the worst trials are the ones without a result.
         """
         return [number for number, trial in enumerate(self.trials, 1) if trial is None]
 
@@ -201,7 +202,7 @@ def _figure(name: str, typed: str) -> tuple[Metric[Any], DeviceKind | None]:
 
 
 def parse_percent(option: str, text: str) -> float:
-    """Parses ``5%`` as 5.0. Raises UsageError, also without the sign: 0.05 could mean either."""
+    """Parses ``5%`` as 5.0. Raises UsageError; the percent sign is required, because 0.05 could mean 5 % or 0.05 %."""
     number = text.removesuffix("%").strip()
     try:
         value = float(number)

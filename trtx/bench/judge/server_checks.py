@@ -22,9 +22,9 @@ from trtx.stats.percentiles import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
-# Share of core time, equal to the limit for a GPU: with all cores busy, time that others use is missing for the run.
+# Share of core time, equal to the limit for a GPU. If all cores are busy, the run lacks the time that others use.
 _FOREIGN_CPU = 0.05
-_TOLD_USER = 0.10  # minimum share of foreign time for naming one process; invisible processes may have used the rest
+_TOLD_USER = 0.10  # name a process if it used at least this share of the foreign time; others may be invisible
 _LOST_HANDOFFS = 0.05
 # NVML clock reasons that neither a setting nor the load explains: heat, and a power supply that demands less. According
 # to NVML's documentation, SwPowerCap means that "the clocks have been optimized to not exceed the currently set power
@@ -86,7 +86,7 @@ def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
     if not told:
         return None
-    # Neither a router that ignores prefixes nor unique prompts is certain, so uneven counts may be intended.
+    # The router may prefer workers that cache a prefix, and prompts may share one, so uneven counts may be intended.
     if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
         return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
     return Found(ValidityLevel.SUSPECT, told[0])

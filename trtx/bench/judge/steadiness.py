@@ -1,7 +1,8 @@
-"""Tests whether latencies are steady: warm-up against the measured part, and its first half against its second.
+"""Tests whether latencies are steady, by comparing warm-up and measured part, and the two halves of the measured part.
 
-There are three answers, because few or noisy requests prove nothing: the confidence interval of the ratio of two levels
-lies within the tolerance, outside it, or neither. Pure.
+Each test compares the confidence interval of the ratio of two latency levels with the tolerance. The latencies are
+steady if the whole interval is inside the tolerance, not steady if it is outside, and otherwise the answer is unknown:
+there were too few requests, or they were too noisy. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from trtx.bench.windows import NoSteadyPart, Phases, sent_in
 Records = Sequence[RequestRecord]
 
 BATCHES = 8  # batches per side, and therefore the minimum number of requests per side
-# Half-width of a two-sided 99 % interval, in standard errors. If one side's error comes from the successive differences
-# of BATCHES normal means and the other's is 0, the factor is 3.86 in 400,000 simulated draws; two sides of equal size
-# take 3.14, so intervals are rather too wide. At 95 %, one healthy cell in twenty would be called disturbed.
+# Half-width of a two-sided 99 % interval, in standard errors. Simulated with 400,000 draws: the factor is 3.86 if one
+# side's error comes from the successive differences of BATCHES normal means and the other side has no error, and 3.14
+# for two sides of equal size. So intervals tend to be too wide. With 95 % intervals, one healthy cell in twenty would
+# be called disturbed.
 _ERRORS = 3.87
 
 
@@ -50,7 +52,7 @@ _WHOLE = (LatencyLevel("E2E", 0.10, lambda record: record.request_latency),)
 
 @dataclass(frozen=True, slots=True)
 class SteadinessResult:
-    """The answer, and a clause with the numbers behind it."""
+    """The result, and a clause with the numbers that it follows from."""
 
     steadiness: Steadiness
     reason: str
@@ -83,8 +85,8 @@ def level_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio | None
 def warm_up_needed(concurrency: int) -> int:
     """Minimum number of warm-up requests of a closed loop with which :func:`judge_warm_up` can decide.
 
-    It covers one round that fills the slots, one round that drains the initial queue, and two halves of at least
-    BATCHES requests or one round each, of which the later is judged.
+    A round is one request per slot. The warm-up needs one round to fill the slots, one to drain the initial queue, and
+    then two halves, of which the later is judged. Each half needs one round, and at least BATCHES requests.
     """
     return 2 * concurrency + 2 * max(BATCHES, concurrency) + 1
 
@@ -92,8 +94,8 @@ def warm_up_needed(concurrency: int) -> int:
 def judge_warm_up(warm_up: Phases | NoSteadyPart, requests: Records, steady: Records) -> SteadinessResult:
     """Whether the latencies had reached their measured level by the end of the warm-up.
 
-    ``requests`` are those of the warm-up, ``steady`` those sent in the measured steady part. The later half of the
-    warm-up's own steady part is compared, but at least BATCHES requests; its beginning may be cold.
+    ``requests``: the warm-up's. ``steady``: those sent in the measured steady part. Only the later half of the
+    warm-up's own steady part is compared, at least BATCHES requests, because its beginning may be cold.
     """
     if isinstance(warm_up, NoSteadyPart):
         return SteadinessResult(Steadiness.UNKNOWN, f"of {len(requests)} warm-up requests, {warm_up.reason}")
@@ -115,7 +117,7 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
     for level in _STREAMED if streamed else _WHOLE:
         sides = [[value for record in side if (value := level.of(record)) is not None] for side in (before, after)]
         if level.title == "ITL" and not any(sides):
-            continue  # answers of one token or in one piece
+            continue  # every answer has one token or arrived in one piece
         ratio = level_ratio(*sides)
         if ratio is None:
             few = min(map(len, sides))
@@ -147,8 +149,9 @@ def _in_order(records: Records) -> list[RequestRecord]:
 def _variance_of_mean(values: Sequence[float]) -> float:
     """The variance of a mean: the larger of the estimates from single values and from batch means.
 
-    The batch estimate uses successive differences. A trend, which is what the test looks for, would inflate a variance
-    about the mean and so hide itself; it hardly affects successive differences (von Neumann et al. 1941).
+    The batch estimate uses the differences between successive batches. The test looks for a trend, and a trend would
+    inflate an ordinary variance, widen the interval, and so hide itself. It hardly affects successive differences (von
+    Neumann et al. 1941).
     """
     size = len(values)
     batches = [fmean(values[i * size // BATCHES : (i + 1) * size // BATCHES]) for i in range(BATCHES)]

@@ -1,4 +1,7 @@
-"""Rules between the workers of one topology. A prefill worker sends its KV blocks as raw memory, so both must agree."""
+"""Rules for pairs of workers of one topology.
+
+A prefill worker sends its KV blocks as raw memory, so prefill and decode worker must agree on their layout.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ _AS_THEY_LIE = "KV blocks move as they lie, so both sides must agree on what a b
 def _equal(path: str) -> Callable[[Subject, Subject], Iterator[Breach]]:
     """Returns a check that both sides have the same value at ``path``.
 
-    The fix keeps a file's value over a ``--set`` value, and a ``--set`` value over a default.
+    If the values differ, the fix keeps one and changes the other side: it prefers a file's value to one from ``--set``,
+    and that to a default.
     """
 
     def check(prefill: Subject, decode: Subject) -> Iterator[Breach]:

@@ -46,8 +46,8 @@ class Pass:
     under_way: dict[int, Stream] = field(default_factory=dict)  # compared requests
     answers: dict[int, ParityAnswer] = field(default_factory=dict)
     cancelled: int = 0  # number of clients that disconnected early
-    too_late: int = 0  # number of clients that should have, but already had the whole answer
-    unreached: str | None = None  # error of the last request without any response; None: there was none
+    too_late: int = 0  # number of clients that were to disconnect early but already had the whole answer
+    unreached: str | None = None  # error of the last request that got no response; None: all got one
 
     @property
     def ended(self) -> int:

@@ -1,9 +1,9 @@
-"""The distance of two answers to one prompt, in natural logarithms of probabilities.
+"""The distance between two answers to one prompt: differences of logprobs (natural logarithms).
 
-Both sides report the most likely tokens of each position. The distance at a position is the largest |Δ| over the tokens
-that both report. A token that only one side reports is at most as likely on the other side as the last token reported
-there, which gives a lower bound on its |Δ|. Two sides with different choices are therefore as close as rounding errors
-only if the choice was a tie.
+Both sides report the logprobs of the most likely tokens of each position. The distance at a position is the largest
+difference over the tokens that both sides report. If only one side reports a token, then on the other side it is at
+most as likely as the least likely reported token, which gives a lower bound on the difference. So if the two sides
+chose different tokens, their distance is as small as a rounding error only if the two tokens were equally likely.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trtx.evals.parity.forms import ParityAnswer
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of one request's answers.
+    """The distance between the two answers to one request.
 
-    Positions are compared up to and including the first one at which tokens differ, so that all have equal preceding
-    tokens.
+    Positions are compared up to and including the first one with different tokens, so that the preceding tokens are the
+    same on both sides.
     """
 
     answer: tuple[float, ...]  # by position
@@ -34,7 +34,7 @@ class Distance:
 
 
 def distance(reference: ParityAnswer, other: ParityAnswer) -> Distance:
-    """The distance of two complete answers. If one ends earlier, they diverge at its end."""
+    """The distance between two complete answers. If one is a prefix of the other, they diverge at its end."""
     found: list[float] = []
     divergence = None
     for position, tokens in enumerate(zip(reference.token_ids, other.token_ids, strict=False)):
@@ -61,6 +61,6 @@ def _between(one: Mapping[str, float], two: Mapping[str, float]) -> float:
 
 
 def _beyond(named: Mapping[str, float], others: Mapping[str, float]) -> float:
-    """The smallest possible distance of the tokens that ``others`` lacks."""
+    """A lower bound on the difference for the tokens in ``named`` that ``others`` lacks; 0 if it lacks none."""
     least = min(others.values())
     return max([0.0, *(value - least for token, value in named.items() if token not in others)])

@@ -1,7 +1,7 @@
-"""lm-eval's model ``trtx``: what its instances ask becomes requests to the served topology, and answers its responses.
+"""lm-eval's model ``trtx``: converts lm-eval's instances to requests to the served topology, and the answers back.
 
-Tokenization of log-likelihood requests is lm-eval's own (``TemplateLM``), with the tokenizer as its ``hf`` model calls
-it, so that both score the same tokens.
+Log-likelihood requests are tokenized by lm-eval (``TemplateLM``), which calls the tokenizer as lm-eval's ``hf`` model
+does, so that both models score the same tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from trtx.evals.messages import Endpoint, EndpointType
 from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, PromptScore
 
-MOST_STOPS = 4  # that OpenAI's API takes
-DEFAULT_MAX_TOKENS = 256  # lm-eval's, where a task does not say
-SEED = 1234  # lm-eval's
-_SHOWN_END = 20  # characters of a prompt
-_LOOKED_AT = 64  # characters of a prompt's end; joined tokens are shorter
+MOST_STOPS = 4  # limit of OpenAI's API
+DEFAULT_MAX_TOKENS = 256  # lm-eval's default
+SEED = 1234  # lm-eval's default
+_SHOWN_END = 20  # characters of a prompt's end in error messages
+_LOOKED_AT = 64  # characters of a prompt's end that problem_of tokenizes; tokens that join it to a choice are shorter
 
 
 class Chat(NamedTuple):
-    """Messages as JSON: lm-eval wants one value that stands for a prompt."""
+    """The messages of a chat as JSON, because lm-eval represents a prompt by a single value."""
 
     prompt: str
 
@@ -41,7 +41,7 @@ class Chat(NamedTuple):
 
 
 class CannotAsk(Exception):
-    """Nothing can be asked for a sample; why, as a sentence about it."""
+    """A sample can't be requested. The message is a sentence about the sample."""
 
 
 class TooLong(CannotAsk):
@@ -49,12 +49,12 @@ class TooLong(CannotAsk):
 
 
 class NoOwnToken(CannotAsk):
-    """A choice adds no token to its prompt, or follows none: there is no log-probability to ask for."""
+    """A choice adds no token to its prompt, or its prompt has no token, so the choice has no log-probability."""
 
 
 @register_model("trtx")
 class ServedModel(TemplateLM):  # type: ignore[misc]
-    """One served model. ``tokenizer``: transformers'; None where none is here, and then no log-likelihood is asked."""
+    """One served model. ``tokenizer``: transformers' tokenizer; None: not available, so no log-likelihoods either."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self.endpoint_type = endpoint_type
         self.endpoint = endpoint
         self.route = route
-        self.context_length = context_length  # tokens of prompt and answer together; None: not known
+        self.context_length = context_length  # tokens of prompt and answer together; None: unknown
         self._concurrency = concurrency
 
-    # What lm-eval asks of a tokenizer.
+    # The tokenizer's interface for lm-eval.
 
     @property
     def eot_token_id(self) -> int:
@@ -86,7 +86,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return self.eot_token_id if bos is None else int(bos)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """As ``HFLM.tok_encode`` of lm-eval 0.4.13."""
+        """Encodes like ``HFLM.tok_encode`` of lm-eval 0.4.13."""
         said = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
             said["add_special_tokens"] = False
@@ -97,8 +97,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return "" if self.tokenizer is None else str(self.tokenizer.name_or_path)
 
     def messages(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Chat | str:
-        """A prompt of a generation task over chat. One that the model has to go on with is rendered here: no route of
-        OpenAI's API goes on with a message."""
+        """The prompt of a generation task over chat, as messages.
+
+        A prompt whose last message the model has to continue is rendered to text instead, because OpenAI's API can't
+        continue a message.
+        """
         if not add_generation_prompt:
             return self.apply_chat_template(chat_history, add_generation_prompt)
         return Chat(json.dumps(chat_history, ensure_ascii=False))
@@ -113,10 +116,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             )
         )
 
-    # What an instance asks, and what its answers are.
+    # Requests and answers of an instance.
 
     def questions(self, instance: Instance, repeat: int = 0) -> list[ServerRequest]:
-        """All that is sent for one response to ``instance``, of those that its task repeats. Raises CannotAsk."""
+        """The HTTP requests for one of the repeated responses to ``instance``. Raises CannotAsk."""
         if instance.request_type == "generate_until":
             return [self._generation(*instance.args[:2], seed=SEED + repeat)]
         if self.route is None:
@@ -124,13 +127,13 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return [self.route.question(ids) for ids, _ in self._scored(instance)]
 
     def signature(self, instance: Instance) -> list[Any]:
-        """What decides an answer, whatever server gives it."""
+        """The values that determine the answer to an instance, independently of the server."""
         prompt = instance.args[0]
         told = prompt.prompt if isinstance(prompt, Chat) else prompt
         return [instance.request_type, isinstance(prompt, Chat), told, *instance.args[1:]]
 
     def asked(self, instance: Instance, answers: list[dict[str, Any]]) -> SampleRequest | ServerRefusal:
-        """``answers``: to each of :meth:`questions`."""
+        """Parses the answers to the :meth:`questions` of an instance."""
         prompt = instance.args[0]
         kind = instance.request_type
         named = dict.fromkeys(filter(None, (model_name(answer.get("model")) for answer in answers)))
@@ -173,7 +176,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         kwargs = dict(parameters)
         kwargs.pop("do_sample", None)
         stops = [stop for stop in handle_stop_sequences(copy.copy(kwargs.pop("until", None)), None) if stop]
-        # Each is taken out, and by the order of the names that lm-eval's own hf model goes by.
+        # Removes all three from kwargs. The first that is set applies, in the same order as in lm-eval's hf model.
         limits = [kwargs.pop(name, None) for name in ("max_gen_toks", "max_new_tokens", "max_tokens")]
         body = {
             "max_tokens": next((int(limit) for limit in limits if limit is not None), DEFAULT_MAX_TOKENS),
@@ -185,10 +188,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         if isinstance(prompt, Chat):
             return ServerRequest("chat/completions", {"messages": json.loads(prompt.prompt), **body})
         self._check_fits(prompt, body["max_tokens"])
-        if self.endpoint_type == "chat":  # rendered here, special tokens and all
+        if self.endpoint_type == "chat":  # the prompt is rendered already, including special tokens
             return ServerRequest("completions", {"prompt": self.tok_encode(prompt, add_special_tokens=False), **body})
         if self.tokenizer is not None and prompt:
-            # As ids, which log-likelihoods are asked by too: servers differ in the tokens that they add to text.
+            # Send token ids, as for log-likelihoods, because servers add different special tokens to a text.
             return ServerRequest("completions", {"prompt": self.tok_encode(prompt), **body})
         return ServerRequest("completions", {"prompt": prompt, **body})
 
@@ -205,7 +208,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             )
 
     def _scored(self, instance: Instance) -> list[tuple[list[int], int]]:
-        """Token ids of each prompt, and how many of the last are scored."""
+        """The token ids of each prompt, and the number of tokens at its end that are scored."""
         if instance.request_type == "loglikelihood_rolling":
             (text,) = instance.args[:1]
             ids = self.tok_encode(text)
@@ -221,11 +224,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As ``TemplateLM.loglikelihood``, which hands the pairs to a method that waits.
+        """The tokens of a prompt and of its continuation, split as by ``TemplateLM.loglikelihood``. Raises NoOwnToken.
 
-        The continuation's tokens are those of both together that come after as many as the prompt alone has.
-        Where that is nothing, lm-eval's hf model ends the run with an assertion, and other backends of it take the
-        empty sum, 0, for a log-probability: the choice would be certain. Raises NoOwnToken.
+        Prompt and continuation are tokenized together. If the prompt alone has n tokens, the continuation's tokens are
+        those after the first n. If there are none, lm-eval's hf model fails with an assertion, and other lm-eval
+        backends return the empty sum 0 as the log-probability, which would make the choice certain.
         """
         if context:
             before, after = self._encode_pair(context, continuation)
@@ -247,10 +250,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return before, after
 
     def problem_of(self, instance: Instance) -> str | None:
-        """Why a choice can't be scored whatever the server answers; None: nothing of the kind was found.
+        """Why a choice can't be scored, whatever the server answers; None if no problem was found.
 
-        The end of the prompt is looked at first, as it costs a hundredth of the whole: what only the whole shows is
-        found when the choice is asked.
+        Only the end of the prompt is tokenized first, which costs a hundredth of the whole. A problem that only the
+        whole prompt shows is found when the choice is requested.
         """
         if instance.request_type != "loglikelihood" or self.tokenizer is None:
             return None
@@ -264,7 +267,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
                 return str(error)
         return None
 
-    # lm-eval's own entrance: `lm_eval.simple_evaluate(model=ServedModel(…))`.
+    # lm-eval's interface, for `lm_eval.simple_evaluate(model=ServedModel(…))`.
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         return [str(response) for response in asyncio.run(self._respond(requests))]
@@ -293,7 +296,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             return list(await asyncio.gather(*map(respond, requests)))
 
     async def answer(self, client: Client, instance: Instance, repeat: int = 0) -> SampleRequest | ServerRefusal:
-        """Raises ServerGone."""
+        """Requests one response to an instance. Raises ServerGone."""
         try:
             questions = self.questions(instance, repeat)
         except CannotAsk as error:
@@ -308,7 +311,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
 
 def _generated(answer: dict[str, Any]) -> tuple[str, str] | ServerRefusal:
-    """Text and finish reason of the one choice, judged as ``trtx bench`` judges an answer of a load."""
+    """Text and finish reason of an answer, which must have one choice, with the checks of ``trtx bench``."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         count = len(choices) if isinstance(choices, list) and choices else "no"
@@ -334,8 +337,10 @@ def _generated(answer: dict[str, Any]) -> tuple[str, str] | ServerRefusal:
 
 
 def _stopped_at_once(answer: dict[str, Any], choice: dict[str, Any]) -> bool:
-    """Whether no text came before the end: Dynamo and others write null for it over chat. Of one token, that was the
-    end's own, which some count."""
+    """Whether the model generated no text, for which Dynamo and other servers return null over chat.
+
+    One completion token is permitted, because some servers count the end token.
+    """
     usage = answer.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return choice["finish_reason"] == "stop" and type(tokens) is int and tokens <= 1

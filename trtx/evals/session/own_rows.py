@@ -1,4 +1,4 @@
-"""Rows of the tasks whose data depends on the request: ``needle`` on its lengths, ``perplexity`` on its text."""
+"""Generates the rows of trtx's own tasks: ``needle`` for the requested lengths, ``perplexity`` for a given text."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ def _perplexity(job: EvalJob, model: ServedModel) -> list[dict[str, Any]]:
 
 
 def _knows_lists_alone(model: ServedModel) -> bool:
-    """Whether the model is ``synthetic:tiny-trained`` or a build of it, by its tokenizer; it can't read prose."""
+    """Whether the model is ``synthetic:tiny-trained`` or a build of it, recognised by its tokenizer.
+
+    That model can't read prose.
+    """
     path = Path(model.tokenizer_name) / "tokenizer.json"
     return path.is_file() and path.read_bytes() == (TRAINED_DIRECTORY / "tokenizer.json").read_bytes()

@@ -33,7 +33,8 @@ def compare_measured(
 ) -> Comparison:
     """Compares every cell that either side has, and every task that ``candidate`` has.
 
-    All intervals of one kind hold together with 95 % (Bonferroni); for scores, those of one topology.
+    The confidence of 95 % applies to all intervals of metrics together (Bonferroni), and to all score intervals of one
+    topology together.
 
     With a ``limit``, the cells of ``candidate`` are judged as by a gate, including requested cells without a result.
     UsageError is raised if the two sides differ in model, load or machine and the difference is not ``allowed``. With

@@ -1,4 +1,4 @@
-"""Estimates the duration of a sweep from earlier runs of the same model and engine. Without them, it is unknown."""
+"""Estimates the duration of a sweep from earlier runs of the same model and engine; unknown without such runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The key of an estimate: one load on one topology. Equal values take about the same time per request."""
+    """One load on one topology. Trials with equal ``Work`` are assumed to take the same time per request."""
 
     served: str  # engine and model, or the address of an attached deployment
     topology: str  # label
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Duration of one trial of an earlier run, including a repetition with a longer warm-up."""
+    """Duration of one trial of an earlier run. If the trial was repeated with a longer warm-up, both attempts count."""
 
     work: Work
     seconds: float  # from the first start to the last end, including aiperf's start and the creation of prompts
@@ -91,17 +91,17 @@ def _about(seconds: float) -> str:
 
 
 def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
-    """Adds up the median time per request of equal loads over the cells, and the start times of the topologies. Pure.
+    """Estimates a sweep: the cells' requests times the median time per request, plus the topologies' start times. Pure.
 
-    The estimate assumes the same machine. aiperf's start is distributed over the requests, so sweeps with many more
-    requests are overestimated.
+    The medians are those of earlier trials with equal ``Work``, assumed to be from the same machine. They include a
+    share of aiperf's start time, so a cell with many more requests than the earlier trials is overestimated.
     """
     by_work: dict[Work, list[float]] = {}
     for took in history.trials:
         if took.requests:
             by_work.setdefault(took.work, []).append(took.seconds / took.requests)
     seconds, unknown = 0.0, []
-    topologies: dict[tuple[str, str], int] = {}  # topologies of known cells, with their number of starts
+    topologies: dict[tuple[str, str], int] = {}  # number of starts per topology, for cells with data
     for cell in ahead:
         if cell.work not in by_work:
             unknown.append(cell.name)

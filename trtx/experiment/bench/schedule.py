@@ -21,8 +21,8 @@ class ScheduledStart:
 def schedule(spec: ExperimentSpec) -> tuple[ScheduledStart, ...]:
     """The steps of a run: each topology once with all its trials or, with ``order: abba``, once per block.
 
-    With ``abba``, each block restarts every topology, in the reverse order of the block before, so that a steady drift
-    such as a warming room affects all topologies alike.
+    With ``abba``, each block restarts every topology, in the reverse order of the previous block, so that a steady
+    drift, such as a room that warms up, affects all topologies alike.
 
     A topology is scored after its trials on the same start. Scoring first would leave prompts in its caches and heat in
     the machine, so a run with scores would not be comparable with one without. For the same reason, all blocks are

@@ -65,7 +65,7 @@ class LoadedEmbedding(NamedTuple):
 
 
 Inbox = SimpleQueue[ToEngine | LoadedEmbedding | Exception]
-"""Messages in order of arrival. An exception comes from the thread that sends reports."""
+"""Messages in order of arrival. An Exception comes from the thread that sends reports, when sending has failed."""
 
 
 def main() -> None:

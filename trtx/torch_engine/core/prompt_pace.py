@@ -1,12 +1,13 @@
 """The prefill token budget: how many prompt tokens a step computes besides its decodes.
 
-Clients that wait for a response before they send the next request arrive in waves, because requests that start together
-end together. A wave whose prompts are computed all at once stalls the running decodes, and leaves later steps with
-decodes only. That is inefficient: prompt tokens cost less in a step with decodes than alone, since the step reads the
-weights anyway. To smooth the waves, each step computes as many prompt tokens as arrive on average: a decode produces
-one of its request's ``outputs`` tokens, so it accounts for ``prompt / outputs`` prompt tokens.
+Requests of clients that wait for a response before they send the next request arrive in waves, because requests that
+start together end together. If the prompts of a wave are computed all at once, they stall the running decodes, and
+later steps have decodes only. That is inefficient: a step with decodes reads the weights anyway, so additional prompt
+tokens cost little there. To smooth the waves, each step computes as many prompt tokens as arrive on average. A decode
+produces one of its request's ``outputs`` tokens, so the budget is ``prompt / outputs`` tokens for each decode in the
+step.
 
-The budget never exceeds the widest forward that has a CUDA graph: a wave computed in wider ones stays a wave.
+The budget never exceeds the size of the widest forward with a CUDA graph. Wider forwards would not smooth a wave.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trtx.config.torch_passes import WIDEST
 TILE_TOKENS = 128
 """Rows of the large matmul tiles: a forward of whole tiles wastes no work."""
 _LEAST_SHARE = 128
-_ALONE = 1024  # for a step without decodes: enough for matmuls at full speed, and finished prompts start to decode
+_ALONE = 1024  # for a step without decodes: full matmul speed, but short enough that finished prompts soon decode
 _LONE_TOKENS = 1.5  # average outputs of a request: prefill workers also answer an occasional canary
 _SLACK = 1.1  # budget above the average arrival rate, so that a backlog shrinks
 _KEPT = 0.98  # decay of the averages with each ended request: about the last 50 count
@@ -28,7 +29,7 @@ _KEPT = 0.98  # decay of the averages with each ended request: about the last 50
 class PromptPace:
     """Computes the budget from the averages of ended requests.
 
-    ``steps``: each step takes at least 1/``steps`` of the uncomputed prompt tokens, independently of the averages.
+    ``steps``: the budget is at least 1/``steps`` of the waiting prompt tokens, whatever the averages are.
     """
 
     steps: int
@@ -43,12 +44,12 @@ class PromptPace:
         self._outputs = self._outputs * _KEPT + outputs
 
     def share(self, num_decodes: int, there: int) -> int:
-        """Returns a step's prompt token budget. ``there``: prompt tokens left to compute.
+        """Returns a step's prompt token budget. ``there``: number of prompt tokens that wait for computation.
 
-        Together with the decodes, the budget fills whole matmul tiles.
+        The budget is rounded up so that prompt tokens and decodes together fill whole matmul tiles.
         """
         if not num_decodes:
-            # Where requests end with their first token, as on prefill workers, no sequence decodes meanwhile.
+            # Requests that end with their first token, as on prefill workers, have no decodes that could be stalled.
             return there if 0 < self._outputs < _LONE_TOKENS * self._requests else _ALONE
         wanted = -(-there // self.steps)
         if self._outputs:

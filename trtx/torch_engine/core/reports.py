@@ -8,17 +8,17 @@ from queue import Queue
 from typing import Any
 
 MOST_WAITING = 256
-"""Limit of queued reports, one for each step: seconds of work.
+"""Maximum number of queued reports. The loop queues one report per step, so the queue holds seconds of work.
 
-Beyond it the loop waits, so that unread reports can't pile up.
+When the queue is full, the loop waits, so that unread reports can't pile up.
 """
 
 
 class ReportSender:
     """Sends messages in order, from its own thread.
 
-    An OSError from ``send`` stops the sending: the other end is gone, and the thread that reads the channel ends the
-    process. The next ``put`` raises any other exception from ``send``.
+    If ``send`` raises OSError, the other end is gone: later messages are dropped, and the thread that reads the channel
+    ends the process. If ``send`` raises another exception, the next ``put`` raises it again.
     """
 
     def __init__(
@@ -27,8 +27,9 @@ class ReportSender:
         on_error: Callable[[Exception], None] = lambda error: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        """``on_error`` is called once, in the sending thread, with the exception of ``send``, to wake a sleeping
-        loop.
+        """``on_error``: called once, in the sending thread, with the exception that the next ``put`` will raise.
+
+        It wakes a sleeping loop.
         """
         self._send = send
         self._on_error = on_error
@@ -44,7 +45,7 @@ class ReportSender:
         self._waiting.put(message)
 
     def close(self) -> None:
-        """Returns once all queued messages are sent, or can't be sent."""
+        """Stops the thread. Returns once every queued message was sent or dropped."""
         self._waiting.put(None)
         self._thread.join()
 

@@ -1,9 +1,10 @@
 """Embeddings that stay on the encoder's device until an engine on the same host copies them.
 
-They travel as a normal shared tensor whose file has no data, only its place on the device. The links of that file keep
-the data: leases, caches and the death of a reader act on it like on any file in the scratch directory, and once the
-encoder's own link is the last one, its blocks are free. The reader checks the file again after a copy, and the encoder
-too: if the blocks were freed or the encoder has died meanwhile, the copy is invalid.
+They are passed on as a shared tensor whose file holds no data, only the data's place on the device. The data is kept as
+long as the file has links: leases and caches, and the cleanup after a dead reader, work as for any other file in the
+scratch directory. When only the encoder's own link is left, the encoder frees the blocks. After a copy, the reader
+checks that the file still exists and that the encoder is alive. Otherwise the blocks may have been reused, and the copy
+is invalid.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class DevicePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceArena:
-    """A bounded region of device memory in which an encoder keeps embeddings for readers. For one thread.
+    """A bounded region of device memory in which an encoder keeps embeddings for readers. Not thread-safe.
 
     The constructor raises MemoryUnreachable if no other process can open the memory.
     """
@@ -111,7 +112,7 @@ class DeviceArena:
 
 
 class DeviceReader:
-    """The engine's end: copies embeddings from the arenas of this host's encoders. For one thread."""
+    """Copies embeddings from the arenas of this host's encoders to the engine's device. Not thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

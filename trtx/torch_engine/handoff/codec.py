@@ -23,7 +23,7 @@ class DirectOffer(msgspec.Struct, frozen=True, kw_only=True):
     host: str  # boot id of the exporter's kernel
     address: str  # abstract Unix socket of the exporter, without its leading zero byte
     memory: str  # "cuda" or "process"
-    handle: bytes  # cuda: the driver's IPC handle; process: empty, pid and address are enough
+    handle: bytes  # cuda: the driver's IPC handle; process: empty, because pid and address suffice
     offset: int  # of block 0; cuda: within the handle's allocation; process: its address
 
 
@@ -48,8 +48,9 @@ class ExportedKv(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = POOL_LAYOUT
     geometry: KvGeometry
     lease_id: int
-    # int32, little-endian: for each KV cache group in turn, its blocks in token order, from the first one that a decode
-    # reads (``kv_layout.first_block``) to the last token's. As a msgpack array, 1,024 ids would take 40 us to decode.
+    # int32, little-endian: the block ids of each KV cache group, one group after the other, in token order. They begin
+    # with the first block that a decode reads (``kv_layout.first_block``) and end with the last token's block. As a
+    # msgpack array, 1,024 ids would take 40 us to decode.
     block_ids: bytes
     num_tokens: int
     deadline_s: float  # Unix seconds
@@ -74,7 +75,7 @@ def encode(exported: ExportedKv) -> bytes:
 
 
 def decode(opaque_state: bytes) -> ExportedKv:
-    """Decodes the message without checking its content.
+    """Decodes ``opaque_state`` without checking the decoded fields.
 
     Raises LayoutMismatch for bytes of another format or version.
     """
@@ -94,7 +95,7 @@ def decode(opaque_state: bytes) -> ExportedKv:
 
 
 def check(exported: ExportedKv, geometry: KvGeometry) -> None:
-    """Raises LayoutMismatch unless every field of the prefill side's layout equals this engine's own."""
+    """Raises LayoutMismatch, which names the differing fields, unless both engines have the same KV layout."""
     if exported.geometry == geometry and exported.layout == POOL_LAYOUT:
         return
     pairs: list[tuple[str, object, object]] = [("layout", exported.layout, POOL_LAYOUT)]

@@ -13,8 +13,8 @@ import triton.language as tl
 def gather_blocks_kernel(source, target, ids, count, BLOCK_WORDS: tl.constexpr, TILE: tl.constexpr):
     """``target[ids[count + i]] = source[ids[i]]`` for i < ``count``, for blocks of ``BLOCK_WORDS`` int64.
 
-    Works with any number of programs, which take the tiles in turn. All loads of a tile are in flight before its first
-    store, to hide NVLink's latency.
+    Works with any number of programs: program p of P copies tiles p, p + P, p + 2P, … All loads of a tile are in flight
+    before its first store, to hide NVLink's latency.
     """
     tiles = tl.cdiv(BLOCK_WORDS, TILE)
     for item in range(tl.program_id(0), count * tiles, tl.num_programs(0)):

@@ -1,13 +1,14 @@
-"""Local peers: the processes of this host that direct reads use.
+"""Local peers: the processes on this host whose memory this process reads directly, or that read this one's.
 
-Tracks their addresses, their life and their releases. Engines read each other's KV pools, and the arenas in which
-encoders keep embeddings. Each process listens on an abstract Unix socket, which has no file, belongs to a network
-namespace, and disappears with the process, however that ends. A reader holds a connection to each process that it reads
-from. Over it, the exporter describes how to reach its pool, the reader names the leases that it no longer needs, and
-the end of the connection tells both that the other has gone.
+Engines read each other's KV pools, and the arenas in which encoders keep embeddings. Each process listens on an
+abstract Unix socket, which has no file, belongs to a network namespace, and disappears with the process, however that
+ends. A reader keeps a connection to each process that it reads from. Over the connection, the exporter describes how to
+reach its pool, and the reader names the leases that it no longer needs. When the connection ends, each side knows that
+the other has gone.
 
-One thread handles all connections, so that a local peer's death is handled even while the engine sleeps: GPU memory
-that a reader still has open may not return to the system, and the dead peer's successor on that GPU would find none.
+One thread handles all connections, so that a peer's death is noticed even while the engine sleeps. The reader must then
+close the dead peer's pool: while it is open, the GPU memory may stay allocated, and the process that replaces the peer
+on that GPU would find none.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Greeting(msgspec.Struct, tag="greeting", array_like=True):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
-    """The reader's first message: the reader can be read as well."""
+    """The reader's first message: its own address, because its pool can be read as well."""
 
     address: str
 
@@ -81,7 +82,8 @@ def boot_id() -> str:
 class Neighbours:
     """All local peers.
 
-    ``find`` and the methods on a :class:`Neighbour` belong to the engine's thread; the rest runs in its own.
+    Call ``find``, and the methods that take a :class:`Neighbour`, from the engine's thread. Another thread handles the
+    connections.
     """
 
     def __init__(
@@ -95,11 +97,12 @@ class Neighbours:
         prefix: str = "trtx-kv-",
         is_read: bool = True,
     ) -> None:
-        """``layout``: of blocks; a peer with another layout is opened only when a read asks for it.
+        """``layout``: the block layout. The pool of a peer with another layout is opened only when a read needs it.
 
         ``group``: engines with the same group find each other at start and open each other's pools before the first
-        read; None: the first read from a pool opens it. ``what``: description of the pool for logs. ``prefix``: of the
-        socket's name. ``is_read`` False: this process has no pool and only reads.
+        read. None: a pool is opened by the first read from it. ``released``: called with the id of each lease that a
+        reader releases. ``what``: the pool's name in logs. ``prefix``: the first part of the socket's name.
+        ``is_read``: False if this process has no pool and only reads.
         """
         self._memory = memory
         self._released = released
@@ -134,7 +137,7 @@ class Neighbours:
     def find(self, offer: DirectOffer) -> Neighbour | None:
         """Returns the peer that made the offer, with its pool open, or None if it can't be reached directly.
 
-        The peer may have gone (``is_gone``). It counts one more copy until the caller calls ``leave``.
+        The peer may have gone (``is_gone``). Its pool stays open until the caller calls ``leave``.
         """
         with self._lock:
             neighbour = self._known.get(offer.address) or self._connect(offer.address)
@@ -155,7 +158,7 @@ class Neighbours:
                 self._shut(neighbour)
 
     def is_alive(self, neighbour: Neighbour) -> bool:
-        """Asks the kernel whether the peer lives: the thread may not have noticed its end yet."""
+        """Asks the kernel whether the peer is alive, because the thread may not have noticed its end yet."""
         if neighbour.is_gone:
             return False
         asked = select.poll()
@@ -166,7 +169,10 @@ class Neighbours:
         return not asked.poll(0)
 
     def tell_released(self, address: str, lease_id: int) -> bool:
-        """Returns whether the peer is alive and has the message, or will get it as soon as it runs."""
+        """Tells a peer that its lease is released. Returns False if the peer is gone.
+
+        A frozen peer gets the message when it runs again, unless hundreds of messages are already waiting for it.
+        """
         with self._lock:
             neighbour = self._known.get(address) or self._connect(address)
         if neighbour is None or neighbour.is_gone:

@@ -1,4 +1,4 @@
-"""Reads, from their start to the poll that reports them, over any transport."""
+"""Tracks KV reads over any transport, from the start of a read to the poll that reports its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that the engine publishes besides tokens (iteration statistics, KV events), kept until they are taken."""
+"""Buffers for what the engine reports in addition to tokens: iteration statistics and KV events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASYNC_POLL_S = 0.005
 
 
 class Feed:
-    """The latest ``max_rows`` rows. One thread adds, any other takes; each row is taken once."""
+    """A thread-safe buffer of the latest ``max_rows`` rows. Each row is taken once."""
 
     def __init__(self, max_rows: int) -> None:
         self._rows: deque[dict[str, Any]] = deque(maxlen=max_rows)
@@ -33,7 +33,7 @@ class Feed:
             return taken
 
     async def rows(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        """Yields rows until none has arrived for ``timeout`` seconds (None: stop as soon as there are no more)."""
+        """Yields rows until no row has arrived for ``timeout`` seconds (None: 0 seconds)."""
         deadline = time.monotonic() + (timeout or 0.0)
         while True:
             taken = self.take(0.0)

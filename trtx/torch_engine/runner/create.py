@@ -1,4 +1,4 @@
-"""Creates a runner that is ready to step from :class:`RunnerArgs`."""
+"""Creates a model runner from :class:`RunnerArgs`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OVERLAPS = (9, 0)  # compute capability from which programmatic dependent launc
 
 
 def create_runner(args: RunnerArgs) -> TorchRunner:
-    """Loads weights, sizes and zeroes the KV pool, compiles kernels, captures CUDA graphs.
+    """Creates a runner: loads weights, allocates the KV pool, compiles kernels and captures CUDA graphs.
 
-    Takes seconds to a minute. A ``max_seq_len`` beyond the model's positions is lowered to that limit, like in
-    TensorRT-LLM. Raises UsageError for an unusable checkpoint, device, dtype or size.
+    Takes seconds to a minute. Like TensorRT-LLM, lowers a ``max_seq_len`` that exceeds the model's number of positions.
+    Raises UsageError for an unusable checkpoint, device, dtype or size.
     """
     if args.cpu_threads is not None:
         torch.set_num_threads(args.cpu_threads)
@@ -90,7 +90,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         tokens_per_block=args.tokens_per_block, device=device,
     )  # fmt: skip
     cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if cached == FP8_DTYPE else None)
-    positions = tables.shape[2] * args.tokens_per_block  # whole blocks: all positions of a listed block are inside
+    positions = tables.shape[2] * args.tokens_per_block  # whole blocks: every position of a block has an angle
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
@@ -126,7 +126,7 @@ def _digest(scales: torch.Tensor) -> str:
 
 
 def _arithmetic(device: torch.device, dtype: str) -> str:
-    """Everything besides the checkpoint that a deterministic engine's bits depend on, as text to read and compare."""
+    """Describes all that a deterministic engine's bits depend on, apart from the checkpoint: dtype, device, torch."""
     if device.type == "cpu":
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:

@@ -14,14 +14,18 @@ _VECTOR = 16  # float32 elements: 64 bytes
 
 
 def to_host(values: Tensor) -> Tensor:
-    """Starts a copy to the host; it is complete once the device has reached it. On a CPU, returns the tensor itself."""
+    """Starts a copy to the host and returns its target, which is valid once the device has run the copy.
+
+    Returns a CPU tensor unchanged.
+    """
     return values.to("cpu", non_blocking=True)  # into pinned memory
 
 
 class RankedLogprobs:
-    """For each row of ``logits`` [rows, vocab]: logprobs of token ``chosen`` [rows] and of the top ``counts``.
+    """The logprobs of each row of ``logits`` [rows, vocab].
 
-    Creating it does not wait for the device. A row without a token (negative) gets a meaningless entry.
+    A row has the logprobs of its token in ``chosen`` [rows] and of its top ``counts`` tokens. The constructor does not
+    wait for the device. A row without a token (negative) gets a meaningless entry.
     """
 
     def __init__(self, logits: Tensor, chosen: Tensor, counts: list[int]) -> None:
@@ -46,17 +50,17 @@ class RankedLogprobs:
 
 
 def _aligned(logits: Tensor) -> Tensor:
-    """Pads rows with zero-probability tokens to whole vectors, so that all rows are aligned and summed alike.
+    """Pads rows with zero-probability tokens to whole vectors, so that all rows have the same alignment.
 
-    CUDA's softmax starts its sum at the first address aligned to a vector, which otherwise differs between rows.
+    CUDA's softmax sums in an order that depends on a row's alignment, so equal rows could get different logprobs.
     """
     return F.pad(logits, (0, -logits.shape[1] % _VECTOR), value=-math.inf)
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """int64 keys in the order of float32 ``values``; equal values are ordered by token id.
+    """Returns int64 keys that sort like the float32 ``values``; of equal values, the lower token id comes first.
 
-    No two keys are equal, so the top tokens do not depend on how many are requested.
+    No two keys in a row are equal, so a request for more top tokens gets the same first ones.
     """
     bits = values.contiguous().view(torch.int32)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()

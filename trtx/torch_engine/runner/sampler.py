@@ -1,4 +1,4 @@
-"""Samples tokens from logits, and reports rows that have none."""
+"""Samples a token for each row of logits, and reports rows for which that is impossible."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _NO_NUMBERS = (
     "the model's logits for this request are not numbers (NaN or infinite), or exclude every token, after {tokens} "
     "tokens: none can be sampled; if other prompts fail too, look at the checkpoint, its dtype and its quantization"
 )
-_ROWS_AT_ONCE = 64  # rows of float32 logits at once: 64 rows of 151,936 are 39 MB
+_ROWS_AT_ONCE = 64  # float32 copies of 64 rows with 151,936 logits take 39 MB
 
 
 class SampledRows:
-    """Sampled rows of a forward on their way to the host."""
+    """The sampled rows of a forward, while they are copied to the host."""
 
     def __init__(self, tokens: Tensor, known: list[int]) -> None:
-        """``tokens`` [rows] on the device; ``known``: number of tokens before each of them."""
+        """Starts the copy of ``tokens`` [rows]. ``known``: the number of tokens before each of them."""
         self._tokens = to_host(tokens)
         self._known = known
         self.problems: dict[int, str] = {}
-        """Row to the reason why it has no token, for reasons other than its logits."""
+        """Maps a row to the reason why it has no token. Rows that fail because of their logits are not included."""
         self.ranked: list[tuple[tuple[int, ...], RankedLogprobs]] = []
         """(rows, their logprobs)"""
 
@@ -60,9 +60,10 @@ class Sampler:
     """Temperature, top-k, top-p, min-p, penalties, banned ids and logprobs.
 
     A sampled token is a function of its row's logits, its request's parameters and seed, and the number of tokens
-    generated before it. It does not depend on the batch, on preemption or on handoff; it depends on the device only
-    through the logits. :mod:`trtx.torch_engine.runner.sampling.definition` defines the function. On CUDA, equivalent
-    Triton kernels follow the logits in the same CUDA graph. An error in one row appears in that row's ``Sampled`` only.
+    generated before it. It does not depend on the batch, on preemption or on handoff, and on the device only as far as
+    the logits do. :mod:`trtx.torch_engine.runner.sampling.definition` defines the function. On CUDA, Triton kernels
+    compute the same function, in the CUDA graph that computes the logits. An error in one row affects that row's
+    ``Sampled`` only.
 
     For each step, call :meth:`update`, then :meth:`fill` for its decodes, then :meth:`sample` and :meth:`collect` for
     each of its forwards. None of them waits for the device; results are available once the device has done the step.
@@ -82,7 +83,7 @@ class Sampler:
             self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size)
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
-        """Copies changes of the slots' sequences since the last step to the device; does not wait for it."""
+        """Copies what changed in the slots since the last step to the device, without waiting for the copy."""
         self._slots.update(sequences)
 
     def fill(self, token_ids: Tensor, slots: Tensor) -> Tensor:
@@ -97,8 +98,8 @@ class Sampler:
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """Samples from ``logits`` [rows, vocab]: returns ``[rows]`` int64 tokens, ``NO_TOKEN`` for rows that have none.
 
-        ``slots`` and ``positions`` [rows] int32 belong to the tokens that the logits follow. A sampled token becomes
-        its slot's last token. Works inside a CUDA graph; the padding slot's tokens are undefined.
+        ``slots``, ``positions``: [rows] int32, the slot and position of each row's last known token. A sampled token
+        becomes its slot's last token. Works inside a CUDA graph. Tokens sampled for the padding slot are undefined.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
@@ -126,9 +127,9 @@ class Sampler:
         return definition.sample(copy, known, edits, indices)
 
     def collect(self, logits: Tensor, tokens: Tensor, sequences: list[ScheduledSequence]) -> SampledRows:
-        """Starts the copy of a forward's rows to the host: row i belongs to ``sequences[i]``.
+        """Starts the copy of a forward's sampled rows to the host. Row i belongs to ``sequences[i]``.
 
-        Logprobs are those of the model's own distribution, before any sampling parameter applies.
+        Logprobs are computed from the model's own logits, before any sampling parameter is applied.
         """
         rows = SampledRows(tokens, [sequence.start + len(sequence.new_token_ids) for sequence in sequences])
         if self._slots.problems:
@@ -165,10 +166,10 @@ class Sampler:
 
 
 def _in_parts(count: int, run: Callable[[range], None], fail: Callable[[int, Exception], None]) -> None:
-    """Runs ``run`` over rows ``[0, count)`` in large parts.
+    """Calls ``run`` with consecutive ranges of the rows ``[0, count)``.
 
-    If a part raises, its rows are retried one by one, and ``fail`` is called for each that raises again. Device errors
-    are raised.
+    If ``run`` raises for a range, it is called again for each row of the range, and ``fail`` is called for each row
+    that raises again. Device errors are raised.
     """
     for begin in range(0, count, _ROWS_AT_ONCE):
         part = range(begin, min(begin + _ROWS_AT_ONCE, count))

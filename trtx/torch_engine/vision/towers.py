@@ -53,7 +53,7 @@ class Tower(ABC):
 
     @abstractmethod
     def check(self, values: Tensor, grid: Grid | None) -> Pixels:
-        """Validates pixels. Raises Unsuitable if this model's image processor could not have produced them."""
+        """Validates pixels. Raises UnsuitableImage if this model's image processor could not have produced them."""
 
     @abstractmethod
     def merged(self, grid: Grid | None) -> Grid | None:

@@ -31,7 +31,7 @@ CONTRACT = Contract("trtx-prompts", 2)
 class RefusedPicture(Exception):
     """Image ``index`` of a request is faulty: every encode worker would refuse it.
 
-    The message is about THIS_PICTURE.
+    The message names the image THIS_PICTURE, a neutral label that the requester replaces with its own.
     """
 
     def __init__(self, index: int, error: MediaError) -> None:

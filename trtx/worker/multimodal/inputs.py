@@ -1,4 +1,4 @@
-"""Brings a request's media into the engine: fetches them, computes their keys, and encodes what is not cached."""
+"""Brings a request's media into the engine: fetches them, computes their cache keys, and encodes uncached ones."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trtx.worker.requests.request import room_of
 logger = logging.getLogger(__name__)
 
 FETCHES, READS = 32, 8
-"""Number of files that a worker fetches at a time, from servers and from other sources (``data:``, ``file:``).
+"""Maximum number of concurrent fetches: from servers, and from sources without a network (``data:``, ``file:``).
 
-The latter wait for no network. Each file may be as large as ``MediaLimits.max_media_bytes``.
+Each fetched file may be as large as ``MediaLimits.max_media_bytes``.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Images whose embeddings the engine keeps until :meth:`close`."""
+    """The loaded images of a request. The engine keeps their embeddings until :meth:`close`."""
 
     pictures: tuple[Picture, ...]  # in the order of the request
     lease: EmbeddingLease[Picture]
@@ -41,7 +41,7 @@ class Seen:
 
 
 class Looking:
-    """One request's images. They are loaded once, at the first use, and released at the request's end."""
+    """One request's images: loaded at the first call of :meth:`pictures`, released at the request's end."""
 
     def __init__(self, sight: Sight, sent: Sequence[Sent], beside: int) -> None:
         """``beside``: number of prompt tokens that are not placeholders of ``sent``."""
@@ -56,7 +56,7 @@ class Looking:
         return self._sight.config
 
     async def pictures(self) -> tuple[Picture, ...]:
-        """Loads the images, whose embeddings the engine then keeps until :meth:`close`.
+        """Loads the images, once. The engine keeps their embeddings until :meth:`close`.
 
         Raises the errors of :meth:`Sight.look`.
         """
@@ -72,7 +72,7 @@ class Looking:
 class Sight:
     """A worker's image loader.
 
-    ``model``, and the preprocessing ``options`` of each media kind, are part of the keys.
+    The cache keys include ``model`` and the preprocessing ``options`` of the media kind.
     """
 
     def __init__(
@@ -93,15 +93,16 @@ class Sight:
         self._limits, self._metrics, self._model, self._options = limits, metrics, model, options
         self._reserved_bytes = reserved_bytes
         self._fetches, self._reads = asyncio.Semaphore(FETCHES), asyncio.Semaphore(READS)
-        # Limits concurrent header reads to the number of decoders, so that the decoders' queue stays free for images
-        # with a reservation in the cache.
+        # Limits concurrent header reads to the number of decode processes. More would queue there, ahead of images that
+        # already hold a reservation in the cache.
         self._counts = asyncio.Semaphore(limits.decode_processes)
         self._held = HeldMedia(limits.media_memory_bytes)
 
     def looking(self, wire: Mapping[str, Any]) -> Looking | None:
-        """The images of Dynamo's request, before any is fetched; None if it has neither images nor placeholders.
+        """The images of Dynamo's request, not yet fetched; None if it has neither images nor placeholders.
 
-        Raises InvalidRequest; for models with a fixed number of rows per image, also if they exceed the context.
+        Raises InvalidRequest. If the model has a fixed number of rows per image, that includes images that exceed the
+        context.
         """
         sent, token_ids = sent_media(wire, self.config), wire.get("token_ids") or ()
         check_counts(sent, self._limits)
@@ -114,11 +115,11 @@ class Sight:
     async def look(self, sent: Sequence[Sent], beside: int = 0) -> Seen:
         """Fetches and encodes ``sent``. ``beside``: number of prompt tokens that are not their placeholders.
 
-        Raises MediaError, InvalidRequest, or NotMade with an encoder's error. After an error or a cancellation nothing
-        stays pinned.
+        Raises MediaError, InvalidRequest, or NotMade with an encoder's error. After an error or a cancellation, no
+        embedding stays pinned in the cache.
 
-        For several images, their headers are checked against the context before any is decoded. Whether a single image
-        or a video fits is known only afterwards.
+        If there are several items, the images' headers are read first, to check that all fit the context before any is
+        decoded. A single image, or a video, is checked only after it was encoded.
         """
         fetched = await all_or_cancel(self._fetch(one) for one in sent)
         if len(fetched) > 1 and self.config.tokens_per_image is None:
@@ -142,14 +143,14 @@ class Sight:
         return Seen(tuple(found[key] for key, _ in fetched), lease)
 
     async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], beside: int) -> None:
-        """Raises InvalidRequest if the media exceed the context, MediaError for a fault that a header shows."""
+        """Raises InvalidRequest if the media exceed the context, and MediaError for an image with an invalid header."""
         blobs = dict(fetched)
         counts = await all_or_cancel(self._count(key, blob) for key, blob in blobs.items())
         rows = dict(zip(blobs, counts, strict=True))
         room_of(beside + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
 
     async def _count(self, key: bytes, blob: Blob) -> int:
-        """Number of rows of one item; 1, its minimum, if unknown."""
+        """Number of embedding rows of one item; 1, the minimum, if the number is unknown."""
         if (known := self._known_rows(key, blob)) is not None:
             return known  # not behind the semaphore: other requests' images may occupy it for seconds
         async with self._counts:
@@ -158,7 +159,7 @@ class Sight:
             return await self._embedder.count(blob, key) or 1
 
     def _known_rows(self, key: bytes, blob: Blob) -> int | None:
-        """Number of rows if it is known without reading the file; None for an image that is not cached."""
+        """Number of embedding rows of a cached item. For others: None for an image, 1 for a video."""
         if (picture := self._cache.held(key)) is not None:
             return picture.rows
         return None if blob.kind == "image" else 1
@@ -190,8 +191,8 @@ class Sight:
         return make
 
     async def _make(self, key: bytes, blob: Blob) -> tuple[Picture, int]:
-        # Other requests, which know the image by other URLs, may wait for this embedding; so its label is neutral.
-        # ``blob`` must stay referenced here, because its bytes count against the memory limit until it is freed.
+        # The label in error messages is neutral, because other requests, which name the image by other URLs, may wait
+        # for the same embedding. Keep ``blob`` referenced: its bytes count against the memory limit until it is freed.
         context = self._engine.facts.context_length
         made = await self._embedder.embed(Blob(blob.data, THIS_PICTURE, blob.kind), key, context)
         try:
@@ -199,7 +200,7 @@ class Sight:
             with self._metrics.timed("put"):
                 await self._engine.put_embedding(key, made.rows)
         finally:
-            remove_shared(made.rows)  # the engine has read the file, or never will
+            remove_shared(made.rows)  # the engine has read the file, or has failed to
         return picture, made.rows.nbytes
 
     def _picture(self, key: bytes, made: TowerOutput) -> Picture:

@@ -15,7 +15,7 @@ from trtx.media import Blob
 
 @asynccontextmanager
 async def file_of(blob: Blob, share: Callable[[Any], SharedTensor]) -> AsyncIterator[SharedTensor]:
-    """A file with the bytes of ``blob``, removed when the context ends. ``share`` writes it in a thread.
+    """Provides a file with the bytes of ``blob``, written by ``share`` in a thread. Removes it when the context ends.
 
     If the caller is cancelled while ``share`` is writing, the file is removed once it has been written.
     """

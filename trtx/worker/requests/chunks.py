@@ -1,9 +1,9 @@
-"""Converts the LLM API's results to Dynamo's chunks: each chunk holds what is new since the previous one.
+"""Converts the LLM API's results, which are cumulative, to Dynamo's chunks, which hold the tokens since the last chunk.
 
-Results are cumulative, and Python and the runtime spend 60 to 75 us on a chunk, whatever its number of tokens. Each
-step of the embedded engine's result contains everything generated since the last one, so no tokens queue up: a chunk
-holds one token at low load, and several when chunks take longer than engine steps. A step of TensorRT-LLM's result
-contains one response (tensorrt_llm/executor/result.py, ``_aresult_step``), so tokens queue up there under high load.
+A chunk costs 60 to 75 us in Python and the runtime, however many tokens it holds. The embedded engine merges all tokens
+generated since the last chunk, so no tokens queue up: a chunk holds one token at low load, and several when chunks take
+longer than engine steps. TensorRT-LLM returns one response at a time (tensorrt_llm/executor/result.py,
+``_aresult_step``), so tokens queue up there under high load.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ChunkWriter:
         tokenizer: Tokenizer | None = None,
         hands_off: bool = False,
     ) -> None:
-        """``cached_at_prefill`` and ``prompt_logprobs``: what a prefill worker reported. Clients get these instead of
-        this engine's values, because the prompt was computed there.
+        """``cached_at_prefill`` and ``prompt_logprobs``: the values that the prefill worker reported. Clients get them
+        instead of this engine's, because the prefill worker computed the prompt.
 
-        ``stops`` detokenizes the answer; None: the frontend does. It holds back tokens that may begin a stop string.
-        If it finds one, the chunks end, and the caller must end the request. ``tokenizer`` is used with ``stops`` to
-        detokenize logprobs, which the frontend then doesn't do either. ``hands_off`` is set on a prefill worker.
+        ``stops``: detokenizes the answer in this worker, and holds back tokens that may begin a stop string. After a
+        stop string there are no more chunks, and the caller must end the request. None: the frontend detokenizes.
+        ``tokenizer``: detokenizes the logprobs when ``stops`` is given. ``hands_off``: True on a prefill worker.
         """
         self._request = request
         self._block_size = block_size
@@ -59,16 +59,17 @@ class ChunkWriter:
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
-        # The worker to which the request migrates next must not apply min_tokens again. A prefill worker's chunk always
-        # goes to a decode worker, which gets this link instead of the one that prefill received.
+        # If the request migrates, the next worker must not apply min_tokens again; the link marks the migration. A
+        # prefill worker's chunk always goes on to a decode worker, which gets the link too, so a prefill worker sends
+        # the link only for a request that has already migrated.
         self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
-        self._seen = 0  # tokens of the result that ``stops`` has received; it holds back those past ``sent``
+        self._seen = 0  # number of tokens passed to ``stops``, which holds back the tokens after the first ``sent``
         self.sent = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
 
     def next(self, result: Any) -> Chunk | None:
-        """The chunk for what is new in ``result`` since the last call; None if nothing is."""
+        """The next chunk: the tokens of ``result`` that were not sent yet. None if there is nothing to send."""
         output = result.outputs[0]
         reason = output.finish_reason
         if reason == "not_finished":
@@ -87,8 +88,8 @@ class ChunkWriter:
             return None
         chunk: Chunk = {"token_ids": new_tokens, "index": 0}
         if text is not None:
-            # If a stop string begins inside a token, this text ends before it. The frontend, which detokenizes whole
-            # tokens, would show its beginning.
+            # Send the text too: if a stop string begins inside a token, the text ends before the stop string. The
+            # frontend detokenizes whole tokens and would show the beginning of the stop string.
             chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
             self._add_logprobs(chunk, output, pieces)

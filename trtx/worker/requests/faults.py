@@ -57,7 +57,7 @@ class EngineSteps:
 
 
 def is_of_closing(error: BaseException) -> bool:
-    """Whether ``error`` arose while a generator was being closed, because the client disconnected: not a failure.
+    """Whether ``error`` arose only because a generator was closed after the client had disconnected.
 
     Clean-up outside an event loop raises "no running event loop" instead of GeneratorExit, so the exception's contexts
     are searched.
@@ -71,7 +71,7 @@ def is_of_closing(error: BaseException) -> bool:
 
 
 def fault_of(error: Exception, api: EngineApi) -> Fault:
-    """Classifies ``error``: the worker's own refusals are the request's fault; for all else, the engine's API decides.
+    """Classifies ``error``. The worker's own refusals are faults of the request; the engine's API classifies the rest.
 
     Only an exception that the engine raised can be "fatal".
     """

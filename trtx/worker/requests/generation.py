@@ -27,7 +27,7 @@ from trtx.worker.requests.roles import Submission
 
 
 class Generation:
-    """The chunks of one request, which the engine has from construction until :meth:`close`."""
+    """Generates the chunks of one request. The request is in the engine from construction until :meth:`close`."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Generation:
         context: Context,
         clock: RequestClock,
     ) -> None:
-        """``media`` are the request's images: the engine may ask for them while it generates.
+        """Submits the request. ``media``: the request's images, which the engine may need again while it generates.
 
-        Raises InvalidRequest, or EngineError for an error that the engine raises. Either way the engine has received
-        the request if it could, because only that releases prefill's lease.
+        Raises InvalidRequest, or EngineError if the engine raises an error. The request is submitted even if its fields
+        contradict each other, because only the engine can release the prefill worker's lease.
         """
         self._parts, self._submission, self._context, self._clock = parts, submission, context, clock
-        self._images = media if isinstance(media, Looking) else None  # None: nothing can be loaded again
+        self._images = media if isinstance(media, Looking) else None  # None: the images can't be loaded again
         self._passed_on = 0.0  # when the last chunk was returned
         self._submit()
         try:
@@ -64,8 +64,8 @@ class Generation:
         if submission.request.contradiction:
             raise InvalidRequest(submission.request.contradiction)
         if submission.resumes and loaded.api.aborts_transfers and not self._context.is_stopped():
-            # Dynamo delays aborts until decode's first token, for engines that can't abort a KV transfer. This engine
-            # can, so aborts may pass from now on.
+            # Dynamo holds aborts back until decode's first token, because some engines can't abort a KV transfer. This
+            # engine can, so tell Dynamo to pass aborts on from now on.
             self._context.notify_first_token()
         return ChunkWriter(
             submission.request,
@@ -80,7 +80,7 @@ class Generation:
     async def next(self) -> Chunk | None:
         """The next chunk; None after the last one."""
         if self._writer.finish_reason is not None:
-            return None  # also for a stop string that the worker found, which the engine does not know about
+            return None  # the answer may have ended at a stop string, which only the worker sees, not the engine
         if self._passed_on:
             rest = rest_seconds(time.monotonic() - self._passed_on, self._parts.metrics.open_requests)
             if rest and (pause := self._parts.loaded.engine.pause(self._opened.result, rest)) is not None:
@@ -100,7 +100,7 @@ class Generation:
                 return self._writer.cancelled()
 
     def _chunk(self, step: Any) -> Chunk | None:
-        """The chunk for what ``step`` added; None if it added nothing that can be sent yet."""
+        """The chunk for one engine step; None if the step added nothing that can be sent yet."""
         parts, submission, writer = self._parts, self._submission, self._writer
         if parts.leaving.engine_died:
             # the engine may still return tokens, but the answer must continue on another worker
@@ -122,10 +122,10 @@ class Generation:
         return missing is not None and isinstance(error, EngineError) and bool(missing(error.error))
 
     async def _submit_with_images(self, images: Looking) -> None:
-        """Loads the images and submits the request again, once.
+        """Loads the images and submits the request again, at most once per request.
 
-        The engine needs them when the prefill worker's KV or the cached blocks are gone: it has to compute the prompt
-        itself.
+        The engine needs the images if the prefill worker's KV or the cached blocks are gone, because it then has to
+        compute the prompt itself.
         """
         self._images = None
         await unless_gone(images.pictures(), self._context)
@@ -136,7 +136,7 @@ class Generation:
     def account(self) -> str:
         """Adds the request's tokens and KV transfer to the metrics, and returns its outcome.
 
-        The transfer of a request that a stop string cut off is not counted: the engine does not report it.
+        The KV transfer of a request that ended at a stop string is not counted, because the engine doesn't report it.
         """
         metrics, submission = self._clock.metrics, self._submission
         metrics.prompt_tokens += len(submission.request.token_ids)
@@ -150,7 +150,7 @@ class Generation:
         return self._writer.finish_reason or "cancelled"
 
     def _transfer(self, result: Any) -> Transfer | None:
-        """The transfer of the KV that a prefill worker had for the request; None if the engine does not report it."""
+        """The transfer of the request's KV from the prefill worker; None if the engine doesn't report it."""
         if self._submission.lost_because:
             return Transfer(0, 0.0, self._submission.lost_because)
         return self._parts.loaded.engine.transfer(result.outputs[0])
@@ -172,7 +172,7 @@ class Generation:
 
 
 def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
-    """Gives a request to the engine. Raises InvalidRequest for arguments that it refuses, EngineError otherwise."""
+    """Submits a request. Raises InvalidRequest if the engine refuses its arguments, EngineError for any other error."""
     request = submission.request
     arguments: dict[str, Any] = {
         "streaming": not submission.hands_off,

@@ -6,4 +6,4 @@ from trtx.errors import TrtxError
 
 
 class InvalidRequest(TrtxError):
-    """The request is at fault. The message names field, value and range, and is shown to the client."""
+    """The client's request is invalid. The client gets the message, which names the field, the value and the range."""

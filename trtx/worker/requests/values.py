@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 Reader = Callable[[str, Any], Any]
-"""Takes name and value (not None), returns the value for the LLM API. Raises Unsuitable."""
+"""Converts a field's value (not None) to the LLM API's; called with name and value. Raises InvalidValue."""
 
 
 class InvalidValue(ValueError):
-    """A sentence for the client with field, value and range."""
+    """A value has the wrong type or is out of range. The message, for the client, names field, value and range."""
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
@@ -57,7 +57,7 @@ _ALTERNATIVES = integer(0, 20)
 
 
 def top_k(name: str, value: Any) -> int:
-    """-1, a common way to say "all", becomes the LLM API's 0."""
+    """Reads top-k. Clients commonly send -1 for "all tokens", which is 0 in the LLM API."""
     return max(0, _TOP_K(name, value))
 
 
@@ -67,7 +67,10 @@ def seed(name: str, value: Any) -> int:
 
 
 def logprobs(name: str, value: Any) -> int:
-    """At least 1: OpenAI's 0 asks for the chosen token's only, while TensorRT-LLM takes 0 for none at all."""
+    """Reads the number of logprobs, and returns at least 1.
+
+    OpenAI's 0 requests the chosen token's logprob only; TensorRT-LLM returns no logprobs for 0.
+    """
     return max(1, _ALTERNATIVES(name, value))
 
 

@@ -1,4 +1,4 @@
-"""A sequence's sampling parameters as the numbers that the device compares and multiplies with."""
+"""A sequence's sampling parameters in the numeric form that the sampling kernels use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from trtx.torch_engine.sampling_plan import LARGEST_FLOAT, SMALLEST_FLOAT, SamplingPlan
 
 WEIGHT_BITS = 40
-"""Bits of the likeliest token's weight, 2**40.
+"""The likeliest token has the integer weight 2**40; other tokens' weights are relative to it.
 
-The weights of a vocabulary of 2**22 tokens then add up to less than 2**63, and a token less than 1e-12 times as likely
-as the best has weight 0.
+The weights of 2**22 tokens then add up to less than 2**63, so an int64 can hold the sum. A token that is less than
+1e-12 times as likely as the likeliest token gets weight 0.
 """
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -31,7 +31,7 @@ class SamplingRow:
     """One row's sampling parameters. A greedy row omits top-k, top-p and min-p, which would change nothing."""
 
     is_sampled: bool
-    seed: int  # mixed once; each number of its stream takes one more mixing
+    seed: int  # the request's seed after one mix(); each random number takes one more mix()
     scale: float  # log2(e) / temperature
     top_k: int  # 0: all
     top_p: int  # in units of 2**-64
@@ -44,7 +44,7 @@ class SamplingRow:
 
     @classmethod
     def of(cls, plan: SamplingPlan, seed: int, prompt_tokens: int, vocab_size: int) -> SamplingRow:
-        """``prompt_tokens``: number of tokens before the one that uses index 0 of ``seed``'s stream."""
+        """``prompt_tokens``: number of leading tokens that do not count in the index into ``seed``'s stream."""
         is_sampled = not plan.is_greedy
         return cls(
             is_sampled=is_sampled,
@@ -78,7 +78,7 @@ class SamplingRow:
 
 
 def mix(value: int) -> int:
-    """splitmix64's next number from a state.
+    """The number that splitmix64 returns for a state.
 
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
     """

@@ -1,16 +1,16 @@
-"""Triton kernels that sample token for token as :mod:`definition` defines, in the order of their launch.
+"""Triton kernels that sample exactly the tokens that :mod:`definition` defines. They are launched in this order:
 
 :func:`edit_kernel` applies penalties and banned ids to the rows that have them. :func:`summaries_kernel` finds each
 row's largest logit in one pass over the logits. For rows without top-k, :func:`weights_kernel` sums the weights in
 another pass.
 
-:func:`choose_kernel` draws. Without top-k, it draws among all tokens by those sums, and then within one part. With
-top-k, it draws among the 128 groups of 64 tokens with the largest maxima, held in registers; they contain every logit
-that is not below the least of these maxima.
+:func:`choose_kernel` draws a token. Without top-k, it picks a part of the row by the parts' sums, and then a token of
+the part. With top-k, it holds the 128 groups of 64 tokens with the largest maxima in registers, and draws among them.
+Every logit outside of these groups is below the least of their maxima.
 
-For a token drawn without top-k, :func:`check_kernel` takes another pass to decide whether top-p keeps it; if not,
-:func:`retry_kernel` makes a second attempt, which is checked alike. The remaining rows are rare; :mod:`triton_search`
-decides them.
+If a row without top-k has top-p, :func:`check_kernel` sums the weights before the drawn token in another pass, and
+:func:`retry_kernel` decides whether top-p keeps the token. If not, retry_kernel draws a second token, which is checked
+in the same way. Rows that are then still undecided are rare; :mod:`triton_search` decides them.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -60,7 +60,8 @@ LOWEST_KEY = tl.constexpr(-(2**31))  # below the key of minus infinity
 MOST_TIES = tl.constexpr(2**31 - 1)
 # State of a row between kernels.
 DECIDED, DRAWN, UNDECIDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# Kinds of a row's partial sums: all weights; the candidates'; and both, over tokens before the drawn one.
+# Kinds of a row's partial sums: the weights of all tokens, of the candidates, of the tokens before the drawn token, and
+# of the candidates before the drawn token.
 ALL, CANDIDATES, BEFORE, CANDIDATES_BEFORE = (tl.constexpr(at) for at in range(4))
 KINDS_OF_SUMS = tl.constexpr(4)
 
@@ -72,7 +73,7 @@ def sums_at(sums, row, kind, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def edit_kernel(logits, slots, rows, vocab, parts, PROGRAMS: tl.constexpr):
-    """Writes the edited logits of rows with edits, as in ``definition.sample``; infinity in place of NaN.
+    """Writes the logits of rows with edits, edited as in ``definition.sample``. NaN becomes infinity.
 
     ``PROGRAMS`` programs share the parts of a row.
     """
@@ -106,7 +107,7 @@ def summaries_kernel(
 ):  # fmt: skip
     """Finds the largest logit of each part of a row, and with top-k also the key of each group's largest logit.
 
-    NaN counts as infinity, and the row then gets no token, so later kernels see no NaN.
+    NaN counts as infinity. A row with an infinite maximum gets no token, so later kernels need not handle NaN.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -123,7 +124,7 @@ def summaries_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def weights_kernel(logits, slots, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr):
-    """Sums each part's weights, of all tokens and of candidates, for sampled rows without top-k."""
+    """For sampled rows without top-k: sums the weights of each part, over all tokens and over the candidates."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
@@ -146,7 +147,10 @@ def weights_kernel(logits, slots, rows, part_best, sums, vocab, parts, PARTS: tl
 def draw_before(
     row_logits, row_params, position, attempt, best, value, token, candidates, vocab, PARTS: tl.constexpr
 ):  # fmt: skip
-    """Draws a candidate before ``token``, whose logit is ``value``; ``candidates``: partial sums of their weights."""
+    """Draws one of the candidates that precede ``token`` in the order by logit.
+
+    ``value``: the logit of ``token``. ``candidates``: the sum of these candidates' weights in each part.
+    """
     wanted = wanted_of(row_params, position, attempt, tl.sum(candidates, axis=0))
     part, wanted = part_beyond(candidates, wanted, PARTS)
     ids, values = load_part(row_logits, row_params, part, vocab)
@@ -224,7 +228,7 @@ def choose_kernel(
     logits, tokens, states, slots, positions, rows, part_best, group_keys, sums, chosen_groups,
     vocab, groups, parts, PARTS: tl.constexpr, GROUPS: tl.constexpr, IS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """Chooses a row's token, and records what is left to decide."""
+    """Chooses a row's token, and stores whether it is final, must be checked for top-p, or is undecided."""
     row = tl.program_id(0)
     row_params = rows + tl.load(slots + row).to(tl.int64) * FIELDS
     row_logits = logits + row.to(tl.int64) * vocab
@@ -264,7 +268,7 @@ def choose_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def check_kernel(logits, tokens, states, slots, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr):
-    """For drawn tokens of rows with top-p: sums the weights before the token."""
+    """For rows in state DRAWN: sums the weights of the tokens before the drawn token, as top-p's check needs them."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     if tl.load(states + row) != DRAWN:
@@ -288,7 +292,7 @@ def check_kernel(logits, tokens, states, slots, rows, part_best, sums, vocab, pa
 def retry_kernel(
     logits, tokens, states, slots, positions, rows, part_best, sums, vocab, parts, PARTS: tl.constexpr
 ):  # fmt: skip
-    """For rows with top-p: decides whether it keeps the drawn token; if not, makes the next attempt, to be checked."""
+    """For rows in state DRAWN: accepts the token if top-p keeps it; otherwise draws another one, to be checked."""
     row = tl.program_id(0)
     if tl.load(states + row) != DRAWN:
         return
