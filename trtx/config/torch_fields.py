@@ -60,7 +60,7 @@ _HONOURED: Mapping[str, Honoured] = {
     "cache_transceiver_config.kv_transfer_timeout_ms": Honoured(),
 }
 
-_SCHEDULER = Unused("the torch engine has one policy by which it makes batches")
+_SCHEDULER = Unused("the torch engine has only one batching policy")
 _KERNELS = Unused("the torch engine has kernels of its own")
 _PROCESSES = Unused("the torch engine has one process, which this does not shape")
 _LOADING = Unused("the torch engine has one way to load weights and to move KV")
