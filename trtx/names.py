@@ -11,9 +11,9 @@ from typing import Any
 HOME = "trtx.torch_engine.llmapi"
 PUBLIC = frozenset((
     "LLM", "CacheTransceiverConfig", "CompletionOutput", "CudaGraphConfig", "DisaggregatedParams", "Embedding",
-    "KvCacheConfig", "LlmArgs", "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder", "OfflineEngine",
-    "PreparedPicture", "RequestError", "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig",
-    "TorchLlmArgs",
+    "GuidedDecodingParams", "KvCacheConfig", "LlmArgs", "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder",
+    "OfflineEngine", "PreparedPicture", "RequestError", "RequestFailed", "RequestOutput", "SamplingParams",
+    "SchedulerConfig", "TorchLlmArgs",
 ))  # fmt: skip
 """The public names of :data:`HOME`. ``trtx`` exports the same names, and so does ``trtx.torch_engine``, their location
 in earlier versions."""
@@ -27,7 +27,6 @@ _NO_IMAGES_MADE = "makes text alone: use TensorRT-LLM itself"
 # Names in ``tensorrt_llm`` and ``tensorrt_llm.llmapi``. Each text completes a sentence "the embedded engine ...".
 ABSENT = {
     "AsyncLLM": "has one class: use LLM.generate_async, whose result can be awaited",
-    "GuidedDecodingParams": "has no guided decoding: leave it out, or use the engine tensorrt-llm",
     "LoRARequest": "serves no adapters: merge the adapter into the checkpoint, or use the engine tensorrt-llm",
     "ConversationParams": "keeps no conversations: leave conversation_params out, no answer depends on it",
     "KvCacheRetentionConfig": "evicts the blocks that were used least recently: leave kv_cache_retention_config out",

@@ -45,7 +45,7 @@ _HONOURED: Mapping[str, Honoured] = {
         _of(
             "",
             "model tokenizer skip_tokenizer_init trust_remote_code max_seq_len enable_chunked_prefill "
-            "disable_overlap_scheduler enable_iter_perf_stats max_stats_len",
+            "disable_overlap_scheduler enable_iter_perf_stats max_stats_len guided_decoding_backend",
         ),
         Honoured(),
     ),
@@ -263,7 +263,6 @@ REFUSED: Mapping[str, FieldRefusal] = {
     "batched_logits_processor": FieldRefusal(_HOOK),
     "enable_lora": FieldRefusal(_LORA, (False,)),
     "lora_config": FieldRefusal(_LORA),
-    "guided_decoding_backend": FieldRefusal("the torch engine does no guided decoding"),
     "decoding_config": FieldRefusal("the torch engine does not speculate"),
     "env_overrides": FieldRefusal(
         "the torch engine's process gets the environment of its worker", ({},), "set it in the environment"

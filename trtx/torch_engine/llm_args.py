@@ -72,7 +72,15 @@ class LlmArgs:
     cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
+    # "llguidance" or "xgrammar": guided decoding is on, with llguidance in both cases. None: off.
+    guided_decoding_backend: str | None = "llguidance"
     deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
+    grammar_tokenizer: str | None = None  # path or text of the tokenizer.json that grammars are spelled with
+
+    @property
+    def guides(self) -> bool:
+        """Whether requests may follow grammars, which need a tokenizer to be spelled with."""
+        return self.guided_decoding_backend is not None and self.grammar_tokenizer is not None
 
     @property
     def transport(self) -> str | None:

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 MOST_TOKENS = 2**31 - 1  # larger than any context or vocabulary
 LARGEST_FLOAT = 3.4028234663852886e38  # the largest finite float32; penalised logits are clamped to it
 SMALLEST_FLOAT = 1.1754943508222875e-38  # the smallest normal float32
+
+
+GrammarKind = Literal["json", "regex", "grammar", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a sequence's text must match (guided decoding).
+
+    ``text``: a JSON schema, a regular expression, a context-free grammar (Lark or GBNF), or the JSON text of structural
+    tags, as ``kind`` says. With ``after``, the grammar holds only for the text after that token, which ends the model's
+    thinking. ``opens``: the token that begins thinking; a sequence may sample it in place of the grammar's first token.
+    """
+
+    kind: GrammarKind
+    text: str
+    after: int | None = None  # None: the grammar holds from the first token on
+    opens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +48,7 @@ class SamplingPlan:
     keeps_stop_id: bool = False  # keep a stop token id in the output
     logprobs: int | None = None  # number of top tokens besides the sampled one; None: no logprobs
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def has_penalties(self) -> bool:

@@ -2,6 +2,10 @@
 
 Imports no torch. A step is ``schedule -> ModelRunner.launch(batch) -> LaunchedStep.results() -> commit``. The next step
 may be launched before the caller asks for this step's results.
+
+If a sequence of the batch follows a grammar, ``launch`` starts only the forward. The tokens that the grammar allows
+depend on the previous step's token, so the caller commits the previous step while the device computes, writes the
+allowed tokens to ``ModelRunner.masks``, and calls ``LaunchedStep.sample``.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.messages import Logprob
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from trtx.ipc.shared_tensor import SharedTensor
@@ -73,6 +79,7 @@ class ScheduledSequence:
     banned_ids: tuple[int, ...] = ()  # must not be sampled in this step: min_tokens is not reached
     media: Sequence[MediaSpan] = ()  # of the whole prompt
     embeddings: tuple[EmbeddingRows, ...] = ()  # media rows that replace placeholder ids in new_token_ids
+    is_guided: bool = False  # follows a grammar, so that the caller may limit its tokens: see LaunchedStep.sample
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +90,11 @@ class Batch:
     """
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
+
+    @property
+    def is_guided(self) -> bool:
+        """True if a sequence that samples follows a grammar: the step then samples in ``LaunchedStep.sample``."""
+        return any(sequence.is_guided and sequence.samples for sequence in self.sequences)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +117,13 @@ class Sampled:
 class LaunchedStep(Protocol):
     """A step that the device is computing or has computed."""
 
+    def sample(self, slots: Sequence[int]) -> None:
+        """Starts to sample, for a batch that ``is_guided``; call it once, before :meth:`results`.
+
+        Row i of ``ModelRunner.masks`` limits the tokens of the sequence in ``slots[i]``. All other sequences sample
+        from the whole vocabulary. The step before must be committed: its masks are overwritten.
+        """
+
     def results(self) -> list[Sampled]:
         """Waits for the step and returns one result for each of the batch's ``sequences``, in their order.
 
@@ -123,9 +142,14 @@ class ModelRunner(Protocol):
     vocab_size: int
     needs_grids: bool  # of media: the model's positions depend on them
     paced_steps: int | None  # the prefill token budget's setting for this runner: see SchedulerLimits
+    # [max_batch_size, words] in host memory: bit t of a row is 1 if token t may be sampled. None: the runner was built
+    # without guided decoding.
+    masks: npt.NDArray[np.int32] | None
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.
+
+        A batch that ``is_guided`` samples only when the caller asks the step to.
 
         Steps run in launch order. At most one earlier step may still have its ``results`` outstanding.
         """

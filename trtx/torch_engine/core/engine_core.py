@@ -11,22 +11,24 @@ from typing import Any
 import msgspec
 import psutil
 
+from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.grammars import Grammars
+from trtx.torch_engine.core.guided import GuidedDecoding, grammar_problem
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.layer_groups import LayerGroups
-from trtx.torch_engine.core.media import EmbeddingShortage, media_problem
+from trtx.torch_engine.core.matcher import GrammarProblem
+from trtx.torch_engine.core.media import EmbeddingShortage
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.stats import iteration_stats, since_the_step
 from trtx.torch_engine.handoff import KvTransport
-from trtx.torch_engine.messages import Handoff, HandoffStats, KvTransfer, Logprob, StepReport, Submit, Update
+from trtx.torch_engine.messages import Handoff, HandoffStats, KvTransfer, StepReport, Submit, Update
 from trtx.torch_engine.step import LaunchedStep, ModelRunner
 
 logger = logging.getLogger(__name__)
 
-MAX_PROMPT_LOGPROBS = 1 << 22
-"""Limit for one request, over all tokens of its prompt: 0.8 GB of memory in this process, 80 MB on the socket."""
 MEMORY_REPORT_S = 2.0
 """Interval of memory measurements while the engine works: one costs more than a step's bookkeeping."""
 
@@ -37,6 +39,7 @@ class _UnderWay:
 
     step: Step
     launched: LaunchedStep
+    is_guided: bool  # samples only once the tokens that its grammars allow are known
     began: float  # when it was scheduled; same clock as Sequence.arrived_s
 
 
@@ -65,24 +68,31 @@ class EngineCore:
         disable_overlap_scheduler: bool = False,
         transport: KvTransport | None = None,
         kv_transfer_timeout_s: float = 60.0,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         geometry = runner.geometry  # a token takes room in one block of each KV cache group
         size, num_blocks = geometry.tokens_per_block, runner.num_blocks // len(geometry.groups)
         bounds = {"max_seq_len": max_seq_len, "model": runner.max_position, "KV pool": num_blocks * size}
-        self.max_seq_len, self._bound_by = min((value, name) for name, value in bounds.items() if value is not None)
+        self.max_seq_len, bound_by = min((value, name) for name, value in bounds.items() if value is not None)
         self._events: KvEventLog | None = None
         if event_buffer_max_size and enable_block_reuse:
             self._events = KvEventLog(event_buffer_max_size, num_blocks=num_blocks, window_size=self.max_seq_len)
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
         self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows))
         self.runner = runner
-        self._limits = limits
+        self._admission = Admission(
+            runner, limits, max_seq_len=self.max_seq_len, bound_by=bound_by, has_transport=transport is not None
+        )
         self._handoffs = (
             Handoffs(transport, self.scheduler, timeout_s=kv_transfer_timeout_s, clock=clock)
             if transport is not None
             else None
         )
+        self._guided: GuidedDecoding | None = None
+        if grammars is not None:
+            assert runner.masks is not None
+            self._guided = GuidedDecoding(grammars, runner.masks)
         self._with_stats = enable_iter_perf_stats
         self._sequences: dict[int, Sequence] = {}  # accepted, and not ended for the client
         self._updates: list[Update] = []
@@ -108,11 +118,19 @@ class EngineCore:
         if self._handoffs is not None:
             self._handoffs.collect()
             self._end_short(self._handoffs.take_short())
+        if self._guided is not None:
+            self._take_compiled(self._guided)
         done = self._iteration
         if self._under_way is not None and self.scheduler.must_preempt:
             self._commit(self._under_way)
             self._under_way = None
         before, self._under_way = self._under_way, self._launch()
+        if self._under_way is not None and self._under_way.is_guided:
+            if before is not None:
+                self._commit(before)
+                before, self._is_stalled = None, False
+            assert self._guided is not None
+            self._guided.sample(self._under_way.step, self._under_way.launched)
         if not self._overlaps:
             before, self._under_way = self._under_way, None
         if before is not None:
@@ -131,7 +149,8 @@ class EngineCore:
         self._is_stalled = not (step.sequences or step.reads or step.short)
         if not step.sequences:
             return None
-        return _UnderWay(step, self.runner.launch(step.launch()), began)
+        batch = step.launch()
+        return _UnderWay(step, self.runner.launch(batch), batch.is_guided, began)
 
     def _commit(self, under_way: _UnderWay) -> None:
         """Waits for a step in flight and applies its results to its sequences."""
@@ -142,6 +161,10 @@ class EngineCore:
         for sequence, end, sampled in zip(step.sequences, step.ends, results, strict=True):
             if not scheduler.settle(sequence):
                 continue
+            if (problem := grammar_problem(sequence, sampled)) is not None:
+                num_completed += 1
+                self._end(sequence, Update(sequence.sequence_id, [], error=problem))
+                continue
             if sampled.error is not None:
                 num_completed += 1
                 self._fail(sequence, sampled.error)
@@ -150,6 +173,10 @@ class EngineCore:
                 update = sequence.advance(sampled, end)
                 if end // size > sequence.num_registered:
                     scheduler.groups.settle_blocks(sequence)
+            except GrammarProblem as error:
+                num_completed += 1
+                self._end(sequence, Update(sequence.sequence_id, [], error=str(error)))
+                continue
             except Exception as error:
                 num_completed += 1
                 self._fail(sequence, _unexpected(sequence.sequence_id, error))
@@ -273,9 +300,29 @@ class EngineCore:
             vocab_size=self.runner.vocab_size,
         )
         self._arrivals += 1
-        if (problem := self._problem(sequence)) is not None:
+        if (problem := self._admission.problem(sequence)) is not None:
             self._refuse(sequence, problem)
             return
+        if self._guided is not None and sequence.sampling.grammar is not None:
+            self._sequences[sequence.sequence_id] = sequence
+            self.scheduler.hold_media(sequence)
+            self._guided.compile(sequence)
+        else:
+            self._admit(sequence)
+
+    def _take_compiled(self, guided: GuidedDecoding) -> None:
+        for sequence, problem in guided.take_compiled():
+            del self._sequences[sequence.sequence_id]
+            if problem is not None:
+                self._refuse(sequence, problem)
+                continue
+            try:
+                self._admit(sequence)
+            except GrammarProblem as error:  # of the prefill side's tokens
+                self._refuse(sequence, str(error))
+
+    def _admit(self, sequence: Sequence) -> None:
+        """Gives a sequence to the scheduler, unless the prefill side's tokens are all that it wants."""
         if sequence.emits_first_gen_tokens:
             update = sequence.accept_first_gen_tokens()
             if update.finish_reason is not None:
@@ -288,58 +335,6 @@ class EngineCore:
                 self._updates.append(update)
         self._sequences[sequence.sequence_id] = sequence
         self.scheduler.add(sequence)
-
-    def _problem(self, sequence: Sequence) -> str | None:
-        prompt, handoff = sequence.prompt_token_ids, sequence.handoff
-        length = len(prompt)
-        if not prompt:
-            return "the prompt has no tokens; expected at least 1"
-        if length >= self.max_seq_len:
-            return (
-                f"the prompt has {length} tokens; expected at most {self.max_seq_len - 1}, which with one generated "
-                f"token is the longest sequence here ({self.max_seq_len}, bound by the {self._bound_by}); shorten it"
-            )
-        needs_grids = self.runner.needs_grids
-        problem = media_problem(sequence.media, sequence.routing_token_ids, length, needs_grids=needs_grids)
-        if problem is not None:
-            return problem
-        if needs_grids and (problem := sequence.leave_room(self.max_seq_len)) is not None:
-            return problem
-        vocab_size = self.runner.vocab_size
-        for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
-            if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
-                outside = next(token for token in tokens if not 0 <= token < vocab_size)
-                return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
-        if (problem := sequence.ban_problem(vocab_size)) is not None:
-            return problem
-        asked = sequence.sampling.prompt_logprobs
-        if asked is not None and length * (asked + 1) > MAX_PROMPT_LOGPROBS:
-            return (
-                f"prompt_logprobs is {asked} for a prompt of {length} tokens; expected at most {MAX_PROMPT_LOGPROBS} "
-                "entries in all; ask for fewer or shorten the prompt"
-            )
-        request_type = handoff.request_type if handoff is not None else None
-        if (
-            not self._limits.enable_chunked_prefill
-            and length > self._limits.max_num_tokens
-            and request_type != "generation_only"
-        ):
-            return (
-                f"the prompt has {length} tokens; expected at most max_num_tokens, which is "
-                f"{self._limits.max_num_tokens}, while enable_chunked_prefill is off; turn it on or shorten the prompt"
-            )
-        if request_type == "generation_only" and not (handoff and handoff.first_gen_tokens):
-            return "a generation_only request has no first_gen_tokens; pass on the prefill side's disaggregated_params"
-        logprobs = handoff.first_gen_log_probs if handoff is not None else None
-        if logprobs and not _fit(logprobs, sequence.first_gen_tokens):
-            return "first_gen_log_probs do not fit first_gen_tokens; pass on the prefill side's disaggregated_params"
-        needs_transport = request_type == "context_only" or sequence.wants_read
-        if needs_transport and self._handoffs is None:
-            return (
-                f"a {request_type} request needs a KV transport, and this engine has none; "
-                "set cache_transceiver_config: {backend: NIXL} in its engine config"
-            )
-        return None
 
     def abort(self, sequence_ids: Iterable[int]) -> None:
         """Ends sequences in any state with finish reason ``cancelled``.
@@ -357,7 +352,7 @@ class EngineCore:
                 sequence.is_cancelled = True
                 self._updates.append(update)
                 continue
-            if sequence.state is State.WAITING:
+            if sequence.state in (State.WAITING, State.COMPILING):
                 self._release_peer(sequence)
             self._end(sequence, update)
 
@@ -399,12 +394,9 @@ class EngineCore:
     def close(self) -> None:
         if self._handoffs is not None:
             self._handoffs.close()
+        if self._guided is not None:
+            self._guided.close()
         self.runner.close()
-
-
-def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
-    """True if there is one logprobs entry for each token, and each entry contains its token."""
-    return len(logprobs) == len(tokens) and all(t in entry for t, entry in zip(tokens, logprobs, strict=True))
 
 
 def _unexpected(sequence_id: int, error: Exception) -> str:

@@ -13,17 +13,21 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from trtx.checkpoint import read_end_ids
+from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
 from trtx.torch_engine import kv_fault
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
@@ -64,7 +68,11 @@ class LoadedEmbedding(NamedTuple):
         return EmbeddingTaken(self.key, str(self.embedding), is_failure, lost)
 
 
-Inbox = SimpleQueue[ToEngine | LoadedEmbedding | Exception]
+class GrammarCompiled(NamedTuple):
+    """Wakes the step loop: a grammar is compiled, or can't be."""
+
+
+Inbox = SimpleQueue[ToEngine | LoadedEmbedding | GrammarCompiled | Exception]
 """Messages in order of arrival. An Exception comes from the thread that sends reports, when sending has failed."""
 
 
@@ -79,7 +87,7 @@ def main() -> None:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
-            core = _build(start.args, channel)
+            core = _build(start.args, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
             built.set_result(core.runner)
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
@@ -111,7 +119,7 @@ def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
         return LoadedEmbedding(message.key, problem)
 
 
-def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
+def _build(args: LlmArgs, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> EngineCore:
     channel.send(Progress(f"loading {args.model}"))
     runner = _create_runner(args)
     transport = None
@@ -141,6 +149,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         disable_overlap_scheduler=args.disable_overlap_scheduler,
         transport=transport,
         kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
+        grammars=_grammars(args, runner.vocab_size, on_compiled),
     )
     channel.send(
         Ready(
@@ -153,6 +162,27 @@ def _build(args: LlmArgs, channel: Channel[ToEngine]) -> EngineCore:
         )
     )
     return core
+
+
+def _grammars(args: LlmArgs, vocab_size: int, on_compiled: Callable[[], None]) -> Grammars | None:
+    """What guided decoding needs, or None if it is off.
+
+    Raises UsageError for a tokenizer that can't be used for it.
+    """
+    if not args.guides:
+        return None
+    from trtx.torch_engine.core.grammars import load_vocabulary
+
+    assert args.grammar_tokenizer is not None
+    end_ids = read_end_ids(Path(args.model))
+    try:
+        vocabulary = load_vocabulary(args.grammar_tokenizer, vocab_size=vocab_size, eos_ids=end_ids)
+    except ValueError as error:
+        raise UsageError(
+            f"guided decoding can't use the tokenizer: {str(error)[:300]}; set guided_decoding_backend to null to go "
+            "without"
+        ) from error
+    return Grammars(vocabulary, vocab_size=vocab_size, on_compiled=on_compiled)
 
 
 def runner_args(args: LlmArgs) -> RunnerArgs:
@@ -172,6 +202,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         kv_dtype=kv.dtype,
         cuda_graphs=graphs is not None,
         deterministic=args.deterministic,
+        guided=args.guides,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 

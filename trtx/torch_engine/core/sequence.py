@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trtx.torch_engine.core.block_pool import block_name, root_name
+from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
@@ -15,8 +16,12 @@ from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence, StepEm
 
 
 class State(Enum):
-    """WAITING -> [READING ->] RUNNING -> FINISHED. Preemption returns to WAITING; an abort ends it in any state."""
+    """[COMPILING ->] WAITING -> [READING ->] RUNNING -> FINISHED.
 
+    Preemption returns to WAITING; an abort ends it in any state.
+    """
+
+    COMPILING = "compiling"  # waits for its grammar; the scheduler does not know it yet
     WAITING = "waiting"  # holds no slot and no blocks
     READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
     RUNNING = "running"  # holds a slot and blocks, and computes
@@ -78,6 +83,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()  # end and stop ids within the vocabulary; banned until min_tokens is reached
     min_tokens: int = 0
+    matcher: TokenMatcher | None = None  # its place in its grammar; set before it waits
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
 
     @classmethod
@@ -235,6 +241,7 @@ class Sequence:
             output_token_ids=self.output_token_ids,
             seed=self.seed,
             media=self.media,
+            is_guided=self.matcher is not None,
         )
         self.skip_media(num_computed)
 
@@ -280,6 +287,8 @@ class Sequence:
         if sampled.prompt_logprobs is not None and not self.output_token_ids:
             # A preempted prompt is recomputed from its start: keep only logprobs that are new.
             self.prompt_logprobs += sampled.prompt_logprobs[len(self.prompt_logprobs) - start :]
+        if self.matcher is not None and self.matcher.is_complete:
+            return Update(self.sequence_id, [], finish_reason="stop", prompt_logprobs=self.prompt_logprobs or None)
         if sampled.token_id is None:
             return None
         is_first_output = not self.output_token_ids
@@ -315,6 +324,8 @@ class Sequence:
 
         Returns the client's update with the finish reason, on which the caller acts. An end id stays in the client's
         tokens, as on TensorRT-LLM's pytorch backend; a stop token id stays only with ``include_stop_str_in_output``.
+        Raises GrammarProblem for a token that the sequence's grammar excludes, or after which nothing may follow
+        although ``min_tokens`` is not reached.
         """
         # False for a banned id that a prefill side with other parameters sampled.
         may_end = len(self.output_token_ids) >= self.min_tokens
@@ -329,6 +340,10 @@ class Sequence:
             if not self.sampling.keeps_stop_id:
                 update.token_ids = []
                 update.logprobs = None
+        elif self.matcher is not None and self.matcher.accept(token_id):
+            if len(self.output_token_ids) < self.min_tokens:
+                raise GrammarProblem(self.matcher.why_no_token(len(self.output_token_ids)))
+            update.finish_reason = "stop"
         elif len(self.output_token_ids) >= self.max_tokens:
             update.finish_reason = "length"
         return update

@@ -12,6 +12,7 @@ from trtx.names import public
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
 from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
+from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.results import (
@@ -34,6 +35,7 @@ __all__ = [
     "CudaGraphConfig",
     "DisaggregatedParams",
     "Embedding",
+    "GuidedDecodingParams",
     "KvCacheConfig",
     "LlmArgs",
     "Logprob",

@@ -23,6 +23,9 @@ from trtx.torch_engine.llm_args import (
 if TYPE_CHECKING:
     from trtx.config import Role
 
+_NULL_IS_OFF = ("cuda_graph_config", "guided_decoding_backend")
+"""Arguments that null turns off; for all others, null stands for the default."""
+
 NESTED: dict[str, type[Any]] = {
     "kv_cache_config": KvCacheConfig,
     "cuda_graph_config": CudaGraphConfig,
@@ -52,7 +55,7 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
         if name in NESTED and isinstance(value, Mapping):
             known = _names(NESTED[name])
             taken[name] = {key: v for key, v in value.items() if key in known and not _means_default(key, v)}
-        elif name in _names(LlmArgs) and (value is not None or name == "cuda_graph_config"):
+        elif name in _names(LlmArgs) and (value is not None or name in _NULL_IS_OFF):
             taken[name] = value
     try:
         args = msgspec.convert(taken, LlmArgs)

@@ -78,7 +78,11 @@ class LLM:
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
-        self.args = replace(self.args, deterministic=typed(bool, deterministic, "deterministic"))
+        self.args = replace(
+            self.args,
+            deterministic=typed(bool, deterministic, "deterministic"),
+            grammar_tokenizer=_grammar_tokenizer(path, tokenizer),
+        )
         self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
@@ -378,6 +382,18 @@ def _one_each(name: str, given: Any, count: int) -> list[Any]:
     if len(given) != count:
         raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")
     return list(given)
+
+
+def _grammar_tokenizer(model_dir: Path, tokenizer: Any) -> str | None:
+    """The path or text of the tokenizer.json that spells grammars; None if there is none.
+
+    ``tokenizer``: ``LLM``'s argument, a directory, a transformers tokenizer, or None for the model's own.
+    """
+    if tokenizer is not None and not isinstance(tokenizer, (str, Path)):
+        backend: Any = fast_tokenizer(tokenizer)
+        return str(backend.to_str())
+    file = Path(tokenizer or model_dir) / "tokenizer.json"
+    return str(file) if file.is_file() else None
 
 
 def model_directory(model: str | Path) -> Path:

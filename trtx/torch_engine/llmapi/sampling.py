@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
+from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams, guided_decoding
 from trtx.torch_engine.llmapi.values import (
     MAX_TOKEN_ID,
     Unsuitable,
@@ -137,7 +138,7 @@ class SamplingParams:
     logits_processor: Any = _refused(None, [])
     apply_batched_logits_processor: bool = _refused(False)
     lookahead_config: Any = _refused(None)
-    guided_decoding: Any = _refused(None)
+    guided_decoding: GuidedDecodingParams | None = _honoured(guided_decoding, paced=_NOT_MADE)
 
     # text
     detokenize: bool = _honoured(flag, True)
@@ -239,6 +240,7 @@ def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tup
         keeps_stop_id=params.include_stop_str_in_output,
         logprobs=None if params.logprobs is None else int(params.logprobs),
         prompt_logprobs=None if params.prompt_logprobs is None else int(params.prompt_logprobs),
+        grammar=None if params.guided_decoding is None else params.guided_decoding.resolved(),
     )
 
 

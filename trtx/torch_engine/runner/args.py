@@ -56,6 +56,7 @@ class RunnerArgs:
     cuda_graphs: bool = True
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
+    guided: bool = False  # sequences may follow grammars: room for their token masks
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no

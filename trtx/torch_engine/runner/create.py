@@ -27,6 +27,7 @@ from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.sampler import Sampler
+from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import DecoderWeights, load_weights
@@ -104,7 +105,8 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     decoder = Decoder(
         weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens
     )
-    sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic)
+    masks = TokenMasks(args.max_batch_size, config.vocab_size, device) if args.guided else None
+    sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks)
     graphs = padded = None
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
+from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.slots import BlockTable
 from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence, StepEmbedding
 
@@ -34,9 +37,21 @@ class TorchStep:
     """A :class:`trtx.torch_engine.step.LaunchedStep`: collects the results of its forwards from the device."""
 
     size: int
+    pending: list[Callable[[], None]] = field(default_factory=list)  # sample and collect, in the order of the forwards
+    masks: TokenMasks | None = None
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
     prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
     done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
+
+    @torch.inference_mode()
+    def sample(self, slots: Sequence[int] = ()) -> None:
+        """See :meth:`trtx.torch_engine.step.LaunchedStep.sample`. Without ``slots``, it limits no tokens."""
+        if self.masks is not None:
+            self.masks.limit(slots)
+        for sample in self.pending:
+            sample()
+        if self.done is not None:
+            self.done.record()
 
     def results(self) -> list[Sampled]:
         """See :meth:`trtx.torch_engine.step.LaunchedStep.results`."""
@@ -94,6 +109,7 @@ class TorchRunner:
         self._block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
+        self.masks = None if sampler.masks is None else sampler.masks.values
         self.needs_grids = decoder.mrope is not None
 
     @torch.inference_mode()
@@ -109,28 +125,36 @@ class TorchRunner:
             num_decodes += 1
         merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
-        step = TorchStep(len(sequences))
+        step = TorchStep(len(sequences), masks=self._sampler.masks)
         if decodes:
-            step.parts.append((list(range(len(decodes))), self._sampler.collect(*self._decode(decodes), decodes)))
+            step.pending.append(partial(self._sample_decodes, *self._decode(decodes), decodes, step))
         if others:
             packed = PackedPass(others, merged)
-            self._sample_chunks(*self._hidden(packed), packed, len(decodes), step)
+            step.pending.append(partial(self._sample_chunks, *self._hidden(packed), packed, len(decodes), step))
         if self._device.type == "cuda":
             step.done = torch.cuda.Event()
-            step.done.record()
+        if not batch.is_guided:
+            step.sample()
         return step
 
-    def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Tensor]:
-        """Runs the decodes. Returns (logits [rows, vocab], sampled tokens [rows])."""
+    def _decode(self, sequences: list[ScheduledSequence]) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Runs the decodes. Returns (logits [rows, vocab], a function that samples tokens [rows] from them)."""
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
         if self._graphs is not None and self._graphs.fits(len(sequences)):
-            return self._graphs.replay(tokens, positions, slots)
+            return self._graphs.replay(tokens, positions, slots), self._graphs.sample
         inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
         inputs = replace(inputs, token_ids=self._sampler.fill(inputs.token_ids, inputs.slots))
         logits = self._decoder.logits(self._decoder.hidden(inputs))
-        return logits, self._sampler.sample(logits, inputs.slots, inputs.positions)
+        return logits, partial(self._sampler.sample, logits, inputs.slots, inputs.positions)
+
+    def _sample_decodes(
+        self, logits: Tensor, sample: Callable[[], Tensor], sequences: list[ScheduledSequence], step: TorchStep
+    ) -> None:
+        unmasked = self._sampler.unmasked(logits, sequences)
+        collected = self._sampler.collect(logits, sample(), sequences, unmasked)
+        step.parts.append((list(range(len(sequences))), collected))
 
     def _sample_chunks(self, hidden: Tensor, lasts: list[int], packed: PackedPass, first: int, step: TorchStep) -> None:
         """Samples from the chunks and collects their prompt logprobs in ``step``.
@@ -145,7 +169,8 @@ class TorchRunner:
             positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
             rows, at, slots = _upload(last, positions, [sequence.slot for sequence in those], self._device)
             logits = self._decoder.logits(hidden[rows.long()])
-            collected = self._sampler.collect(logits, self._sampler.sample(logits, slots, at), those)
+            unmasked = self._sampler.unmasked(logits, those)
+            collected = self._sampler.collect(logits, self._sampler.sample(logits, slots, at), those, unmasked)
             step.parts.append(([first + index for index in sampling], collected))
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs

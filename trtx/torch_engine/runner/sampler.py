@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from trtx.torch_engine.runner.kernels import int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, to_host
 from trtx.torch_engine.runner.sampling import definition
 from trtx.torch_engine.runner.sampling.definition import NO_TOKEN
+from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.sampling.slots import SamplingSlots, is_device_error, unexpected
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence
@@ -70,9 +72,16 @@ class Sampler:
     """
 
     def __init__(
-        self, max_batch_size: int, vocab_size: int, device: torch.device, *, counts_prompts: bool = False
+        self,
+        max_batch_size: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        counts_prompts: bool = False,
+        masks: TokenMasks | None = None,
     ) -> None:
-        """``counts_prompts``: see :class:`SamplingSlots`."""
+        """``counts_prompts``: see :class:`SamplingSlots`. ``masks`` None: no guided decoding."""
+        self.masks = masks
         self._slots = SamplingSlots(max_batch_size, vocab_size, device, counts_prompts=counts_prompts)
         self._vocab_size = vocab_size
         self._device = device
@@ -80,7 +89,7 @@ class Sampler:
         if device.type == "cuda":  # Triton is imported only on CUDA: torch for CPUs lacks it
             from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
 
-            self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size)
+            self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size, masks)
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
         """Copies what changed in the slots since the last step to the device, without waiting for the copy."""
@@ -99,7 +108,8 @@ class Sampler:
         """Samples from ``logits`` [rows, vocab]: returns ``[rows]`` int64 tokens, ``NO_TOKEN`` for rows that have none.
 
         ``slots``, ``positions``: [rows] int32, the slot and position of each row's last known token. A sampled token
-        becomes its slot's last token. Works inside a CUDA graph. Tokens sampled for the padding slot are undefined.
+        becomes its slot's last token. Overwrites the logits of tokens that the masks exclude. Works inside a CUDA
+        graph. Tokens sampled for the padding slot are undefined.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
@@ -122,14 +132,34 @@ class Sampler:
     def _define(self, logits: Tensor, rows: list[tuple[int, int]]) -> Tensor:
         known = [self._slots.rows[slot] for slot, _ in rows]
         edits = [self._slots.edits[slot] for slot, _ in rows]
+        masks = self.masks
+        banned = [None if masks is None else masks.banned(slot, self._vocab_size) for slot, _ in rows]
         indices = [row.index(position) for row, (_, position) in zip(known, rows, strict=True)]
-        copy = logits.clone() if any(edit is not None for edit in edits) else logits
+        copy = logits.clone() if any(one is not None for one in (*edits, *banned)) else logits
+        for at, excluded in enumerate(banned):
+            if excluded is not None:
+                copy[at].masked_fill_(excluded, -torch.inf)
         return definition.sample(copy, known, edits, indices)
 
-    def collect(self, logits: Tensor, tokens: Tensor, sequences: list[ScheduledSequence]) -> SampledRows:
+    def unmasked(self, logits: Tensor, sequences: list[ScheduledSequence]) -> dict[int, Tensor]:
+        """Copies the logits of guided rows that want logprobs, before :meth:`sample` overwrites them.
+
+        Returns them by row; row i belongs to ``sequences[i]``.
+        """
+        wanted = [at for at, one in enumerate(sequences) if one.is_guided and one.sampling.logprobs is not None]
+        return {at: logits[at].clone() for at in wanted}
+
+    def collect(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        sequences: list[ScheduledSequence],
+        unmasked: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> SampledRows:
         """Starts the copy of a forward's sampled rows to the host. Row i belongs to ``sequences[i]``.
 
-        Logprobs are computed from the model's own logits, before any sampling parameter is applied.
+        Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``unmasked``: the
+        rows whose logits were overwritten since then, see :meth:`unmasked`.
         """
         rows = SampledRows(tokens, [sequence.start + len(sequence.new_token_ids) for sequence in sequences])
         if self._slots.problems:
@@ -145,7 +175,11 @@ class Sampler:
         def rank(part: range) -> None:
             at, counts = zip(*asked[part.start : part.stop], strict=True)
             index = int32(list(at), logits.device).long()
-            rows.ranked.append((at, RankedLogprobs(logits[index], tokens[index], list(counts))))
+            own = logits[index]
+            for place, row in enumerate(at):
+                if row in unmasked:
+                    own[place] = unmasked[row]
+            rows.ranked.append((at, RankedLogprobs(own, tokens[index], list(counts))))
 
         def fail(at: int, error: Exception) -> None:
             rows.problems[asked[at][0]] = unexpected(error)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.llmapi.sampling_probes import TABLE, WITHOUT_EFFECT
+from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import (
     FIELDS,
     GREEDY_CHOICES_VARIABLE,
@@ -162,7 +163,7 @@ def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
             SamplingParams(**{name: value})
 
 
-PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x")
+PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x", GuidedDecodingParams(regex="x"))
 
 
 def _plan(**fields: Any) -> str:

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.sampling.triton_arithmetic import PART
 from trtx.torch_engine.runner.sampling.triton_draw import (
     GROUP,
@@ -19,6 +20,7 @@ from trtx.torch_engine.runner.sampling.triton_draw import (
     weights_kernel,
 )
 from trtx.torch_engine.runner.sampling.triton_last_tokens import fill_kernel
+from trtx.torch_engine.runner.sampling.triton_masks import mask_kernel
 from trtx.torch_engine.runner.sampling.triton_search import search_kernel
 
 _EDITING = 8  # programs for each row: few, as most rows need none
@@ -30,10 +32,11 @@ class TritonSampling:
     So a CUDA graph of the launches serves any batch, and each kernel compiles once for each dtype of logits.
     """
 
-    def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int) -> None:
+    def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int, masks: TokenMasks | None) -> None:
         """``rows`` [slots, FIELDS] and ``last_tokens`` [slots] int32 belong to
-        :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`.
+        :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`. ``masks`` None: no guided decoding.
         """
+        self._masks = masks
         self._rows = rows
         self._last_tokens = last_tokens
         self._vocab = vocab_size
@@ -56,14 +59,20 @@ class TritonSampling:
     def sample(self, tokens: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
         """Samples ``tokens`` [n] int64 from ``logits`` [n, vocab], and counts them in their rows' edits.
 
-        They also become their slots' last tokens. ``slots`` [n] int32: each row's place in ``rows``. ``positions`` [n]
-        int32: positions of the tokens that the logits follow. Does not wait for the device.
+        Overwrites the logits of tokens that the masks exclude. The tokens become their slots' last tokens. ``slots``
+        [n] int32: each row's place in ``rows``. ``positions`` [n] int32: positions of the tokens that the logits
+        follow. Does not wait for the device.
         """
         count = logits.shape[0]
         vocab, groups, parts = self._vocab, self._groups, self._parts
         is_bfloat16, most_parts = logits.dtype == torch.bfloat16, self._most_parts
         best, sums, states = self._part_best, self._sums, self._states
         most_groups = triton.next_power_of_2(groups)
+        if (masks := self._masks) is not None:
+            mask_kernel[(count, _EDITING)](
+                logits, slots, masks.rows, masks.on_device, vocab, masks.on_device.shape[1], parts, PROGRAMS=_EDITING,
+                num_warps=8,
+            )  # fmt: skip
         edit_kernel[(count, _EDITING)](
             logits, slots, self._rows, vocab, parts, PROGRAMS=_EDITING, num_warps=8, enable_fp_fusion=False
         )

@@ -1,0 +1,91 @@
+"""Guided decoding in the step loop: sequences that wait for their grammar, and the masks of a step."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from trtx.torch_engine.core.grammars import Grammars
+from trtx.torch_engine.core.matcher import SHOWN_CHARACTERS, GrammarProblem, write_masks
+from trtx.torch_engine.core.scheduler import Step
+from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.step import LaunchedStep, Sampled
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+logger = logging.getLogger(__name__)
+
+
+class GuidedDecoding:
+    """Owns the compiled grammars of an engine, and the sequences that wait for one."""
+
+    def __init__(self, grammars: Grammars, masks: npt.NDArray[np.int32]) -> None:
+        """``masks``: see ``ModelRunner.masks``."""
+        self._grammars = grammars
+        self._masks = masks
+        self._compiling: list[tuple[Sequence, Future[LLMatcher]]] = []
+
+    def compile(self, sequence: Sequence) -> None:
+        """Makes a new sequence wait for its grammar, which is compiled beside the steps."""
+        assert sequence.sampling.grammar is not None
+        sequence.state = State.COMPILING
+        self._compiling.append((sequence, self._grammars.compile(sequence.sampling.grammar)))
+
+    def take_compiled(self) -> list[tuple[Sequence, str | None]]:
+        """Returns the sequences that wait no longer, each with the reason to refuse it, or None.
+
+        A sequence without such a reason has its matcher, and State WAITING.
+        """
+        if not self._compiling:
+            return []
+        done = [(sequence, compiled) for sequence, compiled in self._compiling if compiled.done()]
+        self._compiling = [one for one in self._compiling if not one[1].done()]
+        return [
+            (sequence, self._begin(sequence, compiled))
+            for sequence, compiled in done
+            if sequence.state is State.COMPILING  # else it was aborted
+        ]
+
+    def _begin(self, sequence: Sequence, compiled: Future[LLMatcher]) -> str | None:
+        try:
+            sequence.matcher = self._grammars.matcher(compiled.result(), sequence.sampling)
+        except GrammarProblem as error:
+            return str(error)
+        except BaseException as error:  # a panic of the library is no Exception
+            logger.error("sequence %d: its grammar was not compiled", sequence.sequence_id, exc_info=error)
+            return f"the grammar could not be compiled: {type(error).__name__}: {str(error)[:SHOWN_CHARACTERS]}"
+        sequence.state = State.WAITING
+        return None
+
+    def sample(self, step: Step, launched: LaunchedStep) -> None:
+        """Limits a step's guided sequences to the tokens that their grammars allow, and starts to sample.
+
+        The device computes the step's forward meanwhile. Sequences that have ended since the launch are not limited.
+        """
+        slots, matchers = [], []
+        for sequence in step.sequences:
+            if sequence.matcher is None or sequence.state is not State.RUNNING or sequence.held is None:
+                continue
+            if sequence.held.samples:
+                slots.append(sequence.slot)
+                matchers.append(sequence.matcher)
+        write_masks(self._grammars.executor, matchers, self._masks)
+        launched.sample(slots)
+
+    def close(self) -> None:
+        self._grammars.close()
+
+
+def grammar_problem(sequence: Sequence, sampled: Sampled) -> str | None:
+    """Why a guided sequence can't go on after a step, as a consequence of its request; None if it can."""
+    matcher = sequence.matcher
+    if matcher is None or matcher.is_complete:
+        return None
+    if matcher.problem:
+        return matcher.problem
+    return matcher.why_no_token(len(sequence.output_token_ids)) if sampled.error is not None else None

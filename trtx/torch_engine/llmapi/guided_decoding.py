@@ -1,0 +1,137 @@
+"""``GuidedDecodingParams``: TensorRT-LLM's description of the text that an answer must follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trtx.torch_engine.llmapi.values import MAX_TOKEN_ID, Unsuitable, integer, is_text, shown
+from trtx.torch_engine.sampling_plan import Grammar, GrammarKind
+
+MAX_GRAMMAR_BYTES = 512 << 10
+"""Limit of a grammar's text in bytes. Compiling a schema of this size takes up to half a second, beside the steps."""
+MAX_GRAMMAR_DEPTH = 100
+"""Limit of nested objects and lists in a JSON schema; the compiler's own reader ends at 128."""
+ANY_OBJECT = '{"type": "object"}'
+"""The schema of ``json_object``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    """What an answer must follow; set exactly one of the first five fields. Raises ValueError for any other number.
+
+    ``json``: a JSON schema, as text, mapping, or pydantic model. ``regex``: a regular expression of the whole answer,
+    in the syntax of Rust's regex crate. ``grammar``: a context-free grammar, in Lark's or GBNF's syntax.
+    ``json_object``: any JSON object. ``structural_tag``: the JSON text of structural tags, see
+    :func:`trtx.torch_engine.core.grammars.structural_tags`.
+
+    ``thinking_end_id`` and ``thinking_start_id`` are trtx's own: the grammar holds for the text after the first of
+    them. With the second one, the answer may begin with that token and think, or follow the grammar at once.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | None = None
+    thinking_end_id: int | None = None
+    thinking_start_id: int | None = None
+
+    def __post_init__(self) -> None:
+        self.resolved()
+
+    def resolved(self) -> Grammar:
+        """Returns the grammar in the form in which it travels to the engine. Raises ValueError."""
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise ValueError(
+                f"GuidedDecodingParams sets {', '.join(given) or 'nothing'}; "
+                f"expected exactly one of {', '.join(_KINDS)}"
+            )
+        name = given[0]
+        value = getattr(self, name)
+        text = ANY_OBJECT if name == "json_object" else _schema(value) if name == "json" else value
+        if not isinstance(text, str) or not is_text(text) or not text.strip():
+            raise ValueError(f"GuidedDecodingParams.{name} is {shown(value)}; expected Unicode text that is not empty")
+        if (size := len(text.encode())) > MAX_GRAMMAR_BYTES:
+            raise ValueError(
+                f"GuidedDecodingParams.{name} has {size} bytes; expected at most {MAX_GRAMMAR_BYTES}; shorten it"
+            )
+        if name in ("json", "structural_tag"):
+            _check_json(name, text)
+        after, opens = (_token_id(self, field) for field in ("thinking_end_id", "thinking_start_id"))
+        if opens is not None and after is None:
+            raise ValueError("GuidedDecodingParams.thinking_start_id needs thinking_end_id; set both")
+        return Grammar(_KINDS[name], text, after, opens)
+
+
+_KINDS: Mapping[str, GrammarKind] = {
+    "json": "json", "regex": "regex", "grammar": "grammar", "json_object": "json", "structural_tag": "structural_tag",
+}  # fmt: skip
+
+
+def guided_decoding(value: Any) -> GuidedDecodingParams | None:
+    """Accepts GuidedDecodingParams, and TensorRT-LLM's class of this name. Its fields may have been assigned to."""
+    if value is None:
+        return None
+    names = [row.name for row in fields(GuidedDecodingParams)]
+    if not isinstance(value, GuidedDecodingParams):
+        if type(value).__name__ != GuidedDecodingParams.__name__:
+            raise Unsuitable("GuidedDecodingParams or None")
+        try:
+            return GuidedDecodingParams(**{name: getattr(value, name) for name in names if hasattr(value, name)})
+        except ValueError as error:
+            raise Unsuitable(f"a valid one: {error}") from None
+    try:
+        value.resolved()
+    except ValueError as error:
+        raise Unsuitable(f"a valid one: {error}") from None
+    return value
+
+
+def _schema(value: Any) -> str:
+    """The JSON text of a schema: text stays as it is, so that the order of its keys and its numbers are kept."""
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"GuidedDecodingParams.json is {shown(value)}; expected a JSON schema: {error}") from None
+
+
+def _check_json(name: str, text: str) -> None:
+    try:
+        depth = _depth(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"GuidedDecodingParams.{name} is not valid JSON: {error}") from None
+    if depth > MAX_GRAMMAR_DEPTH:
+        raise ValueError(
+            f"GuidedDecodingParams.{name} nests {depth} levels; expected at most {MAX_GRAMMAR_DEPTH}; flatten it, "
+            "for example with $defs"
+        )
+
+
+def _depth(value: Any) -> int:
+    """Number of nested objects and lists; counted without recursion."""
+    deepest, level = 0, [value]
+    while level:
+        level = [inner for one in level for inner in _inside(one)]
+        deepest += 1
+    return deepest - 1
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _token_id(params: GuidedDecodingParams, name: str) -> int | None:
+    try:
+        return integer(0, MAX_TOKEN_ID)(getattr(params, name))
+    except Unsuitable as error:
+        raise ValueError(f"GuidedDecodingParams.{name} is {shown(getattr(params, name))}; expected {error}") from None
