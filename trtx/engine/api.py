@@ -99,6 +99,7 @@ class EngineFacts:
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
     dp_size: int = 1  # number of attention-DP ranks, each with its own KV cache; 1 without attention DP
+    guides: bool = False  # requests may have grammars that their answers follow (guided decoding)
     has_kv_events: bool = False  # the engine reports stored and removed blocks if its config enables it
     embedding_dtype: str | None = None  # dtype of an encoder's embedding rows
     image_token_id: int | None = None
@@ -357,6 +358,7 @@ class EngineApi:
 
     That function returns None if requests of this engine have no such ids.
     """
+    GuidedDecodingParams: Any = None  # None: no answer of this engine can follow a grammar
     # versions by package of the libraries that it computes with; may be empty
     versions: Mapping[str, str] = field(default_factory=dict)
     start_encoder: Start | None = None  # None: the engine has no vision encoder

@@ -30,6 +30,7 @@ from trtx.torch_engine.llmapi import (
     LLM,
     CompletionOutput,
     DisaggregatedParams,
+    GuidedDecodingParams,
     Logprob,
     MediaNeeded,
     MultimodalEncoder,
@@ -54,6 +55,7 @@ class TorchEngine(Engine):
             num_blocks=pool["maxNumBlocks"],
             max_batch_size=llm.max_batch_size,
             max_num_tokens=llm.args.max_num_tokens,
+            guides=llm.args.guides,
             has_kv_events=True,
             left_out=tuple(llm.unsupported_fields),
         )
@@ -153,6 +155,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         Logprob=Logprob,
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
+        GuidedDecodingParams=GuidedDecodingParams if kind == "torch" else None,
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
         start_encoder=_start_encoder if kind == "torch" else None,
         missing_media=_missing_media if kind == "torch" else None,

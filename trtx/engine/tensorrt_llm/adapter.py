@@ -150,6 +150,7 @@ def facts_of_llm(llm: Any, model: Path, config: Mapping[str, Any]) -> EngineFact
         max_batch_size=versions.argument(llm, "max_batch_size"),
         max_num_tokens=versions.argument(llm, "max_num_tokens"),
         dp_size=(versions.argument(llm, "tensor_parallel_size") or 1) if has_attention_dp else 1,
+        guides=versions.argument(llm, "guided_decoding_backend") is not None,
         has_kv_events=not capacity or bool(capacity.get("maxNumBlocks")),  # empty: capacity unknown, so assume events
         image_token_id=multimodal.image_token_id(llm, model),
         takes_handles=multimodal.takes_handles(llm),

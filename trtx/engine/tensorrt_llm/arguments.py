@@ -16,6 +16,8 @@ _ENCODER_BATCH = 4
 
 aiconfigurator considers 4 enough.
 """
+GRAMMAR_BACKEND = "xgrammar"
+"""Default of guided_decoding_backend. TensorRT-LLM's own default is none, which refuses every grammar."""
 _WITHOUT_ENCODER = frozenset({"Llama4ForConditionalGeneration"})
 """Architectures without a standalone encoder in TensorRT-LLM: their images are encoded inside prefill."""
 
@@ -47,7 +49,9 @@ def for_llm(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the class that ``versions.llm_class`` returns for the config's backend."""
     arguments = {"return_perf_metrics": True, **config}  # results then report how much of the prompt was cached
     arguments.pop("backend", None)
-    return _for_autodeploy(arguments, config) if backend_of(config) == "_autodeploy" else arguments
+    if backend_of(config) == "_autodeploy":
+        return _for_autodeploy(arguments, config)
+    return {"guided_decoding_backend": GRAMMAR_BACKEND} | arguments
 
 
 def _for_autodeploy(arguments: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

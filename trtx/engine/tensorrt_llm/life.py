@@ -30,7 +30,7 @@ def load_api() -> EngineApi:
     try:
         from tensorrt_llm.executor.result import Logprob
         from tensorrt_llm.executor.utils import RequestError
-        from tensorrt_llm.llmapi import DisaggregatedParams
+        from tensorrt_llm.llmapi import DisaggregatedParams, GuidedDecodingParams
         from tensorrt_llm.llmapi.llm import SamplingParams
     except ImportError as error:
         raise UsageError(
@@ -45,6 +45,7 @@ def load_api() -> EngineApi:
         Logprob=Logprob,
         fault=lambda error: _fault(error, RequestError),
         new_request_ids=versions.new_request_ids,
+        GuidedDecodingParams=GuidedDecodingParams,
         versions={} if (version := installed_version()) is None else {"tensorrt_llm": version},
         start_encoder=start_encoder,
         gpus_of=arguments.world_size,

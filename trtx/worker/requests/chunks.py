@@ -63,19 +63,27 @@ class ChunkWriter:
         # prefill worker's chunk always goes on to a decode worker, which gets the link too, so a prefill worker sends
         # the link only for a request that has already migrated.
         self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
+        # A stop string that cuts a document makes the whole answer an error, which Dynamo 1.4.2 passes on with its status
+        # and text only if nothing was sent before.
+        self._waits_for_end = bool(request.stop_strings) and request.grammar is not None and request.grammar.is_document
         self._seen = 0  # number of tokens passed to ``stops``, which holds back the tokens after the first ``sent``
         self.sent = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
 
     def next(self, result: Any) -> Chunk | None:
-        """The next chunk: the tokens of ``result`` that were not sent yet. None if there is nothing to send."""
+        """The next chunk: the tokens of ``result`` that were not sent yet. None if there is nothing to send.
+
+        Raises InvalidRequest if a stop string cuts the document that the request's grammar demands.
+        """
         output = result.outputs[0]
         reason = output.finish_reason
         if reason == "not_finished":
             # A context_only request ends with "length"; in TensorRT-LLM's executor/result.py (1.2) it may also end with
             # "not_finished", and TensorRT-LLM's own router accepts both. Dynamo accepts "length" only.
             reason = "length"
+        if self._waits_for_end and reason is None:
+            return None
         end, text, pieces = len(output.token_ids), None, None
         if self._stops is not None:
             released = self._stops.feed(output.token_ids[self._seen : end], is_last=reason is not None)
@@ -83,6 +91,10 @@ class ChunkWriter:
             end, text, pieces = self.sent + len(released.pieces), released.text, released.pieces
             if released.stop is not None:
                 reason = "stop"
+                if (grammar := self._request.grammar) is not None and (
+                    cut := grammar.cut_by(released.stop)
+                ) is not None:
+                    raise cut
         new_tokens = output.token_ids[self.sent : end]
         if not new_tokens and not text and reason is None:
             return None

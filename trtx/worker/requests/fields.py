@@ -121,6 +121,7 @@ def _media(sees: RequestField) -> RequestField:
 
 _ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
+_GRAMMAR = _honoured("the engine, through GuidedDecodingParams")
 _ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
 # By section; "" is the request itself. A mapping whose path is a section is searched recursively.
@@ -150,7 +151,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         ),
         "migration_link": _honoured("the worker: of a request that comes from another, max_tokens is what is left"),
         "request_timestamp_ms": _without_effect("for traces"),
-        "require_reasoning": _without_effect("it says from where on guided decoding holds, which is refused"),
+        "require_reasoning": _without_effect("the worker finds out by the prompt whether the model thinks first"),
         "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
     },
     "stop_conditions": {
@@ -193,10 +194,16 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
             "length_penalty is {value}, expected none: it is beam search's, which is not served; leave it out", 1.0
         ),
         "include_stop_str_in_output": _honoured("the worker, which ends the text at a stop string"),
-        "guided_decoding": _refused(
-            "guided decoding ({value}) is not served by this worker; drop response_format, guided_* and a forced "
-            "tool_choice"
-        ),
+        "guided_decoding": _honoured("the engine: the grammar that the answer follows"),
+    },
+    "sampling_options.guided_decoding": {
+        "json": _GRAMMAR,
+        "regex": _GRAMMAR,
+        "choice": _GRAMMAR,
+        "grammar": _GRAMMAR,
+        "structural_tag": _GRAMMAR,
+        "backend": _without_effect("the engine config names the library; all of them permit the same texts"),
+        "whitespace_pattern": _not_taken("guided_whitespace_pattern"),
     },
     "output_options": {
         "logprobs": _sampling(values.logprobs),

@@ -23,6 +23,7 @@ from trtx.worker.requests.faults import EngineError, EngineSteps
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.open_requests import OpenRequest
 from trtx.worker.requests.pacing import rest_seconds
+from trtx.worker.requests.request import WorkerRequest
 from trtx.worker.requests.roles import Submission
 
 
@@ -171,6 +172,24 @@ class Generation:
         parts.open_requests.close(self._context.id(), self._opened, engine_died=parts.leaving.engine_died)
 
 
+def _guided(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
+    """The grammar as keyword argument of SamplingParams. Raises InvalidRequest if the engine follows none."""
+    grammar, api = request.grammar, loaded.api
+    if grammar is None:
+        return {}
+    if api.GuidedDecodingParams is None:
+        raise InvalidRequest(
+            f"guided decoding ({grammar.kind}) is not served by engine {api.kind}, which makes no text of its own; "
+            "drop response_format, guided_* and a forced tool_choice"
+        )
+    if not loaded.engine.facts.guides:
+        raise InvalidRequest(
+            f"guided decoding ({grammar.kind}) is turned off on this worker; drop response_format, guided_* and a "
+            "forced tool_choice, or set guided_decoding_backend in the engine config"
+        )
+    return {"guided_decoding": api.GuidedDecodingParams(**grammar.params)}
+
+
 def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
     """Submits a request. Raises InvalidRequest if the engine refuses its arguments, EngineError for any other error."""
     request = submission.request
@@ -185,7 +204,7 @@ def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
         arguments |= {"media": request.media, "routing_token_ids": request.routing_token_ids}
     result: Result
     try:
-        sampling = loaded.api.SamplingParams(**request.sampling)
+        sampling = loaded.api.SamplingParams(**request.sampling, **_guided(request, loaded))
         if request.ready is not None:
             result = loaded.engine.generate_ready(request.ready, sampling, **arguments)
         else:

@@ -15,6 +15,7 @@ from dynamo.common.backend.health_check import is_probe
 
 from trtx.engine.api import Hints, MediaSpan, ReadyPrompt, stretch
 from trtx.worker.requests import fields
+from trtx.worker.requests.grammars import RequestGrammar, read_grammar
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.values import InvalidValue
 
@@ -48,6 +49,7 @@ class WorkerRequest:
     routing_token_ids: tuple[int, ...] | None = None
     ready: ReadyPrompt | None = None  # the prompt as prepared by an engine that preprocesses images itself
     has_moved: bool = False  # migrated: the end of the prompt consists of tokens that another worker generated
+    grammar: RequestGrammar | None = None  # of the answer
     # reason for a refusal that must wait until the engine has the request, because a prefill worker keeps its KV until
     # then
     contradiction: str = ""
@@ -101,11 +103,13 @@ def parse(
         "return_perf_metrics": True,
     }
     routing = request.get("routing") or {}
+    stop_strings = _stop_strings(stops.get("stop"))
     return WorkerRequest(
         token_ids=token_ids,
         received_tokens=len(token_ids),
         sampling=sampling,
-        stop_strings=_stop_strings(stops.get("stop")),
+        stop_strings=stop_strings,
+        grammar=read_grammar(request, stop_strings),
         includes_stop_string=bool(options.get("include_stop_str_in_output")),
         skip_special_tokens=outputs.get("skip_special_tokens") is not False,  # same default as the frontend
         wants_logprobs="logprobs" in sampling,
