@@ -7,12 +7,34 @@ combination.
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass
 
+# A document that is longer than any answer of the load, so that answers with and without the schema are equally long.
+ENDLESS_SCHEMA = {
+    "type": "array",
+    "minItems": 200,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 24},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "kind": {"enum": ["person", "company", "agent"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+            "score": {"type": "number"},
+        },
+        "required": ["name", "age", "kind", "tags", "score"],
+        "additionalProperties": False,
+    },
+}
 KINDS: dict[str, dict[str, str]] = {
     # Equal lengths, all clients at once.
     "fixed": {"concurrency": "64", "isl": "512", "osl": "128"},
+    # As fixed, and every answer follows a JSON schema.
+    "schema": {"concurrency": "64", "isl": "512", "osl": "128", "extra-inputs": json.dumps({"response_format": {
+        "type": "json_schema", "json_schema": {"name": "records", "schema": ENDLESS_SCHEMA},
+    }})},
     # Mixed lengths, with means of 1,500 and 250.
     "drawn": {"concurrency": "128", "isl": "1500", "isl-stddev": "600", "osl": "250", "osl-stddev": "100"},
     # Open loop: 12 requests/s.
