@@ -43,8 +43,10 @@ class GuidedDecoding:
         """
         if not self._compiling:
             return []
-        done = [(sequence, compiled) for sequence, compiled in self._compiling if compiled.done()]
-        self._compiling = [one for one in self._compiling if not one[1].done()]
+        waiting, self._compiling = self._compiling, []
+        done = []
+        for one in waiting:  # ask each future once: it may be done a moment later
+            (done if one[1].done() else self._compiling).append(one)
         return [
             (sequence, self._begin(sequence, compiled))
             for sequence, compiled in done
