@@ -44,7 +44,7 @@ class GuidedDecoding:
         if not self._compiling:
             return []
         waiting, self._compiling = self._compiling, []
-        done = []
+        done: list[tuple[Sequence, Future[LLMatcher]]] = []
         for one in waiting:  # ask each future once: it may be done a moment later
             (done if one[1].done() else self._compiling).append(one)
         return [
