@@ -208,7 +208,7 @@ def _options_by_name(verb: str) -> dict[str, Any]:
 
 def exit_codes() -> Iterator[str]:
     from trtx import errors
-    from trtx.cli.app import READER_GONE
+    from trtx.cli.exit_codes import READER_GONE
 
     def of(error: Any) -> tuple[int, str]:
         return error.exit_code, (error.__doc__ or "").partition("\n")[0].replace("``", "`")
