@@ -1,4 +1,4 @@
-"""Compares a build with its source: perplexity and greedy continuations on held-out text, and the gate on perplexity."""
+"""Compares a build with its source: perplexity and greedy continuations on held-out text, and the perplexity gate."""
 
 from __future__ import annotations
 
