@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 COMMAND = "make reference"
+LEAST_SHARED = 5  # options of a group that a verb shares with trtx serve, for a reference in place of a table
 
 Lines = Iterable[str]
 
@@ -38,20 +39,38 @@ def _escaped(value: object) -> str:
 
 
 def options(verbs: Iterable[str]) -> Iterator[str]:
-    """The usage, arguments and options of each verb, in the groups of its ``--help``."""
+    """The usage, arguments and options of each verb, in the groups of its ``--help``.
+
+    A group that a verb shares with ``trtx serve`` is listed on the page of ``trtx serve`` only.
+    """
     from trtx.cli.app import VERBS, Verbs
 
+    def command(verb: str) -> Any:
+        return Verbs().get_command(None, verb)
+
+    served = _panels(command("serve"))
     for verb in verbs:
-        command: Any = Verbs().get_command(None, verb)
         yield from (f"## trtx {verb}", "", VERBS[verb][1], "")
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for option in command.params:
-            if not option.hidden:
-                panels.setdefault(option.rich_help_panel or "General", []).append(_option(option))
-        for panel, rows in panels.items():
-            yield from (f"**{panel}**", "", *table(("Option", "Effect"), rows), "")
-        if command.epilog:
-            yield from (*textwrap.wrap(command.epilog, 118), "")
+        for panel, rows in _panels(command(verb)).items():
+            shared = [row for row in served.get(panel, ()) if verb != "serve" and row in rows]
+            is_short = len(shared) < LEAST_SHARED
+            yield from (f"**{panel}**", "")
+            if not is_short:
+                others = [row[0].partition(" ")[0] for row in served[panel] if row not in shared]
+                but = f", except {', '.join(others)}" if others else ""
+                yield from (f"All options of [`trtx serve`](serve.md) in this group{but}.", "")
+            own = [row for row in rows if is_short or row not in shared]
+            yield from (*table(("Option", "Effect"), own), "") if own else ()
+        if epilog := command(verb).epilog:
+            yield from (*textwrap.wrap(epilog, 118), "")
+
+
+def _panels(command: Any) -> dict[str, list[tuple[str, str]]]:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for option in command.params:
+        if not option.hidden:
+            panels.setdefault(option.rich_help_panel or "General", []).append(_option(option))
+    return panels
 
 
 def _option(option: Any) -> tuple[str, str]:
@@ -189,7 +208,7 @@ def _options_by_name(verb: str) -> dict[str, Any]:
 
 def exit_codes() -> Iterator[str]:
     from trtx import errors
-    from trtx.cli.app import READER_GONE
+    from trtx.cli.exit_codes import READER_GONE
 
     def of(error: Any) -> tuple[int, str]:
         return error.exit_code, (error.__doc__ or "").partition("\n")[0].replace("``", "`")

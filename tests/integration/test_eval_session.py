@@ -146,7 +146,7 @@ def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: st
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"question": "1 + 1 =", "answer": "2", "answer": "3"}', "'answer' stands twice in one object; keep one"),
+        ('{"question": "1 + 1 =", "answer": "2", "answer": "3"}', "'answer' occurs twice in one object; keep one"),
         ('{"question": "1 + 1 =", "answer": "2"', "can't be read (Expecting ',' delimiter"),
         ('["1 + 1 =", "2"]', "holds a list"),
         ('{"question": "1 + 1 =", "answer": "2", "weight": NaN}', "NaN is no number of JSON"),
@@ -164,7 +164,7 @@ def test_a_data_file_that_is_one_document_of_several_lines_is_read(folder: Calla
     (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1))
     assert len(load(job("sums", folder=at)).tasks[0].documents) == len(ROWS)
     (at / "rows.jsonl").write_text(json.dumps(ROWS, indent=1).replace('"answer"', '"question"', 1))
-    refused(job("sums", folder=at), ["rows.jsonl can't be read ('question' stands twice in one object; keep one)"])
+    refused(job("sums", folder=at), ["rows.jsonl can't be read ('question' occurs twice in one object; keep one)"])
 
 
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Pat
 
 def test_a_key_that_stands_twice_in_a_tasks_file_is_named_with_its_line(folder: Callable[..., Path]) -> None:
     at = folder(more="test_split: other\n")
-    refused(job("sums", folder=at), [f"task sums: {at / 'sums.yaml'}, line 9: 'test_split' stands twice; keep one"])
+    refused(job("sums", folder=at), [f"task sums: {at / 'sums.yaml'}, line 9: 'test_split' occurs twice; keep one"])
 
 
 @pytest.mark.proof  # it reads lm-eval's 14,000 task files

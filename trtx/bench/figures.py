@@ -357,8 +357,13 @@ def _not_negative(form: CoreSchema) -> CoreSchema:
 
 
 def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSchema:
-    """Schema of an object with these fields. A field added later may be missing in an older document."""
+    """Schema of an object with these fields.
+
+    A field added later may be missing in an older document. It is then None, and stays None when the document is
+    written again, in the current version.
+    """
     first = {name: since.get(name, FIRST_SCHEMA) == FIRST_SCHEMA for name in forms}
+    forms = {name: form if first[name] else core_schema.nullable_schema(form) for name, form in forms.items()}
     fields = {name: core_schema.typed_dict_field(form, required=first[name]) for name, form in forms.items()}
 
     def check(found: dict[str, Any], info: core_schema.ValidationInfo) -> dict[str, Any]:
@@ -366,6 +371,6 @@ def _fields(forms: Mapping[str, CoreSchema], since: Mapping[str, int]) -> CoreSc
         for name in forms:
             if name not in found and since.get(name, FIRST_SCHEMA) <= version:
                 raise PydanticCustomError("missing", "Field required", {"field": name})
-        return found
+        return {name: found.get(name) for name in forms}
 
     return core_schema.with_info_after_validator_function(check, core_schema.typed_dict_schema(fields))

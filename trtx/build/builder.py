@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from trtx.build import contents
 from trtx.build.calibration import Calibration
@@ -16,7 +15,7 @@ from trtx.build.formats import NO_FORMAT
 from trtx.build.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from trtx.build.plan import BuildPlan, BuildRequest, plan_build
 from trtx.build.progress import BuildProgress, Clock, Listener
-from trtx.build.proof import Proof, check_supported, prove
+from trtx.build.proof import Proof, check_supported, judge, prove
 from trtx.build.quantize import QuantizeJob
 from trtx.build.store import Partial, check_space, is_disk_full, no_space, partial_directory
 from trtx.build.tensorrt import EngineJob
@@ -47,7 +46,7 @@ def build(request: BuildRequest, *, on_progress: Listener) -> Build:
                 _make(plan, partial, on_progress)
                 partial.publish()
     manifest = read_manifest(plan.target)
-    gate = _gate(manifest.proof, request.max_ppl_increase)
+    gate = judge(manifest.proof, request.max_ppl_increase)
     if gate is not None and gate != manifest.gate:
         manifest = replace(manifest, gate=gate)
         manifest.write(plan.target)
@@ -79,7 +78,7 @@ def _make(plan: BuildPlan, partial: Partial, on_progress: Listener) -> None:
         seconds=clock.seconds,
         proof=proof,
         unproved=unproved,
-        gate=_gate(proof, plan.request.max_ppl_increase),
+        gate=judge(proof, plan.request.max_ppl_increase),
     ).write(directory)
 
 
@@ -146,12 +145,6 @@ def _prove(plan: BuildPlan, partial: Partial, on_progress: Listener) -> tuple[Pr
             raise
         return None, str(error)
     return proof, None
-
-
-def _gate(proof: Proof | None, limit: float | None) -> dict[str, Any] | None:
-    if limit is None or proof is None:
-        return None
-    return {"max_ppl_increase_pct": limit, "passed": proof.increase_pct <= limit}
 
 
 @contextlib.contextmanager

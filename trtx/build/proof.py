@@ -1,4 +1,4 @@
-"""Compares a build with its source: perplexity and greedy continuations of both, on held-out text."""
+"""Compares a build with its source: perplexity and greedy continuations on held-out text, and the perplexity gate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtx.checkpoint.held_out import held_out_passages, held_out_prompts
 from trtx.checkpoint.model_config import read_model_config
@@ -127,6 +128,13 @@ def compare(source: Answers, result: Answers) -> Proof:
         greedy_agreement=agreed / max(1, sum(max(len(before), len(after)) for before, after in pairs)),
         identical=sum(before == after for before, after in pairs),
     )
+
+
+def judge(proof: Proof | None, max_increase_pct: float | None) -> dict[str, Any] | None:
+    """Returns whether the build's perplexity is within the limit, as the manifest records it; None without a limit."""
+    if max_increase_pct is None or proof is None:
+        return None
+    return {"max_ppl_increase_pct": max_increase_pct, "passed": proof.increase_pct <= max_increase_pct}
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -10,8 +10,9 @@ Invariants: a returned path is complete, never half written; and no module impor
 """
 
 from trtx.checkpoint.facts import Checkpoint, read_end_ids
+from trtx.checkpoint.hub import hub_revision
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.resolve import default_model, describe_checkpoint, hub_revision, resolve_checkpoint
+from trtx.checkpoint.resolve import default_model, describe_checkpoint, resolve_checkpoint
 from trtx.checkpoint.shapes import list_shapes
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The defaults of transformers' config classes for fields that are missing in a ``config.json``.
 
 Published files omit values that equal the default of their class: the decoder of LLaVA 1.5 states no size at all.
-Importing transformers takes seconds, so the defaults are copied here.
+Importing transformers takes seconds, so the defaults are copied here, and in ``families.py`` for the decoders that the
+torch engine supports.
 ``tests/unit/checkpoint/test_class_defaults.py`` compares them with the installed classes (5.23).
 """
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-DEFAULT_THETA = 10000.0
+from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, NO_BIAS, UNTIED, decoder_defaults
+
 _TEXT, _TYPE = "text_config", "model_type"
 
 
@@ -33,37 +35,18 @@ class NestedClass:
 class ConfigClass:
     """The defaults of one config class.
 
-    ``theta``: the default of rope_theta. ``aliases``: alternative names of fields. ``is_flat``: if there is no
-    ``text_config``, the decoder's fields are in the same object as the wrapper's.
+    ``aliases``: alternative names of fields. ``is_flat``: if there is no ``text_config``, the decoder's fields are in
+    the same object as the wrapper's.
     """
 
     fields: Mapping[str, Any]
-    theta: float = DEFAULT_THETA
     nested: Mapping[str, NestedClass] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     is_flat: bool = False
 
 
-def _decoder(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, positions: int, **more: Any
-) -> dict[str, Any]:
-    """Returns the defaults of the fields that every decoder class has, and of those in ``more``."""
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": 1e-6,
-        **more,
-    }
-
-
-_SILU, _GELU = {"hidden_act": "silu"}, "gelu_pytorch_tanh"
-_UNTIED, _TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
-_NO_BIAS = {"attention_bias": False}
-_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096}
+_GELU = "gelu_pytorch_tanh"
+_TIED = {"tie_word_embeddings": True}
 _QWEN_IDS = {
     "image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
 }  # fmt: skip
@@ -75,33 +58,22 @@ _QWEN_ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth
 def _qwen_wrapper(model_type: str, *, is_flat: bool = False) -> ConfigClass:
     nested = {name: NestedClass(f"{model_type}_{part}", is_fixed=True)
               for name, part in ((_TEXT, "text"), ("vision_config", "vision"))}  # fmt: skip
-    return ConfigClass(_QWEN_IDS | _UNTIED, nested=nested, is_flat=is_flat)
+    return ConfigClass(_QWEN_IDS | UNTIED, nested=nested, is_flat=is_flat)
 
 
 CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
-    "llama": ConfigClass(_decoder(32000, 4096, 11008, 32, 32, 2048, mlp_bias=False, **_SILU, **_UNTIED, **_NO_BIAS)),
-    "qwen2": ConfigClass(_decoder(
-        151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, max_window_layers=28,
-        **_SILU, **_UNTIED, **_SWITCHED,
+    **{family.model_type: ConfigClass(family.defaults) for family in (*FAMILIES.values(), *NESTED_FAMILIES.values())},
+    "gemma": ConfigClass(decoder_defaults(
+        256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, head_dim=256, hidden_act=_GELU, **_TIED, **NO_BIAS,
     )),
-    "qwen3": ConfigClass(_decoder(
-        151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, head_dim=128, max_window_layers=28,
-        **_SILU, **_UNTIED, **_SWITCHED, **_NO_BIAS,
-    )),
-    "mistral": ConfigClass(_decoder(
-        32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8, sliding_window=4096, **_SILU, **_UNTIED,
-    )),
-    "gemma": ConfigClass(_decoder(
-        256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, head_dim=256, hidden_act=_GELU, **_TIED, **_NO_BIAS,
-    )),
-    "gemma2": ConfigClass(_decoder(
+    "gemma2": ConfigClass(decoder_defaults(
         256000, 2304, 9216, 26, 8, 8192, num_key_value_heads=4, head_dim=256, hidden_activation=_GELU,
         sliding_window=4096, query_pre_attn_scalar=256, final_logit_softcapping=30.0, attn_logit_softcapping=50.0,
-        **_TIED, **_NO_BIAS,
+        **_TIED, **NO_BIAS,
     )),
-    "gemma3_text": ConfigClass(_decoder(
+    "gemma3_text": ConfigClass(decoder_defaults(
         262208, 2304, 9216, 26, 8, 131072, num_key_value_heads=4, head_dim=256, hidden_activation=_GELU,
-        sliding_window=4096, query_pre_attn_scalar=256, use_bidirectional_attention=False, **_TIED, **_NO_BIAS,
+        sliding_window=4096, query_pre_attn_scalar=256, use_bidirectional_attention=False, **_TIED, **NO_BIAS,
     )),
     "gemma3": ConfigClass(
         {"mm_tokens_per_image": 256, "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144,
@@ -114,7 +86,7 @@ CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
     "llava": ConfigClass(
         {"image_token_index": 32000, "image_seq_length": 576, "projector_hidden_act": "gelu",
          "vision_feature_select_strategy": "default", "vision_feature_layer": -2, "multimodal_projector_bias": True,
-         **_UNTIED},
+         **UNTIED},
         nested={
             _TEXT: NestedClass("llama"),
             "vision_config": NestedClass("clip_vision_model", {
@@ -133,11 +105,6 @@ CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
         "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": _GELU, "vision_use_head": True,
     }),
     "qwen2_5_vl": _qwen_wrapper("qwen2_5_vl", is_flat=True),
-    "qwen2_5_vl_text": ConfigClass(
-        _decoder(152064, 8192, 29568, 80, 64, 32768, num_key_value_heads=8, max_window_layers=80, **_SILU, **_SWITCHED)
-        | {"rms_norm_eps": 1e-5},
-        theta=1e6,
-    ),
     "qwen2_5_vl_vision": ConfigClass(
         _QWEN_TOWER | {"depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420,
                        "patch_size": 14, "tokens_per_second": 4, "window_size": 112,
@@ -145,10 +112,6 @@ CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
         aliases=_QWEN_ALIASES,
     ),
     "qwen3_vl": _qwen_wrapper("qwen3_vl"),
-    "qwen3_vl_text": ConfigClass(
-        _decoder(151936, 4096, 22016, 32, 32, 128000, num_key_value_heads=32, head_dim=128, **_SILU, **_NO_BIAS),
-        theta=5e5,
-    ),
     "qwen3_vl_vision": ConfigClass(
         _QWEN_TOWER | {"depth": 27, "hidden_size": 1152, "hidden_act": _GELU, "intermediate_size": 4304,
                        "patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},

@@ -10,8 +10,9 @@ from typing import Any
 
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
+from trtx.checkpoint.families import FAMILIES
 from trtx.checkpoint.formats import DTYPE_BYTES
-from trtx.checkpoint.model_config import DRAWN_WEIGHTS, FAMILIES, LARGEST, read_model_config
+from trtx.checkpoint.model_config import DRAWN_WEIGHTS, LARGEST, read_model_config
 from trtx.checkpoint.towers import tower_tensors
 from trtx.checkpoint.vision import WRAPPERS
 from trtx.checkpoint.weight_index import stored_dtype, weight_files

@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from trtx.checkpoint.resolve import fetch_from_hub
+from trtx.checkpoint.hub import fetch_from_hub
 from trtx.checkpoint.shapes import PREFIX, find_shape
 from trtx.checkpoint.synthetic import make_synthetic
 from trtx.errors import TrtxError, UsageError

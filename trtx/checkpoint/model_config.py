@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.class_defaults import CLASSES
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
-from trtx.checkpoint.family import Family
+from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
-from trtx.checkpoint.rope import MropeSections, RopeConfig, read_rope
+from trtx.checkpoint.rope import RopeConfig, read_rope
 from trtx.checkpoint.vision import (
     WRAPPERS,
     VisionConfig,
@@ -42,28 +41,6 @@ LARGEST = {
 }
 """Upper bounds of the sizes, well above those of every published model (Llama 4 Scout has 10,485,760 positions). A
 larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", derives_head_dim=True, window="unknown"),
-    "Qwen2ForCausalLM": Family("qwen2", derives_head_dim=True, qkv_bias=True),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True),
-    "MistralForCausalLM": Family("mistral", kv_heads="stated", derives_head_dim=True, window="always", qkv_bias=False),
-}
-
-# Decoders that exist only nested in a multimodal model, by model_type.
-NESTED_FAMILIES = {
-    "qwen2_5_vl_text": Family(
-        "qwen2_5_vl_text",
-        derives_head_dim=True,
-        takes_head_dim=False,
-        qkv_bias=True,
-        mrope=MropeSections((16, 24, 24), interleaved=False),
-    ),
-    "qwen3_vl_text": Family(
-        "qwen3_vl_text", window="unknown", qk_norm=True, mrope=MropeSections((24, 20, 20), interleaved=True)
-    ),
-}
 
 KNOWN = frozenset((
     *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
@@ -213,8 +190,7 @@ def _parse(
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
     stated = sizes["max_position_embeddings"]
-    theta = CLASSES[family.model_type].theta
-    rope = read_rope(config, default_theta=theta, max_position=stated, mrope=family.mrope, head_dim=head_dim)
+    rope = read_rope(config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim)
     max_position = rope.longest(stated)
     return ModelConfig(
         architecture=architecture,

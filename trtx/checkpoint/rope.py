@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trtx.checkpoint.class_defaults import DEFAULT_THETA
 from trtx.checkpoint.documents import Fields, shown
+from trtx.checkpoint.families import DEFAULT_THETA, MropeSections
 from trtx.errors import UsageError
 
 # The fields of each rope type besides theta. Fields that a type does not use are refused: transformers ignores a
@@ -83,17 +83,6 @@ class RopeConfig:
         if self.yarn is None:
             return max_position
         return max(max_position, int(self.factor * self.original_max_position))
-
-
-@dataclass(frozen=True, slots=True)
-class MropeSections:
-    """The rotary sections of a family with three positions per token.
-
-    ``silent``: transformers' default if the file has no sections.
-    """
-
-    silent: tuple[int, int, int]
-    interleaved: bool
 
 
 def read_rope(

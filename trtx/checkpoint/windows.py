@@ -9,7 +9,7 @@ from trtx.checkpoint.documents import Fields
 from trtx.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from trtx.checkpoint.family import Family
+    from trtx.checkpoint.families import Family
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ELSEWHERE = "the torch engine computes full attention alone there; serve it with the engine tensorrt-llm"

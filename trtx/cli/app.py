@@ -5,18 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import traceback
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
-from trtx.cli.sentences import tell
+from trtx.cli.exit_codes import exit_code_of
 from trtx.cli.streams import drop_what_is_left, prepare_streams
-from trtx.config.findings import LIST_ITEM
-from trtx.config.wording import printable
-from trtx.errors import TrtxError, UsageError
+from trtx.errors import UsageError
 
 # verb (one or two words) -> (module with a Typer app named ``app``, its line in `trtx --help`)
 VERBS = {
@@ -40,10 +36,6 @@ VERBS = {
     "report": ("trtx.cli.report", "Render a run directory again."),
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
-
-LONGEST_MESSAGE = 1000
-"""The maximum length of a usage error in characters; a longer message loses its middle."""
-READER_GONE = 141  # the code that a shell reports for SIGPIPE, when the reader has exited, as in `trtx … | head`
 
 
 class Verbs(TyperGroup):
@@ -119,63 +111,15 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Runs one command line and returns its exit code. Only this function turns errors into exit codes."""
-    try:
-        return _run(argv)
-    except BrokenPipeError:  # the reader exited while the error was being printed
-        return READER_GONE
+    """Runs one command line and returns its exit code."""
 
-
-def _run(argv: list[str]) -> int:
-    try:
+    def verb() -> object:
         for number, argument in enumerate(argv, start=1):
             if "\0" in argument or not _is_text(argument):
                 raise UsageError(f"argument {number} holds a NUL byte or bytes that are no UTF-8; expected text")
-        code = app(args=argv, prog_name="trtx", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except TyperException as error:
-        return _refuse(error)
-    except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):
-            return READER_GONE  # Typer 0.29 and Rich 14.1 turn a broken pipe into an exit code of their own
-        return leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
-    except TrtxError as error:
-        return _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
-    except BrokenPipeError:
-        return READER_GONE
-    except Exception:
-        traceback.print_exc()
-        return _complain("this is a bug of trtx; please report the lines above", 70)
+        return app(args=argv, prog_name="trtx", standalone_mode=False)
 
-
-def _refuse(error: TyperException) -> int:
-    """Prints Typer's own error in one sentence, or the help of a verb without arguments; returns the exit code."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message(), file=sys.stderr)
-        return error.exit_code
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "trtx"
-    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
-    message = message.replace("Input should be", "expected")  # pydantic's wording inside a message of Typer 0.29
-    return _complain(f"{message}; see {path} --help", error.exit_code)
-
-
-def _complain(message: str, exit_code: int) -> int:
-    """Prints an error and returns the exit code.
-
-    A usage error becomes one line, except that a list of findings keeps one line per finding. Any other error keeps its
-    lines, because it may end with the last lines of a log. Control characters are escaped.
-    """
-    is_usage = exit_code == UsageError.exit_code
-    line_end = LIST_ITEM if is_usage else "\n"
-    text = line_end.join(printable(line) for line in message.split(line_end))
-    if is_usage and len(text) > LONGEST_MESSAGE - len("trtx: \n"):
-        half = LONGEST_MESSAGE // 2 - 20
-        text = f"{text[:half]} ... {text[-half:]}"
-    tell(f"trtx: {text}")
-    return exit_code
+    return exit_code_of(verb)
 
 
 def _is_text(argument: str) -> bool:

@@ -188,7 +188,7 @@ def _model_directory(model: str) -> Path:
         return directory
     if directory.exists() or model.startswith(("synthetic:", ".", "/", "~")):
         return resolve_checkpoint(model).path
-    from trtx.checkpoint.resolve import load_hub
+    from trtx.checkpoint.hub import load_hub
 
     hub = load_hub()
     try:

@@ -44,7 +44,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise ValueError(f"{quoted(twice)} stands twice in one object; keep one")
+        raise ValueError(f"{quoted(twice)} occurs twice in one object; keep one")
     return found
 
 

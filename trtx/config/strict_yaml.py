@@ -147,13 +147,13 @@ class _Reader:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and self._tag(event) == _MERGE:
                 if merged is not None:
-                    self._refuse(event, "<< stands twice in one mapping; give it a list")
+                    self._refuse(event, "<< occurs twice in one mapping; give it a list")
                 merged = self._merged(level)
                 continue
             key = self._key(event, level)
             if key in own:
                 first = f" (first in line {lines[key] + 1})" if self._is_file else ""
-                self._refuse(event, f"{quoted(key)} stands twice in one mapping{first}; keep one")
+                self._refuse(event, f"{quoted(key)} occurs twice in one mapping{first}; keep one")
             lines[key] = _line(event)
             own[key] = self._value(next(self._events), level + 1)
         return {**(merged or {}), **own}

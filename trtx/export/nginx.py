@@ -119,7 +119,7 @@ def _check(gateway: Gateway) -> None:
     for taken in gateway.frontends:
         if taken[1] == port and (taken[0] == address or ipaddress.ip_address(address).is_unspecified):
             raise UsageError(
-                f"--listen {_joined(address, port)} is where a frontend listens already; choose another port"
+                f"--listen {_joined(address, port)} is the address of a frontend; choose another port for nginx"
             )
     if gateway.frontend_tls is not None:
         _check_trust(gateway.frontend_tls)

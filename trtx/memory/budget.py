@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trtx.memory import reserves
 from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits
+from trtx.memory.rank_shares import RankShare, Weights, rank_shares
 from trtx.memory.shapes import ModelShape
-from trtx.memory.sizing import RankShare, Weights, rank_shares
 from trtx.memory.torch_engine import cpu_pool_room, pool_room
 
 # A host can swap, and other processes may free memory, so a CPU worker is refused only far beyond the free memory.

@@ -17,8 +17,8 @@ from trtx.memory.budget import Model
 from trtx.memory.encoder import MediaMemory, arena_bytes
 from trtx.memory.gpus import MemoryDevice, capability_of
 from trtx.memory.limits import Limits
+from trtx.memory.rank_shares import Weights
 from trtx.memory.shapes import ModelShape, model_shape
-from trtx.memory.sizing import Weights
 from trtx.memory.weights import full_width, model_weights, width_text
 
 

@@ -12,10 +12,10 @@ from trtx.memory.encoder import MediaMemory, encoder_share
 from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits, limits_of
 from trtx.memory.models import read_model
+from trtx.memory.rank_shares import RankShare, layer_kv_elements
 from trtx.memory.refusal import refuse
 from trtx.memory.reserves import UNCERTAINTY
 from trtx.memory.shapes import ModelShape
-from trtx.memory.sizing import RankShare, layer_kv_elements
 from trtx.memory.units import size_text
 from trtx.memory.weights import draft_weights
 

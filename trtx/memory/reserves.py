@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from trtx.memory.gpus import MemoryDevice
 from trtx.memory.limits import Limits
+from trtx.memory.rank_shares import RankShare
 from trtx.memory.shapes import ModelShape
-from trtx.memory.sizing import RankShare
 from trtx.memory.torch_engine import RESERVE_BYTES
 from trtx.memory.units import GIB, MIB
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.checkpoint.facts import architecture_of, is_tied, text_config
-from trtx.checkpoint.model_config import FAMILIES, head_shape
+from trtx.checkpoint.families import FAMILIES
+from trtx.checkpoint.model_config import head_shape
 from trtx.memory.vision import vision_parameters
 
 # Parameter counts by how tensor parallelism shards them: over attention "heads", over "kv_heads" (at least one per

@@ -11,8 +11,8 @@ from pathlib import Path
 from trtx.checkpoint.formats import DTYPE_BYTES, FORMATS
 from trtx.checkpoint.quantization import Quantization
 from trtx.memory.limits import Limits
+from trtx.memory.rank_shares import Weights
 from trtx.memory.shapes import ModelShape, Parameters
-from trtx.memory.sizing import Weights
 from trtx.memory.stored import StoredWeights, stored_weights
 
 # For each kind of weight, an example module name to match the exclusions against.

@@ -50,7 +50,7 @@ def test_the_digest_is_of_the_text_and_not_of_its_name(tmp_path: Path) -> None:
         (b'{"text": "fine"}\n\xff\xfe\x00', ("line 2", "is not text", "byte 0")),
         (b'{"text": "fine"}\nplain words\n', ("line 2", "is no JSON")),
         (b'["text"]', ("line 1", "holds a list")),
-        (b'{"text": "one", "text": "other"}', ("line 1", "'text' stands twice in one object")),
+        (b'{"text": "one", "text": "other"}', ("line 1", "'text' occurs twice in one object")),
         (b'{"body": "x", "id": 1}', ("line 1", "body, id", '"text", "prompt" or "messages"')),
         (b'{"text": ""}', ("line 1", "not empty")),
         (b'{"text": 17}', ("line 1", "17")),

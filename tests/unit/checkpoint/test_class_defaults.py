@@ -18,8 +18,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from trtx.checkpoint.class_defaults import CLASSES, complete
 from trtx.checkpoint.facts import context_length_of, read_checkpoint, text_config
+from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
 from trtx.checkpoint.known_fields import WITHOUT_EFFECT
-from trtx.checkpoint.model_config import FAMILIES, NESTED_FAMILIES, ModelConfig, read_model_config
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.processor import CROP, QWEN
 from trtx.checkpoint.shapes import SHAPES
 from trtx.checkpoint.vision import WRAPPERS, read_vision_config
@@ -27,6 +28,7 @@ from trtx.errors import UsageError
 from trtx.memory.shapes import model_shape
 
 transformers.logging.set_verbosity_error()
+ROWS = "trtx/checkpoint/families.py"
 
 
 def default_of(field: Any) -> Any:
@@ -45,7 +47,9 @@ def test_defaults_are_those_of_the_installed_class(model_type: str) -> None:
         if field.name not in of_every_class or field.name in inspect.get_annotations(theirs)
     }
     wanted = {name: value for name, value in own.items() if value is not None and name not in WITHOUT_EFFECT}
-    assert ours.fields == {name: list(value) if isinstance(value, tuple) else value for name, value in wanted.items()}
+    assert ours.fields == {
+        name: list(value) if isinstance(value, tuple) else value for name, value in wanted.items()
+    }, f"the defaults of {model_type} in {ROWS}, or in trtx/checkpoint/class_defaults.py, are not those of transformers"
     assert ours.aliases == theirs.attribute_map
     nested = theirs.sub_configs_defaults or {}
     assert {name: (one.model_type, one.empty) for name, one in ours.nested.items()} == {
@@ -54,13 +58,18 @@ def test_defaults_are_those_of_the_installed_class(model_type: str) -> None:
     assert {name: one.is_fixed for name, one in ours.nested.items()} == {
         name: issubclass(one.config_class, PretrainedConfig) for name, one in nested.items()
     }
-    if isinstance(theirs.default_theta, float):
-        assert ours.theta == theirs.default_theta
 
 
-def test_every_family_that_the_torch_engine_knows_is_covered() -> None:
-    kinds = {family.model_type for family in (*FAMILIES.values(), *NESTED_FAMILIES.values())}
-    assert CLASSES.keys() >= kinds | {wrapper.model_type for wrapper in WRAPPERS.values()}
+@pytest.mark.parametrize("family", (*FAMILIES.values(), *NESTED_FAMILIES.values()), ids=lambda one: one.model_type)
+def test_the_default_theta_is_that_of_the_installed_class(family: Family) -> None:
+    theta = CONFIG_MAPPING[family.model_type].default_theta
+    assert not isinstance(theta, float) or family.theta == theta, (
+        f"the row of {family.model_type} in {ROWS} has theta={family.theta}; transformers has {theta}"
+    )
+
+
+def test_every_wrapper_that_the_torch_engine_knows_is_covered() -> None:
+    assert CLASSES.keys() >= {wrapper.model_type for wrapper in WRAPPERS.values()}
 
 
 def write(directory: Path, config: dict[str, Any]) -> Path:

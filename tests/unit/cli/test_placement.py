@@ -495,7 +495,7 @@ def test_an_option_is_refused_only_where_it_would_change_nothing(
         (["serve", "--dry-run", "--config", "agg=a.yaml", "--config", "agg=b.yaml"], ["--config names agg twice"]),
         (["serve", "--dry-run", "--set", "max_batch_size="], ["--set 'max_batch_size='", "no value", "null"]),
         (["serve", "--dry-run", "--set", "agg=1"], ["--set 'agg=1'", "role.a.b=value"]),
-        (["serve", "--dry-run", "--set", "kv_cache_config={x: 1, x: 2}"], ["--set", "'x' stands twice"]),
+        (["serve", "--dry-run", "--set", "kv_cache_config={x: 1, x: 2}"], ["--set", "'x' occurs twice"]),
         (["build", "--check", "--recipe", "qwen3", "--gpu", "H1000"], ["'H1000'", "Known"]),
         (["build", "synthetic:tiny", "--quant", "fp8", "--kv-dtype", "fp8", "--set", "kv_cache_config.dtype=auto"],
          ["--kv-dtype fp8", "--set 'kv_cache_config.dtype=auto'"]),

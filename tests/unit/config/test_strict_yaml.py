@@ -40,9 +40,9 @@ def test_plain_values_are_read(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\nb: 2\na: 3", ["line 3", "'a' stands twice", "first in line 1"]),
-        ("a: {b: 1, b: 1}", ["line 1", "'b' stands twice"]),
-        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", ["line 2", "<< stands twice"]),
+        ("a: 1\nb: 2\na: 3", ["line 3", "'a' occurs twice", "first in line 1"]),
+        ("a: {b: 1, b: 1}", ["line 1", "'b' occurs twice"]),
+        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", ["line 2", "<< occurs twice"]),
         ("a: &a [*a]", ["line 1", "*a stands within what it names"]),
         ("a: *b", ["*b names no anchor"]),
         ("a: &b 1\nc: &b 2", ["line 2", "&b is set twice"]),
@@ -95,7 +95,7 @@ def test_libyaml_reads_what_pyyaml_reads(text: str) -> None:
 
 
 def test_what_is_no_file_is_refused_without_a_line() -> None:
-    with pytest.raises(UsageError, match=r"^--set 'a=\{x: 1, x: 2\}': 'x' stands twice in one mapping; keep one$"):
+    with pytest.raises(UsageError, match=r"^--set 'a=\{x: 1, x: 2\}': 'x' occurs twice in one mapping; keep one$"):
         parse_yaml("{x: 1, x: 2}", "--set 'a={x: 1, x: 2}'", is_file=False)
 
 

@@ -41,7 +41,7 @@ def test_of_json_lines_each_is_one_document_as_it_is(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a"}\nb\n', ["line 2 can't be read as JSON"]),
         ("a.jsonl", '{"text": "a"}\n["b"]\n', ["line 2 holds a list"]),
         ("a.jsonl", "5", ["line 1 holds a whole number"]),
-        ("a.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}\n', ["line 2 can't", "'text' stands twice"]),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}\n', ["line 2 can't", "'text' occurs twice"]),
         ("a.jsonl", '{"text": "a"}\n\n{"body": "b"}\n', ["line 3 has the fields body"]),
         ("a.jsonl", "{}", ["line 1 has the fields (none)"]),
         ("a.jsonl", '{"text": "  "}', ["line 1 has", "not empty"]),

@@ -229,7 +229,7 @@ def _equal_keys(text: str) -> str:
         (_one_twice, "has 201 samples in whole lines; 200 were scored"),
         (lambda text: "", "has 0 samples in whole lines; 200 were scored"),
         (_no_number, 'line 7: acc is "one"; expected a number, as it was scored'),
-        (_equal_keys, "line 7 is not JSON ('acc' stands twice in one object; keep one)"),
+        (_equal_keys, "line 7 is not JSON ('acc' occurs twice in one object; keep one)"),
     ],
 )
 @pytest.mark.parametrize("side", ["before", "now"])

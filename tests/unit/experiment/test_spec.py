@@ -40,7 +40,7 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("modes: agg", ['"agg"', "expected a list"]),
         ("topology: 3", ["topology is 3", "expected a map"]),
         ("load: [", ["not YAML", "line 1"]),
-        ("load: {isl: 1}\nload: {isl: 2}", ["line 2", "'load' stands twice", "first in line 1"]),
+        ("load: {isl: 1}\nload: {isl: 2}", ["line 2", "'load' occurs twice", "first in line 1"]),
         ("topology: {model: ''}", ["model ''", "is empty"]),
         ("topology: {model: ~no-such-user/x}", ["model '~no-such-user/x'", "no such user"]),
         ("topology: {engine_configs: {agg: ''}}", ["engine_configs", "is empty"]),

@@ -22,8 +22,9 @@ from published_models import QWEN3_30B_A3B
 from safetensors.torch import save_file
 
 from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.families import FAMILIES
 from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
-from trtx.checkpoint.model_config import FAMILIES, ModelConfig, read_model_config
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, device_named, plan_memory, torch_engine
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups

@@ -166,6 +166,6 @@ def _line(connection: socket.socket) -> bytes:
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (piece := connection.recv(4096)) or len(line) > _MOST_BYTES:
-            raise ValueError("no line of a doctor")
+            raise ValueError("the other side sent no complete line of JSON")
         line += piece
     return bytes(line)

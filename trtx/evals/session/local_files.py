@@ -109,6 +109,6 @@ def problem_of_yaml(path: Path) -> str | None:
     for key, _ in found.value:
         if key.value in seen:
             line = key.start_mark.line + 1
-            return f"{where}, line {line}: {quoted(str(key.value))} stands twice; keep one"
+            return f"{where}, line {line}: {quoted(str(key.value))} occurs twice; keep one"
         seen.add(str(key.value))
     return None

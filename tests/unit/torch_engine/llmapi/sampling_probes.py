@@ -92,7 +92,8 @@ def check(name: str, use: FieldUse, answer: Callable[..., Any]) -> None:
     changes = said(answer(**asked)) != said(answer(**{**asked, name: value}))
     assert changes is (use is FieldUse.HONOURED), (
         f"{TABLE} calls {name} {use.value}, and {name}={value!r} beside {asked} "
-        + ("changes the answer: call it honoured" if changes else "changes nothing: build it, or refuse it")
+        + ("changes the answer: call it honoured" if changes else "changes nothing: implement it, or refuse it")
+        + f"; if the value is one without an effect, choose another one in probes of {__name__}"
     )
     if use is FieldUse.HONOURED:
         for beside, value, tokens in wanted(list(whole.token_ids)).get(name, []):

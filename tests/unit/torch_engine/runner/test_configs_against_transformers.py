@@ -21,8 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trtx.checkpoint import read_model_config
+from trtx.checkpoint.families import FAMILIES as KNOWN_FAMILIES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
-from trtx.checkpoint.model_config import FAMILIES as KNOWN_FAMILIES
 from trtx.checkpoint.model_config import KNOWN
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
@@ -178,7 +178,7 @@ def test_what_is_accepted_means_what_it_means_to_transformers(
     found = checkpoints.check(base(architecture) | changes)
     assert (found is not None) == refused, (
         f"{changes}: {found or 'accepted'}; put the row of {architecture} in FAMILIES of "
-        "trtx/checkpoint/model_config.py right, or list this one in REFUSED"
+        "trtx/checkpoint/families.py right, or list this one in REFUSED"
     )
 
 
@@ -283,7 +283,7 @@ def test_a_config_without_a_field_is_refused_or_means_what_it_means_to_transform
     except (AssertionError, UsageError, RuntimeError) as error:
         pytest.fail(
             f"{architecture} without {missing} is another model here than to transformers ({str(error)[:200]}): put "
-            "its row in FAMILIES of trtx/checkpoint/model_config.py right, which says what it takes then, or "
+            "its row in FAMILIES of trtx/checkpoint/families.py right, which says what it takes then, or "
             "refuse the config"
         )
 

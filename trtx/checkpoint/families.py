@@ -1,0 +1,130 @@
+"""The dense decoders that the torch engine supports: what transformers' config class and model of each imply.
+
+The defaults of missing fields are copied from transformers 5.23, because importing it takes seconds.
+``tests/unit/checkpoint/test_class_defaults.py`` compares them with the installed classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class MropeSections:
+    """The rotary sections of a family with three positions per token.
+
+    ``silent``: transformers' default if the file has no sections.
+    """
+
+    silent: tuple[int, int, int]
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The features of transformers' model of an architecture, and the fields that its config class derives.
+
+    ``defaults``: the defaults of missing fields. ``theta``: the default of rope_theta.
+    ``kv_heads``: "derived" if null means as many KV heads as query heads. ``derives_head_dim``: the class computes
+    head_dim if it is missing or null. ``window``: whether ``sliding_window`` applies only if ``use_sliding_window`` is
+    true ("switched"), the class does not have the field ("unknown"), or it applies whatever the switch says ("always").
+    """
+
+    model_type: str
+    defaults: Mapping[str, Any]
+    theta: float = DEFAULT_THETA
+    kv_heads: Literal["derived", "stated"] = "derived"
+    derives_head_dim: bool = False
+    window: Literal["switched", "unknown", "always"] = "switched"
+    qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
+    qk_norm: bool = False
+    takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
+    mrope: MropeSections | None = None
+
+
+def decoder_defaults(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, positions: int, **more: Any
+) -> dict[str, Any]:
+    """Returns the defaults of the fields that every decoder class has, and of those in ``more``."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-6,
+        **more,
+    }
+
+
+UNTIED = {"tie_word_embeddings": False}
+NO_BIAS = {"attention_bias": False}
+_SILU = {"hidden_act": "silu"}
+_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096}
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
+        "llama",
+        decoder_defaults(32000, 4096, 11008, 32, 32, 2048, mlp_bias=False, **_SILU, **UNTIED, **NO_BIAS),
+        derives_head_dim=True,
+        window="unknown",
+    ),
+    "Qwen2ForCausalLM": Family(
+        "qwen2",
+        decoder_defaults(
+            151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, max_window_layers=28,
+            **_SILU, **UNTIED, **_SWITCHED,
+        ),
+        derives_head_dim=True,
+        qkv_bias=True,
+    ),
+    "Qwen3ForCausalLM": Family(
+        "qwen3",
+        decoder_defaults(
+            151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32, head_dim=128, max_window_layers=28,
+            **_SILU, **UNTIED, **_SWITCHED, **NO_BIAS,
+        ),
+        qk_norm=True,
+    ),
+    "MistralForCausalLM": Family(
+        "mistral",
+        decoder_defaults(
+            32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8, sliding_window=4096, **_SILU, **UNTIED
+        ),
+        kv_heads="stated",
+        derives_head_dim=True,
+        window="always",
+        qkv_bias=False,
+    ),
+}  # fmt: skip
+"""By architecture."""
+
+NESTED_FAMILIES: Mapping[str, Family] = {
+    "qwen2_5_vl_text": Family(
+        "qwen2_5_vl_text",
+        decoder_defaults(
+            152064, 8192, 29568, 80, 64, 32768, num_key_value_heads=8, max_window_layers=80, **_SILU, **_SWITCHED
+        ) | {"rms_norm_eps": 1e-5},
+        theta=1e6,
+        derives_head_dim=True,
+        takes_head_dim=False,
+        qkv_bias=True,
+        mrope=MropeSections((16, 24, 24), interleaved=False),
+    ),
+    "qwen3_vl_text": Family(
+        "qwen3_vl_text",
+        decoder_defaults(
+            151936, 4096, 22016, 32, 32, 128000, num_key_value_heads=32, head_dim=128, **_SILU, **NO_BIAS
+        ),
+        theta=5e5,
+        window="unknown",
+        qk_norm=True,
+        mrope=MropeSections((24, 20, 20), interleaved=True),
+    ),
+}  # fmt: skip
+"""Decoders that exist only nested in a multimodal model, by ``model_type``."""
