@@ -408,6 +408,14 @@ def kept(out: Path, name: str) -> dict[str, Any] | None:
     return found
 
 
+def unwritable(docs: Path | None) -> str | None:
+    """Returns why the table can't be written to ``docs``, or None."""
+    if docs is None or (docs.parent.is_dir() and not docs.is_dir()):
+        return None
+    what = "is a directory" if docs.is_dir() else "is in a directory that does not exist"
+    return f"--docs {str(docs)!r} {what}; expected a file for the table"
+
+
 def measure(known: list[Section], names: list[str], options: argparse.Namespace, failed: list[str]) -> None:
     """Runs the named sections for which this machine has enough GPUs. Adds the names of failed ones to ``failed``."""
     gpus = torch.cuda.device_count()
@@ -462,6 +470,8 @@ def main() -> None:
         options.peers = peers_of(options.peer)
     except ValueError as error:
         parser.error(str(error))
+    if problem := unwritable(options.docs):
+        parser.error(problem)
     known = sections(models, options.batch, options.peers, images)
     names = [section.name for section in known] if options.sections is None else options.sections.split(",")
     if unknown := [name for name in names if name not in {section.name for section in known}]:
@@ -472,6 +482,7 @@ def main() -> None:
     try:
         measure(known, names, options, failed)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not cut the table
         results = [result for section in known if (result := kept(options.out, section.name)) is not None]
         page = [
             "# GPU figures",

@@ -68,16 +68,16 @@ ANSWERS = {
     ),
     "no usage": Hostile(stream([*words(OSL), END]), None),
     "half of the tokens": Hostile(
-        stream([*words(4), chunk({}, "stop"), usage(4)]), "stopped after 4 tokens, although min_tokens 8 was asked"
+        stream([*words(4), chunk({}, "stop"), usage(4)]), "stopped after 4 tokens, although min_tokens 8 was requested"
     ),
     "half of the tokens, at length": Hostile(
         stream([*words(4), END, usage(4)]), "4 of 8 tokens, with finish_reason 'length'"
     ),
     "three times the tokens": Hostile(
-        stream([*words(OSL), END, usage(3 * OSL)]), "usage counts 24 tokens, 8 were asked"
+        stream([*words(OSL), END, usage(3 * OSL)]), "usage counts 24 tokens, but 8 were requested"
     ),
     "fewer tokens than came": Hostile(
-        stream([*words(OSL), chunk({}, "stop"), usage(3)]), "usage counts 3 tokens, text came in 8 pieces"
+        stream([*words(OSL), chunk({}, "stop"), usage(3)]), "usage counts 3 tokens, but text came in 8 pieces"
     ),
     "usage without a count": Hostile(
         stream([*words(OSL), END, usage(None)]),
@@ -96,7 +96,7 @@ ANSWERS = {
     ),
     "a prompt's count in quotes": Hostile(
         stream([*words(OSL), END, usage(OSL, "64")]),
-        "usage with prompt_tokens that is no count: "
+        "usage with prompt_tokens that is not a count: "
         '{"prompt_tokens": "64", "completion_tokens": 8, "total_tokens": 72}',
     ),
     "usage that is a number": Hostile(
@@ -105,7 +105,7 @@ ANSWERS = {
     "tokens without text": Hostile(stream([chunk({"content": ""}), END, usage(OSL)]), "8 tokens without text"),
     "text that aiperf does not find": Hostile(
         stream([{**event, "object": "chunk"} for event in words(OSL)] + [END, usage(OSL)]),
-        "aiperf finds text in 0 of the 8 events that carry some, so none of its times is right",
+        "aiperf finds text in only 0 of 8 events with text, so its times are wrong",
     ),
     "a delta that is no object": Hostile(
         stream([*words(OSL), {**END, "choices": [{"index": 0, "delta": "x", "finish_reason": "abort"}]}]),
@@ -125,16 +125,16 @@ ANSWERS = {
     "no finish reason": Hostile(stream([*words(OSL), usage(OSL)]), "cut off: no finish_reason"),
     "no [DONE]": Hostile(stream(WHOLE, end=b""), "cut off: no [DONE]"),
     "half an event": Hostile(
-        stream(words(OSL), end=b'data: {"object": "chat.comp'), 'no JSON in the answer: {"object": "chat.comp'
+        stream(words(OSL), end=b'data: {"object": "chat.comp'), 'the answer is not JSON: {"object": "chat.comp'
     ),
     "no text": Hostile(stream([]), "empty answer"),
     "empty stream": Hostile(b"", "empty answer"),
     "empty body": Hostile(b"", "empty answer", kind=JSON),
-    "one body": Hostile(json.dumps(BODY).encode(), "one whole body where a stream was asked", kind=JSON),
+    "one body": Hostile(json.dumps(BODY).encode(), "one whole body, but a stream was requested", kind=JSON),
     "another document": Hostile(b'{"a": 1}', 'no completion in the answer: {"a": 1}', kind=JSON),
     "error in a body": Hostile(json.dumps(ERROR).encode(), "error in the answer: the engine died", kind=JSON),
     "a login page": Hostile(
-        b"<html><title>Log in</title><body>Who are you?</body></html>", "no JSON in the answer: Log in", kind=HTML
+        b"<html><title>Log in</title><body>Who are you?</body></html>", "the answer is not JSON: Log in", kind=HTML
     ),
     "502": Hostile(PAGE, "HTTP 502 Bad Gateway", status=502, kind=HTML),
     "503 without a word": Hostile(b"", "HTTP 503 Service Unavailable", status=503, kind=JSON),

@@ -255,7 +255,7 @@ def test_a_busy_process_beside_a_run_is_told_of_its_cells_and_an_idle_machine_wa
     assert done.returncode in (0, 1, 3), done.stdout + done.stderr  # as long as it measured something
     (row,) = json.loads((_run_dir(tmp_path / "runs") / "summary.json").read_text())["rows"]
     assert row["validity"] != "VALID"
-    assert "foreign CPU use: processes that are not the run's had" in row["validity_reasons"]
+    assert "foreign CPU use: processes outside the run used" in row["validity_reasons"]
 
 
 def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_body_is_held_against_what_dynamos_frontend_takes_where_that_answers(t
             url_for = [server.url if word == "URL" else word for word in hot]
             done = call("bench", *url_for, *dry, "-o", str(tmp_path / "runs"))
         assert done.code == code, done.err
-        assert ("temperature is 5.0, and Dynamo's frontend" in done.err) is (code == 2)
+        assert ("temperature is 5.0, but Dynamo's frontend" in done.err) is (code == 2)
     assert not (tmp_path / "runs").exists()
 
 
@@ -97,12 +97,12 @@ def test_answers_that_name_another_model_are_told_in_each_form(tmp_path: Path) -
     with other_server(VLLM, names="tiny-2-\x1b[2J" + "x" * 5000) as server:
         done = bench(server.url, tmp_path / "runs", None)
     assert done.code == 0, done.err
-    assert "answers say that 'tiny-2- [2Jxxx" in " ".join(done.out.split()) and "\x1b" not in done.out
+    assert "answers name model 'tiny-2- [2Jxxx" in " ".join(done.out.split()) and "\x1b" not in done.out
     (run_dir,) = (tmp_path / "runs").iterdir()
     (validity,) = json.loads((run_dir / "summary.json").read_text())["validity"].values()
     (reason,) = [one for one in validity["reasons"] if one["name"] == "model"]
     assert reason["level"] == "SUSPECT" and len(reason["sentence"]) < 150
-    assert reason["sentence"].endswith("' gave them, and 'tiny' was asked")
+    assert reason["sentence"].endswith("', but 'tiny' was requested")
     for form in ("summary.md", "report.html", "junit.xml"):
         assert "tiny-2- [2J" in (run_dir / form).read_text(), form
 
@@ -114,10 +114,10 @@ def test_a_server_that_sends_its_requests_on_is_refused_and_nobody_is_measured_i
         with other_server(VLLM, sends_on=sends_on) as server:
             done = bench(server.url, tmp_path / "runs", KEY)
         (said,) = done.err.splitlines()
-        assert done.code == 2 and f"answers with HTTP 307: it sends on to {elsewhere.url}{CHAT}, and no" in said
+        assert done.code == 2 and f"answers with HTTP 307: it redirects to {elsewhere.url}{CHAT}, and no" in said
         assert "secret" not in said and not (tmp_path / "runs").exists()
         with other_server(VLLM, key=KEY, sends_on=sends_on, sends_on_probes=False) as server:
             done = bench(server.url, tmp_path / "runs", KEY)
         assert done.code == 1
-        assert f"6 of 6 failed: HTTP 307 it sends on to {elsewhere.url}{CHAT}, and no redirect is foll" in done.err
+        assert f"6 of 6 failed: HTTP 307 it redirects to {elsewhere.url}{CHAT}, and trtx follows no r" in done.err
         assert not elsewhere.seen

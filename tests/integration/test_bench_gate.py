@@ -68,7 +68,7 @@ def test_a_slower_build_regresses_with_exit_1_and_misses_its_objective(saved: Pa
     assert f"agg-c2 inter_token_latency:p50:le:{limit} missed: " in sentence
     assert f"expected at most {limit} ms" in sentence
     assert re.search(r"agg-c2 inter_token_latency:p50 regressed: [1-3]\.\d+", sentence)
-    assert "of the baseline" in sentence and "all of it beyond the limit 1.12" in sentence
+    assert "of the baseline" in sentence and "all beyond the limit 1.12" in sentence
     assert json.loads(done.out)["verdict"] == {
         name: value for name, value in verdict(latest(saved)).items() if name != "schema_version"
     }

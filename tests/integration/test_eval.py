@@ -316,7 +316,7 @@ def test_scores_of_answers_that_name_another_model_are_told_with_it_and_of_sever
     assert task_of(tmp_path / "asked", (MODEL,), 0).doubts == ()
     assert "SUSPECT" not in "".join(capfd.readouterr())
 
-    told = f"answers say that 'tiny-2' gave them, and '{MODEL}' was asked"
+    told = f"answers name model 'tiny-2', but '{MODEL}' was requested"
     task = task_of(tmp_path / "other", ("tiny-2",), 0)
     assert task.scores and task.doubts == (told,)
     run_dir = only(tmp_path / "other")

@@ -65,7 +65,7 @@ def test_what_something_else_removes_or_fills_is_told_truly_and_healed(tmp_path:
 
         aside = plan.run_dir.rename(tmp_path / "aside")  # at once: what runs makes parts of it again
         shutil.rmtree(aside)
-        wait_until(lambda: "it was made again, but what running processes log is lost" in serve.text(), 10, "told")
+        wait_until(lambda: "trtx recreated it, but the output of running processes is lost" in serve.text(), 10, "told")
         wait_until(status.exists, 10, "the status file again")
         assert is_served(plan)
 
@@ -83,7 +83,7 @@ def test_what_something_else_removes_or_fills_is_told_truly_and_healed(tmp_path:
         heal(2, "without a log and a status file")
         os.kill(serve.pid_of("agg-0"), signal.SIGKILL)
         heal(3, "once more")
-        assert "which can't be written (No space left on device): what it said last is lost" in serve.text()
+        assert "which can't be written (No space left on device), so its last output is lost" in serve.text()
         assert serve.process.poll() is None
 
 

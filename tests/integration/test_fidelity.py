@@ -164,10 +164,10 @@ def test_what_trtx_serves_already_is_compared_by_its_url_and_whose_answers_name_
         with proxy(plan.url, names=("one", "other"), refuses=()) as other:
             capfd.readouterr()
             assert run([*argv, "--url", other.url, "-o", str(tmp_path / "several")]) == 3
-    assert "answers say that several models gave them, 'o" in capfd.readouterr().err
+    assert "answers name several models, 'o" in capfd.readouterr().err
     own, alias = (compared(only(tmp_path / name), "attached") for name in ("own", "alias"))
     assert text_of(own).kl.value < 1e-6 and own.others is None
-    told = "attached: answers say that 'an-alias' gave them, and 'tiny-trained' was asked"
+    told = "attached: answers name model 'an-alias', but 'tiny-trained' was requested"
     assert alias.others is not None and told in (only(tmp_path / "alias") / "summary.md").read_text()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trtx.experiment.bench.spec import load_sweep
+from trtx.experiment.bench.sweep_file import load_sweep
 
 ROOT = Path(__file__).parents[2]
 SHA = "0123456789abcdef0123456789abcdef01234567"

@@ -403,7 +403,7 @@ def test_an_encode_worker_that_is_killed_costs_no_answer(agg: Served) -> None:
             os.kill(command.pid_of("encode-0"), signal.SIGKILL)
             assert [answer.result() for answer in answers] == expected
         assert served.metric("agg-0", "trtx_encoder_fallbacks") > 0
-        again = "whole again: a request went through, and a picture through encode-0"
+        again = "whole again: a request went through, and an image through encode-0"
         wait_until(lambda: again in command.text(), 120, "again")
         encoded = served.metric("encode-0", "trtx_media_pictures", stage="encode")
         new = [{"role": "user", "content": [text("what"), picture((1, 2, 3))]}]

@@ -81,11 +81,11 @@ def test_an_answer_that_names_another_model_is_told_and_of_several_models_there_
     with proxy(url, names=("an-alias",)) as other:
         assert parity(tmp_path / "alias", "--url", other.url, "--against", url, "--dtype", "float32", "--json") == 0
         told: dict[str, Any] = json.loads(capfd.readouterr().out)
-        assert "url: answers say that 'an-alias' gave them, and 'tiny' was asked" in told["notes"]
+        assert "url: answers name model 'an-alias', but 'tiny' was requested" in told["notes"]
     with proxy(url, names=("one", "other")) as other:
         assert parity(tmp_path / "several", "--url", url, "--against", other.url, "--dtype", "float32") == 3
         assert judgements(only(tmp_path / "several"))["against", "named_models"] == "no verdict"
-        assert "answers say that several models gave them, 'o" in capfd.readouterr().err
+        assert "answers name several models, 'o" in capfd.readouterr().err
 
 
 def test_a_server_that_is_gone_in_the_middle_is_told_and_resumed_once_it_is_back(

@@ -115,7 +115,7 @@ def _ask_behind_another_frontend(running: Topology, etcd_url: str) -> None:
     found = ask_deployment(Attach(url=url, etcd=(etcd_url,)))
     assert (found.engine, found.workers, found.gpu_names, found.gpu_count) == ("paced", {"agg": 2}, (), 0)
     assert found.versions is not None and found.versions["ai-dynamo"]
-    with pytest.raises(UsageError, match="--etcd can't be asked .* Connection refused"):
+    with pytest.raises(UsageError, match="--etcd can't be queried .* Connection refused"):
         ask_deployment(Attach(url=url, etcd=(f"http://127.0.0.1:{free_port()}",)))
     with etcd(running.directory / "another") as other, pytest.raises(UsageError, match="has no worker of tiny"):
         ask_deployment(Attach(url=url, etcd=(other.url,)))
@@ -254,7 +254,7 @@ def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come
 def _go_through_deaths(client: Etcd, arguments: tuple[str, ...], services: tuple[EtcdService, Service]) -> None:
     with trtx_serve(*arguments) as serve:
         plan = serve.wait_ready()
-        assert "1 workers of a share that was cut off here were still registered" in serve.text()
+        assert "1 workers of an earlier share that was killed here were still registered" in serve.text()
         registry = EtcdRegistry(client, plan.namespace, lease_ttl_s=_TTL_S)
         before = registry.worker_ids()
         os.kill(serve.pid_of("agg-0"), signal.SIGTERM)  # drains and ends with 0, by nobody's wish

@@ -135,7 +135,7 @@ def test_it_stays_for_the_shares_that_go_on_and_goes_with_the_last_of_them(prepa
 
 def test_another_plan_of_that_name_is_refused_while_one_is_served_and_the_same_is_not(prepared: Prepared) -> None:
     with prepared.publishing("node2"):
-        with pytest.raises(UsageError, match="is served already, by another plan"), prepared.publishing(**OTHER):
+        with pytest.raises(UsageError, match="is already served with another plan"), prepared.publishing(**OTHER):
             pass
         assert find(prepared.plan).asked == prepared.asked
         with prepared.publishing(model="/where/it/lies/there"):
@@ -174,10 +174,10 @@ def test_what_etcd_lost_is_put_there_again_by_who_runs_and_holds_for_who_starts(
         )
         with prepared.publishing():
             assert find(prepared.plan).asked == prepared.asked
-        with pytest.raises(UsageError, match="is served already, by another plan"), prepared.publishing(**OTHER):
+        with pytest.raises(UsageError, match="is already served with another plan"), prepared.publishing(**OTHER):
             pass
         until("that is told", lambda: bool(told))
-        assert all("etcd did not have node2's share any more, and has it again" in one.message for one in told)
+        assert all("etcd had lost the share of node2, which is registered again" in one.message for one in told)
 
 
 def test_who_finds_another_plan_in_its_place_says_so_once(prepared: Prepared) -> None:
@@ -191,10 +191,10 @@ def test_who_finds_another_plan_in_its_place_says_so_once(prepared: Prepared) ->
                 with contextlib.suppress(UsageError):
                     stack.enter_context(prepared.publishing(**OTHER))
                     break
-            until("it is told", lambda: any("by another plan" in one.message for one in told))
-            (refused,) = (one.message for one in told if "by another plan" in one.message)
-            assert "is served already, by another plan" in refused
-            assert "took this one's place while etcd did not have it" in refused
+            until("it is told", lambda: any("with another plan" in one.message for one in told))
+            (refused,) = (one.message for one in told if "with another plan" in one.message)
+            assert "is already served with another plan" in refused
+            assert "replaced this plan while etcd had lost it" in refused
 
 
 @pytest.mark.proof
@@ -245,7 +245,7 @@ def test_of_two_plans_that_two_hosts_start_at_once_one_is_there_and_the_other_re
     for number in range(rounds):
         first, second = sorted((told for at, _, told in found if at == number), key=len)
         assert first == "serves"
-        assert "is served already, by another plan; end it, or give this one another name" in second
+        assert "is already served with another plan; stop it, or give this one another name" in second
 
 
 def test_a_start_that_is_refused_takes_its_plan_back(prepared: Prepared) -> None:

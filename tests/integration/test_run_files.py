@@ -16,7 +16,7 @@ from trtx.bench.journal import JOURNAL, RunEnded, read_journal
 pytestmark = pytest.mark.slow
 LOAD = ("--concurrency", "2", "--request-count", "4", "--isl", "16", "--osl", "4", "--prompt-corpus", "random")
 EVAL = ("eval", "--tasks", "trtx_arithmetic", "--limit", "2")
-REFUSED = ("was changed since its run ended (", "were changed since they were measured")
+REFUSED = ("have changed since the run ended (", "have changed since the measurement")
 
 
 @pytest.fixture(scope="module")
@@ -92,5 +92,5 @@ def test_of_an_older_run_nothing_is_claimed(runs: dict[str, Path], verb: str, tm
     (run / JOURNAL.file).write_text("".join(f"{line}\n" for line in kept))
     assert call("report", str(run)).code == 0
     page = (run / "report.html").read_text()
-    assert "not covered: what they were as the run ended was not noted" in page
+    assert "not checked: the journal has no SHA-256 of them from the end of the run" in page
     assert "unchanged since the run ended" not in page

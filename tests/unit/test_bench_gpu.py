@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,31 @@ def test_what_fails_is_named_and_leaves_no_figure(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
     unknown = bench_gpu(tmp_path, "--sections", "runner")
     assert unknown.returncode == 2 and "no section 'runner'; there are runner-0.6b, http-0.6b" in unknown.stderr
+
+
+@pytest.mark.parametrize(("docs", "why"), [("", "is a directory"), ("none/page.md", "does not exist")])
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, docs: str, why: str
+) -> None:
+    refused = bench_gpu(tmp_path / "out", "--docs", docs and str(tmp_path / docs))
+    assert refused.returncode == 2 and "error: --docs '" in refused.stderr and why in refused.stderr
+    assert "Traceback" not in refused.stderr and refused.stdout == "" and not (tmp_path / "out").exists()
+
+
+def test_a_stop_signal_ends_with_the_table_of_what_is_finished(tmp_path: Path) -> None:
+    about = {"device": "CPU", "sources": "", "versions": "torch", "commit": "c", "started": "now", "seconds": 1.0,
+             "commands": {}}  # fmt: skip
+    documents = {"trtx": {"serve": [{"worker": 5.0}], "engine": [{"weights": 1.5}]}}
+    (tmp_path / "start-tiny.json").write_text(json.dumps({"section": "start-tiny", "documents": documents, **about}))
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "--out", str(tmp_path)]
+    command += ["--models", "tiny=synthetic:tiny", "--batch", "1", "--sections", "runner-tiny"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "runner-tiny:\n"
+        process.terminate()
+        shown, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert "## start-tiny" in shown and "Traceback" not in told
 
 
 def test_the_way_to_the_client_stands_beside_the_engine_and_a_start_by_its_steps(tmp_path: Path) -> None:

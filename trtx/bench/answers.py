@@ -135,13 +135,13 @@ class Answer:
         if self.error is not None:
             return f"error in the answer: {self.error}"
         if self._garbled is not None:
-            return f"no JSON in the answer: {self._garbled}"
+            return f"the answer is not JSON: {self._garbled}"
         if len(self.finish_reasons) < asked.choices or not self.begun <= self.finish_reasons.keys():
             return self._what_is_missing()
         if len(self.finish_reasons) > asked.choices:
-            return f"{len(self.finish_reasons)} choices ended where {asked.choices} was asked"
+            return f"{len(self.finish_reasons)} choices ended, but {asked.choices} was requested"
         if asked.streaming and self._bodies:
-            return "one whole body where a stream was asked"
+            return "one whole body, but a stream was requested"
         if early := next(filter(None, map(early_end, self.finish_reasons.values())), None):
             return early
         if asked.streaming and not self.is_done:
@@ -157,21 +157,21 @@ class Answer:
         stopped = any(reason in _STOPS for reason in self.finish_reasons.values())
         most = asked.max_tokens
         if not self.is_counted:
-            return None if asked.may_stop or not stopped else "stopped by itself, although ignore_eos was asked"
+            return None if asked.may_stop or not stopped else "stopped by itself, although ignore_eos was requested"
         if (tokens := self.tokens) is None:
             return f"usage without a count of completion tokens: {words(self._usage)}"
         if miscounted := not_a_count(self._usage):
-            return f"usage with {miscounted} that is no count: {words(self._usage)}"
+            return f"usage with {miscounted} that is not a count: {words(self._usage)}"
         if most is not None and tokens > most:
-            return f"usage counts {tokens} tokens, {most} were asked"
+            return f"usage counts {tokens} tokens, but {most} were requested"
         if tokens == most:  # also with more text events: a server may flush held text, a proxy may re-chunk events
             return None
         if self.texts > tokens:
-            return f"usage counts {tokens} tokens, text came in {self.texts} pieces"
+            return f"usage counts {tokens} tokens, but text came in {self.texts} pieces"
         if stopped and tokens < asked.min_tokens:
-            return f"stopped after {tokens} tokens, although min_tokens {asked.min_tokens} was asked"
+            return f"stopped after {tokens} tokens, although min_tokens {asked.min_tokens} was requested"
         if stopped and not asked.may_stop:
-            return f"stopped after {tokens} tokens, although ignore_eos was asked"
+            return f"stopped after {tokens} tokens, although ignore_eos was requested"
         if not stopped and most is not None:
             return f"{tokens} of {most} tokens, with finish_reason 'length'"
         return None

@@ -53,6 +53,6 @@ def check_body(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in RANGES and value is not None and not RANGES[name].holds(value):
             raise UsageError(
-                f"{name} is {quoted(value)}, and Dynamo's frontend, which would refuse every request, takes "
-                f"{RANGES[name]}; change it"
+                f"{name} is {quoted(value)}, but Dynamo's frontend accepts only {RANGES[name]} and would refuse every "
+                "request; change it"
             )

@@ -12,17 +12,17 @@ from trtx.bench.documents import RESTORE, DocumentKind, plain
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
 from trtx.bench.handoffs import HandoffCounts
+from trtx.bench.image_counters import ImageCounts, over_trials
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.judge.validity import Validity, judge
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
-from trtx.bench.pictures import PictureCounts, over_trials
 from trtx.bench.readings import (
     GpuReading,
     cpu_over,
     gpus_over,
     handoffs_over,
-    pictures_over,
+    images_over,
     read_readings,
     requests_over,
     summed,
@@ -76,7 +76,7 @@ class Cell:
     figures: Figures | None  # over all trials that have metrics
     steady: Figures | None  # over the steady parts; None if a trial has none
     validity: Validity | None  # None if there are no metrics
-    pictures: dict[str, PictureCounts] | None = None  # by role, over all trials; None: no worker reported any
+    pictures: dict[str, ImageCounts] | None = None  # by role, over all trials; None: no worker reported any
     # By decode and prefill worker, over all trials; empty: the topology hands no KV cache over; None: no counters.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
 
@@ -99,9 +99,9 @@ class Cell:
         """The reasons for failed requests, over all trials, most frequent first."""
         return merge_reasons(trial.errors for trial in self.trials)
 
-    def value(self, figure: Metric[T]) -> T | None:
+    def value(self, metric: Metric[T]) -> T | None:
         """The value of a metric over all trials; None if it can't be computed."""
-        return None if self.figures is None else figure.read(self.figures, self.device_count)
+        return None if self.figures is None else metric.read(self.figures, self.device_count)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document of the cell, including derived values, which other programs can then read directly."""
@@ -109,7 +109,7 @@ class Cell:
             "name": self.name,
             "status": self.status,
             **plain(self),
-            **{figure.name: self.value(figure) for figure in all_figures() if isinstance(figure, PerDevice)},
+            **{metric.name: self.value(metric) for metric in all_figures() if isinstance(metric, PerDevice)},
         }
 
 
@@ -176,7 +176,7 @@ def _measure_trial(
     try:
         records = read_trial(path) if path.exists() else records
     except ValueError:  # the disk filled while aiperf wrote; a partial file is not a trial
-        failure = failure or f"aiperf's records break off within a line of {path}"
+        failure = failure or f"aiperf's records end in the middle of a line of {path}"
     failure = _why_unusable(records.measured, load, failure)
     errors = most_common_errors(records.measured)
     if failure is not None:
@@ -226,10 +226,10 @@ def _evidence(
     )
 
 
-def _pictures(trials: Sequence[Path], usable: Sequence[TrialRecords]) -> dict[str, PictureCounts] | None:
+def _pictures(trials: Sequence[Path], usable: Sequence[TrialRecords]) -> dict[str, ImageCounts] | None:
     return over_trials(
         [
-            pictures_over(read_readings(directory) or (), _measured_part(records))
+            images_over(read_readings(directory) or (), _measured_part(records))
             for directory, records in zip(trials, usable, strict=True)
         ]
     )
@@ -315,8 +315,8 @@ def read_cells(run_dir: Path) -> tuple[Cell, ...]:
         cell = CELL.read(path.parent, Cell)
         if cell.name in cells:  # for example in a copied directory: only one of the two would be shown, without a hint
             raise UsageError(
-                f"{cells[cell.name][0]} and {path} are both of the cell {quoted(cell.name)}; expected one; move the "
-                f"other out of the run, or {RESTORE}"
+                f"{cells[cell.name][0]} and {path} both contain the cell {quoted(cell.name)}; expected one file; move "
+                f"the other out of the run, or {RESTORE}"
             )
         cells[cell.name] = path, cell
     return tuple(sorted((cell for _, cell in cells.values()), key=lambda cell: in_order(cell.topology, cell.load)))

@@ -19,10 +19,10 @@ from trtx.bench.records import RECORDS_FILE
 # Metrics are computed from aiperf's records; checks also use its log and the server readings.
 FOLLOWED = (RECORDS_FILE, "logs/aiperf.log", READINGS.file)
 _CELLS = "cells"
-_OF_PROCESSES = "written by a process while it ran; nothing is read of it afterwards"
-_RENDERED = "made of the other files, and made again by trtx report"
+_OF_PROCESSES = "written by a running process, and not read afterwards"
+_RENDERED = "rendered from the other files, and again by trtx report"
 NOT_COVERED: Mapping[str, str] = {
-    "journal.jsonl": "it holds the digests themselves",
+    "journal.jsonl": "it contains the digests",
     **dict.fromkeys(
         (
             "report.html",
@@ -35,12 +35,12 @@ NOT_COVERED: Mapping[str, str] = {
         ),
         _RENDERED,
     ),
-    "attempts/*": "set aside by a resumption, and read no more",
-    "cells/*/trial-*": "aiperf's own files beside those that figures follow from; nothing is read of them afterwards",
+    "attempts/*": "moved aside when a run is resumed, and not read afterwards",
+    "cells/*/trial-*": "files of aiperf from which no metric is computed, and which are not read afterwards",
     "load/*": _OF_PROCESSES,
     "*.log": _OF_PROCESSES,
     "*/serve/*": _OF_PROCESSES,
-    **dict.fromkeys((".*", "*/.*"), "a part of a file that was being written as the run was killed"),
+    **dict.fromkeys((".*", "*/.*"), "an incomplete file of a run that was killed while it wrote"),
 }
 """Patterns of paths within a run directory (``*`` also matches ``/``) -> why the end of a run records no digest.
 
@@ -101,9 +101,9 @@ def changes_in(directory: Path, then: Mapping[str, FileDigest], moment: str, *, 
         if now is None:
             gone.append(shown)
         elif now.bytes != before.bytes:
-            changed.append(f"{shown} has {now.bytes:,} bytes, and had {before.bytes:,} as {moment}")
+            changed.append(f"{shown} has {now.bytes:,} bytes, but had {before.bytes:,} when {moment}")
         elif now != before:
-            changed.append(f"{shown} holds something else than as {moment}")
+            changed.append(f"{shown} has different content from when {moment}")
     return Changes(tuple(changed), tuple(gone))
 
 

@@ -73,20 +73,20 @@ class DocumentKind:
         """Like :meth:`load`, for a file with any name, such as a copy."""
         try:
             if self.file.endswith(".yaml"):
-                what, expected = "run record", "that of a run directory of trtx bench"
+                what, expected = "run manifest", "the manifest of a trtx run directory"
                 document = parse_yaml(read_text(path, what, expected, limit=_LARGEST_BYTES), f"{what} {shown(path)}")
             else:
                 document = parsed(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"{path} can't be read ({error.strerror or error}); {RESTORE}") from error
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not JSON, it was cut short or is another's ({error}); {RESTORE}") from error
+            raise UsageError(f"{path} is not valid JSON ({error}); {RESTORE}") from error
         return self.checked(document, str(path))
 
     def checked(self, document: Any, source: str) -> dict[str, Any]:
         """Returns ``document`` if it is an object with a readable schema version. Raises UsageError otherwise."""
         if not isinstance(document, dict):
-            raise UsageError(f"{source} holds {_kind(document)}; expected fields, as trtx bench writes them; {RESTORE}")
+            raise UsageError(f"{source} holds {_kind(document)}; expected fields as trtx bench writes them; {RESTORE}")
         version = document.get("schema_version")
         if type(version) is int and self.oldest <= version <= self.version:
             return document
@@ -94,7 +94,7 @@ class DocumentKind:
             raise UsageError(f"{source}: schema_version is missing; expected {self._readable}; {RESTORE}")
         why = f": {self.since}" if self.since and type(version) is int and version < self.oldest else ""
         raise UsageError(
-            f"{source} has schema_version {quoted(version)}, this trtx reads {self._readable}{why}; start a new run"
+            f"{source} has schema_version {quoted(version)}, but this trtx reads {self._readable}{why}; start a new run"
         )
 
     @property
@@ -128,15 +128,15 @@ def problem(error: ValidationError) -> str:
     added = first.get("ctx", {}).get("field")  # a field that a later version added
     where = shown(".".join(str(part) for part in (*first["loc"], *([added] if added else []))))
     if first["type"] == "missing":
-        return f"{where} is missing; expected it"
+        return f"{where} is missing; add it"
     if first["type"] == "extra_forbidden":
-        return f"{where} is no field of it; leave it out"
+        return f"{where} is not a known field; leave it out"
     reason = first["msg"].removeprefix("Value error, ")
     if not where or first["type"] == "value_error":  # raised by one of trtx's validators, whose message names the field
         return reason
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]
-        reason = f"{'one value' if least == 1 else f'{least} values'} at least"
+        reason = f"at least {'one value' if least == 1 else f'{least} values'}"
     expected = reason.removeprefix("Input should be ").replace("valid tuple", "list").replace("an object", "a map")
     expected = re.sub(r" or instance of \w+", "", expected).replace("a valid integer", "a whole number")
     expected = expected.replace("a valid string", "text").replace("a valid number", "a number")

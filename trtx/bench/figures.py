@@ -89,17 +89,19 @@ class Metric(ABC, Generic[T]):
         filled = {part for text in self._texts for _, part, *_ in Formatter().parse(text) if part is not None}
         if wrong := filled - self._filled_in:
             raise ValueError(
-                f"figure {self.name}: its texts have {{{'}, {'.join(sorted(wrong))}}}; expected nothing to fill in, or "
-                "{device} in a figure over devices, which per_device(…) makes"
+                f"metric {self.name}: its texts have {{{'}, {'.join(sorted(wrong))}}}; expected no placeholder, or "
+                f"{{device}} in a metric that per_device(…) creates"
             )
         if self.heading is not None and self.heading.value.endswith(", ms") and self.unit != "ms":
             raise ValueError(
-                f"figure {self.name}: its unit is {self.unit}, and it stands under {self.heading.value!r}; expected "
-                "ms, or another heading"
+                f"metric {self.name}: its unit is {self.unit}, but its heading is {self.heading.value!r}; use ms, or "
+                "another heading"
             )
         for place in ("table", "markdown"):
             if unknown := set(getattr(self, place)) - set(self.columns):
-                raise ValueError(f"figure {self.name}: its {place} has {unknown}, its columns are {self.columns}")
+                raise ValueError(
+                    f"metric {self.name}: {place} has the columns {unknown}, but the metric has only {self.columns}"
+                )
 
     @property
     def _texts(self) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ class MeasuredMetric(Metric[T]):
     """A metric that is computed from the records of a cell's trials and stored in the cell's file."""
 
     formula: Callable[[Records], Any]
-    reads: Sequence[str] = ()  # aiperf's metrics that the formula reads and that are no field of RequestRecord
+    reads: Sequence[str] = ()  # aiperf's metrics that the formula reads in addition to the fields of RequestRecord
     window: Window = whole  # selects the records of a trial to compute from
     since: int = FIRST_SCHEMA  # first schema of cell.json with this metric; it is None in older cells
 
@@ -173,8 +175,7 @@ class Number(MeasuredMetric[N]):
         super().__post_init__()
         if self.mean_over_trials != (self.within is not None):
             raise ValueError(
-                f"figure {self.name}: mean_over_trials and within= belong together, as time enters both; expected both "
-                "or neither"
+                f"metric {self.name}: mean_over_trials and within= both concern time; give both or neither"
             )
 
     def over(self, trials: Sequence[Records]) -> Any:
@@ -291,7 +292,7 @@ def latest_schema() -> int:
     return max(*figures, *parts)
 
 
-def figure(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
+def metric(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
     """Decorates a formula: returns its metric record, which takes the function's name."""
     read_also(said.get("reads", ()))
     return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
@@ -304,12 +305,12 @@ def per_device(of: Number[float | None], **said: Any) -> PerDevice:
 
 def _taken_in(record: F) -> F:
     if record.name in _records:
-        raise ValueError(f"two figures are called {record.name}; give each a name of its own")
+        raise ValueError(f"two metrics are called {record.name}; rename one of them")
     for other in _records.values():
         if record.heading is not None and (record.heading, record.label) == (other.heading, other.label):
             raise ValueError(
-                f"figures {other.name} and {record.name} both stand under {record.heading.value!r} as "
-                f"{record.label!r}; give one another label"
+                f"metrics {other.name} and {record.name} are both labelled {record.label!r} under "
+                f"{record.heading.value!r}; change one of the labels"
             )
     _records[record.name] = record
     return record
@@ -321,8 +322,8 @@ class Figures:
 
     stored: Mapping[str, Any]  # as in cell.json
 
-    def __getitem__(self, figure: MeasuredMetric[T]) -> T:
-        return figure.restored(self.stored.get(figure.name))
+    def __getitem__(self, metric: MeasuredMetric[T]) -> T:
+        return metric.restored(self.stored.get(metric.name))
 
     @classmethod
     def over(cls, trials: Sequence[Records], spans: Sequence[Span] | None = None) -> Figures:
@@ -330,17 +331,17 @@ class Figures:
 
         The two are not comparable: both sides of a comparison must use the same one.
         """
-        measured = [figure for figure in all_figures() if isinstance(figure, MeasuredMetric)]
-        cut = {figure: [figure.window(trial) for trial in trials] for figure in measured}
+        measured = [metric for metric in all_figures() if isinstance(metric, MeasuredMetric)]
+        cut = {metric: [metric.window(trial) for trial in trials] for metric in measured}
         if spans is None:
-            return cls({figure.name: figure.over(cut[figure]) for figure in measured})
-        return cls({figure.name: figure.over_spans(cut[figure], spans) for figure in measured})
+            return cls({metric.name: metric.over(cut[metric]) for metric in measured})
+        return cls({metric.name: metric.over_spans(cut[metric], spans) for metric in measured})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        measured = [figure for figure in all_figures() if isinstance(figure, MeasuredMetric)]
-        forms = {figure.name: _not_negative(figure.form(handler)) for figure in measured}
-        fields = _fields(forms, {figure.name: figure.since for figure in measured})
+        measured = [metric for metric in all_figures() if isinstance(metric, MeasuredMetric)]
+        forms = {metric.name: _not_negative(metric.form(handler)) for metric in measured}
+        fields = _fields(forms, {metric.name: metric.since for metric in measured})
         written = core_schema.plain_serializer_function_ser_schema(lambda figures: figures.stored)
         return core_schema.no_info_after_validator_function(cls, fields, serialization=written)
 

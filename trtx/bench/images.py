@@ -90,7 +90,7 @@ class Images(BaseModel):
     image_source: Annotated[
         ImageSource,
         LoadField(
-            help="noise: every image differs. assets: four photos of aiperf, again and again; without a standard "
+            help="noise: every image differs. assets: four photos of aiperf, repeated; without a standard "
             "deviation each is always the same file.",
             panel="Images",
             metavar="noise|assets",
@@ -106,7 +106,7 @@ class Images(BaseModel):
             return self
         for name in field_records(Images):
             if getattr(self, name) != Images.model_fields[name].default:
-                raise ValueError(f"{name} shapes images, and image_batch_size is 0; give each request some, or none")
+                raise ValueError(f"{name} has no effect while image_batch_size is 0; give each request some, or none")
         return self
 
     @property

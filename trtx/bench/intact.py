@@ -81,8 +81,8 @@ class Kept:
         if self.gone:
             return f"{_some(self.gone)} gone"
         if self.unknown:
-            return "what they were as their trial ended was not noted"
-        return f"what {CELL.file} was as it was written was not noted" if self.unknown_cell else None
+            return "the journal has no SHA-256 of them from the end of their trial"
+        return f"the journal has no SHA-256 of {CELL.file}" if self.unknown_cell else None
 
 
 def kept_of(run_dir: Path, cell: Cell, digests: Digests, written: Mapping[str, tuple[FileDigest, ...]]) -> Kept:
@@ -135,7 +135,7 @@ class KeptDocuments:
     def unchecked(self) -> str | None:
         if self.gone:
             return f"{_some(self.gone)} gone"
-        return "what they were as the run ended was not noted" if self.unknown else None
+        return "the journal has no SHA-256 of them from the end of the run" if self.unknown else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -147,8 +147,8 @@ class KeptDocuments:
         if self.changed:
             return f"changed since the run ended: {_some(self.changed)}"
         if self.unchecked is not None:
-            return f"not covered: {self.unchecked}"
-        return "unchanged since the run ended, by the SHA-256 in journal.jsonl"
+            return f"not checked: {self.unchecked}"
+        return "unchanged since the run ended, according to the SHA-256 in journal.jsonl"
 
 
 def read_kept_documents(run_dir: Path) -> KeptDocuments:
@@ -163,7 +163,7 @@ def read_kept_documents(run_dir: Path) -> KeptDocuments:
     if then is None:
         return KeptDocuments(unknown=True)
     changes = changes_in(run_dir, then, "the run ended")
-    added = tuple(f"{name} was not there as the run ended" for name in documents_of(run_dir) if name not in then)
+    added = tuple(f"{name} was added after the run ended" for name in documents_of(run_dir) if name not in then)
     cells = [cell_directory(run_dir, name) / CELL.file for name in cell_digests_in(journal)]
     lost = tuple(cell.relative_to(run_dir).as_posix() for cell in cells if not cell.is_file())
     return KeptDocuments((*changes.changed, *added), (*changes.gone, *lost))
@@ -174,15 +174,15 @@ def refuse_changed_documents(run_dir: Path, *, under: tuple[str, ...] = ("",)) -
     kept = read_kept_documents(run_dir)
     if changed := [one for one in kept.changed if one.startswith(under)]:
         raise UsageError(
-            f"{run_dir} was changed since its run ended ({_some(tuple(changed))}), so what it says is not what was "
-            "measured; put the file back from a copy, or start a new run"
+            f"files in {run_dir} have changed since the run ended ({_some(tuple(changed))}), so they may not be what "
+            "was measured; restore them from a copy, or start a new run"
         )
     return kept
 
 
 def as_kept(cell: Cell, kept: Kept) -> Cell:
     """The cell, with its validity updated for the state of its records."""
-    return cell if cell.validity is None else replace(cell, validity=beside_records(cell.validity, kept))
+    return cell if cell.validity is None else replace(cell, validity=with_records(cell.validity, kept))
 
 
 def refuse_changed(run_dir: Path, kept: Mapping[str, Kept]) -> None:
@@ -192,11 +192,11 @@ def refuse_changed(run_dir: Path, kept: Mapping[str, Kept]) -> None:
     changed = {name: one.told for name, one in kept.items() if one.told}
     if changed:
         first, files = next(iter(changed.items()))
-        what = "records" if any(one.changed for one in kept.values()) else "figures"
+        what = "records" if any(one.changed for one in kept.values()) else "metrics"
         raise UsageError(
-            f"{what} of {', '.join(changed)} were changed since they were measured, so their figures are not those of "
-            f"their records ({first}/{files[0]}); put the files back from a copy, or go on with the run, which "
-            f"measures again what is lost: trtx bench --resume {shlex.quote(str(run_dir))}"
+            f"{what} of {', '.join(changed)} have changed since the measurement, so metrics and records no longer "
+            f"match ({first}/{files[0]}); restore the files from a copy, or measure the lost trials again with trtx "
+            f"bench --resume {shlex.quote(str(run_dir))}"
         )
 
 
@@ -209,10 +209,10 @@ def why_unchecked(kept: Mapping[str, Kept]) -> str | None:
     return "; ".join(f"{_some(tuple(names))}: {why}" for why, names in cells.items()) or None
 
 
-def beside_records(validity: Validity, kept: Kept) -> Validity:
+def with_records(validity: Validity, kept: Kept) -> Validity:
     """The validity, updated: a cell whose metrics don't match its records is INVALID, whatever its earlier level."""
     if kept.told:
-        reason = Reason(NAME, ValidityLevel.INVALID, f"{_some(kept.told)}; its figures are not those of its records")
+        reason = Reason(NAME, ValidityLevel.INVALID, f"{_some(kept.told)}; its metrics no longer match its records")
         return replace(validity, level=ValidityLevel.INVALID, reasons=(reason, *validity.reasons))
     if kept.unchecked is None:
         return validity

@@ -171,7 +171,7 @@ class LoadSpec(Prompts):
     def _distinct(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
             said = ",".join(map(plain, value))
-            raise ValueError(f"{info.field_name} {said} names a value twice; expected each once")
+            raise ValueError(f"{info.field_name} {said} lists a value twice; list each once")
         return value
 
     @model_validator(mode="after")
@@ -183,14 +183,14 @@ class LoadSpec(Prompts):
             if "ignore_eos" not in self.model_fields_set:
                 self.__dict__["ignore_eos"] = False
             if self.isl:
-                raise ValueError(f"isl shapes what is made, and {self.dataset} has its own; leave it out")
+                raise ValueError(f"isl has no effect with {self.dataset}, which has its own prompts; leave it out")
             return self
         for name, value in (("isl", self.isl), ("osl", self.osl)):
             if not value:
                 raise ValueError(f"{name} is an empty list; expected at least one length, or a dataset")
         if self.shared_length >= min(self.isl):
             raise ValueError(
-                f"{self.shared_length} tokens of every prompt are shared, and isl is {min(self.isl)} in all; "
+                f"{self.shared_length} tokens of every prompt are shared, but isl is only {min(self.isl)} in all; "
                 "expected a longer isl"
             )
         return self
@@ -202,22 +202,24 @@ class LoadSpec(Prompts):
             return self
         if self.input_file is None or self.custom_dataset_type not in (None, _TIMED):
             raise ValueError(
-                "fixed_schedule sends requests at the times of a trace, and there is none; expected an input_file of "
-                f"custom_dataset_type {_TIMED}"
+                "fixed_schedule sends requests at the times of a trace, but there is no trace; expected an input_file "
+                f"with custom_dataset_type {_TIMED}"
             )
         self.__dict__["custom_dataset_type"] = _TIMED
         if "concurrency" not in self.model_fields_set:
             self.__dict__["concurrency"] = ()  # overrides the default
         for name in ("concurrency", "request_rate"):
             if getattr(self, name):
-                raise ValueError(f"{name} and fixed_schedule are two ways to say when a request is sent; leave one out")
+                raise ValueError(f"{name} and fixed_schedule both set when requests are sent; leave one of them out")
         found = self.trace_request_count
         if found == 0 or (self.input_file is not None and self.input_file.is_dir()):
-            raise ValueError(f"{self.dataset} is no trace of a request a line; expected a file with one at least")
+            raise ValueError(
+                f"{self.dataset} is not a trace with one request per line; expected a file with at least one request"
+            )
         if found is not None and self.request_count not in (None, found):
             raise ValueError(
-                f"request_count is {self.request_count}, and {self.dataset} has {found} requests, all of which are "
-                "sent; leave it out"
+                f"request_count is {self.request_count}, but all {found} requests of {self.dataset} are sent; leave "
+                "request_count out"
             )
         # 1: a later check reports that the file can't be read.
         self.__dict__["request_count"] = self.request_count or found or 1
@@ -230,21 +232,19 @@ class LoadSpec(Prompts):
         if not self.concurrency and not self.request_rate and not self.fixed_schedule:
             raise ValueError("concurrency is an empty list; expected at least one value, or a request_rate")
         if self.request_rate and self.concurrency:
-            raise ValueError(
-                "concurrency and request_rate are two ways to say when a request is sent; leave one of them out"
-            )
+            raise ValueError("concurrency and request_rate both set when requests are sent; leave one of them out")
         for name in ("arrival", "burstiness"):
             if getattr(self, name) is not None and not self.request_rate:
-                raise ValueError(f"{name} spaces requests of a request_rate, and there is none; leave it out")
+                raise ValueError(f"{name} has no effect without a request_rate; leave it out, or set a request_rate")
         if self.arrival is not None and self.burstiness is not None:
-            raise ValueError("arrival and burstiness are two ways to space requests; leave one of them out")
+            raise ValueError("arrival and burstiness both set the spacing of requests; leave one of them out")
         if self.isl and len(self.isl) != len(self.osl) and 1 not in (len(self.isl), len(self.osl)):
             raise ValueError(
-                f"isl has {len(self.isl)} lengths and osl {len(self.osl)}; expected as many, as they make pairs, "
-                "or one of either"
+                f"isl has {len(self.isl)} lengths and osl {len(self.osl)}, but they are paired; expected equally "
+                "many, or one length for either of them"
             )
         if len(set(self.pairs)) != len(self.pairs):
-            raise ValueError("isl and osl name a pair of lengths twice; expected each once")
+            raise ValueError("isl and osl list a pair of lengths twice; list each pair once")
         return self
 
     @field_validator("extra_inputs")
@@ -253,12 +253,12 @@ class LoadSpec(Prompts):
         for name in value:
             if name in OWNED_FIELDS:
                 key = OWNED_FIELDS[name]
-                do = f"say it with load.{key}" if key else "leave it out"
-                raise ValueError(f"extra_inputs.{name} would change what is measured, which trtx sets itself; {do}")
+                do = f"set load.{key} instead" if key else "leave it out"
+                raise ValueError(f"extra_inputs.{name} is set by trtx, because it would change what is measured; {do}")
             try:
                 json.dumps(value[name], allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"extra_inputs.{name} is no JSON value ({error}); expected one") from error
+                raise ValueError(f"extra_inputs.{name} is not a JSON value ({error}); expected one") from error
         return value
 
     @property

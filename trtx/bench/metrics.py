@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
-from trtx.bench.figures import Extent, Figures, Number, Records, Spread, figure, per_device
+from trtx.bench.figures import Extent, Figures, Number, Records, Spread, metric, per_device
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
@@ -32,12 +32,12 @@ class Heading(Enum):
     TIME = "time"
 
 
-@figure(Number[int], title="requests", unit="requests", heading=None, meaning="successful requests")
+@metric(Number[int], title="requests", unit="requests", heading=None, meaning="successful requests")
 def request_count(records: Records) -> int:
     return sum(record.succeeded for record in records)
 
 
-@figure(
+@metric(
     Number[int],
     title="failed",
     unit="requests",
@@ -50,7 +50,7 @@ def error_request_count(records: Records) -> int:
     return len(records) - request_count(records)
 
 
-@figure(
+@metric(
     Number[int],
     title="uncounted",
     unit="requests",
@@ -62,7 +62,7 @@ def uncounted_request_count(records: Records) -> int:
     return sum(record.succeeded and not record.is_counted for record in records)
 
 
-@figure(
+@metric(
     Number[float],
     title="error rate",
     unit="%",
@@ -78,7 +78,7 @@ def _duration_within(records: Records, span: Span) -> float | None:
     return span.duration_s
 
 
-@figure(
+@metric(
     Number[float | None],
     title="duration",
     unit="s",
@@ -99,7 +99,7 @@ def _request_throughput_within(records: Records, span: Span) -> float | None:
     return sum(requests_in(record, span) for record in served) / span.duration_s if served else None
 
 
-@figure(
+@metric(
     Number[float | None],
     title="requests/s",
     unit="requests/s",
@@ -130,7 +130,7 @@ def _images_per_second_within(records: Records, span: Span) -> float | None:
     return sum(shares) / span.duration_s
 
 
-@figure(
+@metric(
     Number[float | None],
     title="images/s",
     unit="images/s",
@@ -150,7 +150,7 @@ def images_per_second(records: Records) -> float | None:
     return _rate(sum(known), records) if len(known) == len(counts) else None
 
 
-@figure(
+@metric(
     Number[float | None],
     title="tokens/s",
     unit="tokens/s",
@@ -173,7 +173,7 @@ def _paced_request_count(figures: Figures) -> int:
     return 0 if found is None else found.count
 
 
-@figure(
+@metric(
     Number[float | None],
     title="tokens/s/user",
     unit="tokens/s/user",
@@ -206,7 +206,7 @@ output_token_throughput_per_device = per_device(
 )
 
 
-@figure(
+@metric(
     Spread,
     title="TTFT",
     unit="ms",
@@ -221,7 +221,7 @@ def time_to_first_token(records: Records) -> list[float]:
     return _values(records, "time_to_first_token")
 
 
-@figure(
+@metric(
     Spread,
     title="ITL",
     unit="ms",
@@ -237,7 +237,7 @@ def inter_token_latency(records: Records) -> list[float]:
     return _values(records, "inter_token_latency") if _all_counted(records) else []
 
 
-@figure(
+@metric(
     Spread,
     title="E2E",
     unit="ms",
@@ -249,7 +249,7 @@ def request_latency(records: Records) -> list[float]:
     return _values(records, "request_latency")
 
 
-@figure(
+@metric(
     Number[float | None],
     title="ISL",
     unit="tokens",
@@ -261,7 +261,7 @@ def input_sequence_length(records: Records) -> float | None:
     return _mean(_counted(records, "input_sequence_length"))
 
 
-@figure(
+@metric(
     Number[float | None],
     title="OSL",
     unit="tokens",
@@ -273,7 +273,7 @@ def output_sequence_length(records: Records) -> float | None:
     return _mean(_counted(records, "output_sequence_length"))
 
 
-@figure(
+@metric(
     Extent,
     title="ISL",
     unit="tokens",
@@ -284,7 +284,7 @@ def input_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "input_sequence_length")
 
 
-@figure(
+@metric(
     Extent,
     title="OSL",
     unit="tokens",

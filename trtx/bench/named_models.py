@@ -30,9 +30,9 @@ def other_models(asked: str, answers: Iterable[Iterable[str]]) -> OtherModels | 
     counts = Counter(name for names in answers for name in dict.fromkeys(names))
     if counts.keys() <= {model_name(asked)}:
         return None
-    was_asked = f"{quoted(asked, _LONGEST)} was asked"
+    requested = f"{quoted(asked, _LONGEST)} was requested"
     if len(counts) == 1:
-        return OtherModels(False, f"answers say that {quoted(next(iter(counts)), _LONGEST)} gave them, and {was_asked}")
+        return OtherModels(False, f"answers name model {quoted(next(iter(counts)), _LONGEST)}, but {requested}")
     told = [f"{quoted(name, _LONGEST)} ({count})" for name, count in counts.most_common(_TOLD)]
     more = f" and {len(counts) - _TOLD} more" if len(counts) > _TOLD else ""
-    return OtherModels(True, f"answers say that several models gave them, {', '.join(told)}{more}, and {was_asked}")
+    return OtherModels(True, f"answers name several models, {', '.join(told)}{more}, but {requested}")

@@ -1,11 +1,11 @@
-"""Fields of a request body that say what is measured: neither a load's extra inputs nor a record may hold them."""
+"""Fields of a request body that trtx sets itself, so that neither extra inputs nor dataset records may set them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Each with the key of a load that it belongs to. Given by hand they would win over what aiperf and the report take for
-# asked: no TTFT is one of a body that did not stream.
+# Field -> the load's key that sets it, or None. A value set by hand would override the one that aiperf and the report
+# assume. For example, answers without streaming would have no TTFT.
 OWNED_FIELDS: Mapping[str, str | None] = {
     "stream": "streaming",
     "max_tokens": "osl",

@@ -144,31 +144,29 @@ class Prompts(Images):
     @model_validator(mode="after")
     def _one_source(self) -> Prompts:
         if self.input_file is not None and self.public_dataset is not None:
-            raise ValueError("input_file and public_dataset are two datasets; leave one of them out")
+            raise ValueError("input_file and public_dataset each name a dataset; leave one of them out")
         if self.custom_dataset_type is not None and self.input_file is None:
-            raise ValueError("custom_dataset_type says what an input_file holds, and there is none; add one")
+            raise ValueError("custom_dataset_type is the format of an input_file, but there is no input_file; add one")
         for name, record in field_records(type(self)).items() if self.dataset is not None else ():
             value = getattr(self, name)
             if "dataset" in record.ignored and value and value != type(self).model_fields[name].default:
-                raise ValueError(f"{name} shapes what is made, and {self.dataset} has its own; leave it out")
+                raise ValueError(f"{name} has no effect with {self.dataset}, which has its own prompts; leave it out")
         return self
 
     @model_validator(mode="after")
     def _whole(self) -> Prompts:
         if self.num_prefix_prompts > 1 and not self.prefix_prompt_length:
-            raise ValueError("num_prefix_prompts counts prefixes, and prefix_prompt_length is 0; give them a length")
+            raise ValueError("num_prefix_prompts has no effect while prefix_prompt_length is 0; set a length")
         if self.prefix_prompt_length and self.shared_system_prompt_length:
             raise ValueError(
-                "prefix_prompt_length and shared_system_prompt_length are two ways to share a beginning; leave one out"
+                "prefix_prompt_length and shared_system_prompt_length both make prompts share a prefix; leave one out"
             )
         if self.session_turns_stddev and self.session_turns_mean == 1:
-            raise ValueError("session_turns_stddev spreads session_turns_mean, which is 1; give more turns")
+            raise ValueError("session_turns_stddev has no effect while session_turns_mean is 1; set more turns")
         if self.session_turn_delay_mean and not self.has_sessions:
-            raise ValueError(
-                "session_turn_delay_mean comes between turns, and session_turns_mean is 1; give more turns"
-            )
+            raise ValueError("session_turn_delay_mean has no effect while session_turns_mean is 1; set more turns")
         if self.session_turn_delay_stddev and not self.session_turn_delay_mean:
-            raise ValueError("session_turn_delay_stddev spreads session_turn_delay_mean, which is 0; give a delay")
+            raise ValueError("session_turn_delay_stddev has no effect while session_turn_delay_mean is 0; set a delay")
         return self
 
     @property

@@ -18,7 +18,7 @@ from trtx.bench.cores import CpuReading, CpuUse
 from trtx.bench.documents import DocumentKind, plain
 from trtx.bench.files import write_text
 from trtx.bench.handoffs import HandoffCounts
-from trtx.bench.pictures import PictureCounts, grown
+from trtx.bench.image_counters import ImageCounts, grown
 from trtx.bench.windows import Span
 
 READINGS = DocumentKind("readings.json", version=1, oldest=1, since="")
@@ -61,7 +61,7 @@ class ServerReading:
     # Since start, by role and worker; None: a worker doesn't report it.
     ended_requests: dict[str, dict[str, int]] | None
     # Since start, by role and worker, for workers that process images; None: there is none, or one doesn't report it.
-    pictures: dict[str, dict[str, PictureCounts]] | None = None
+    pictures: dict[str, dict[str, ImageCounts]] | None = None
     # Since start, by decode and prefill worker; empty: no decode workers; None: one doesn't report it.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
     cpu: CpuReading | None = None  # of the machine that takes the readings; None: not reported by the kernel
@@ -132,7 +132,7 @@ def requests_over(readings: Sequence[ServerReading], measured: Span, answered: i
     return counted if seen >= answered else None
 
 
-def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, PictureCounts] | None:
+def images_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, ImageCounts] | None:
     """Image counters of a measured part, by role; None if workers didn't report.
 
     Like :func:`requests_over`, this covers the time from the last reading before the part to the last of the trial.
@@ -142,7 +142,7 @@ def pictures_over(readings: Sequence[ServerReading], measured: Span) -> dict[str
 
 
 def handoffs_over(readings: Sequence[ServerReading], measured: Span) -> dict[str, dict[str, HandoffCounts]] | None:
-    """Handoff counters of a measured part, by decode and prefill worker; the time is as in :func:`pictures_over`."""
+    """Handoff counters of a measured part, by decode and prefill worker; the time is as in :func:`images_over`."""
     around = _around(readings, measured)
     return None if around is None else handoffs.grown(around[0].handoffs, readings[-1].handoffs)
 

@@ -24,13 +24,13 @@ def sent_on(status: int | None, location: str | None, asked: str) -> str | None:
     if status not in _STATUSES:
         return None
     if not location:
-        return "it sends on, and does not say to where"
+        return "it redirects without an address"
     try:
         found = urlsplit(urljoin(asked, location))
         where = urlunsplit((found.scheme, found.netloc.rpartition("@")[2], found.path, "", ""))
     except ValueError:
-        where = "what is no address"
-    return f"it sends on to {shown(where)}, and no redirect is followed"
+        where = "something that is not an address"
+    return f"it redirects to {shown(where)}, and trtx follows no redirect"
 
 
 def proxy_passed(url: str) -> str:
@@ -42,6 +42,6 @@ def proxy_passed(url: str) -> str:
     if parts.scheme not in getproxies() or proxy_bypass(parts.hostname or ""):
         return ""
     return (
-        f"; {parts.scheme.upper()}_PROXY is set, and trtx and aiperf go past it, as its time would be measured as the "
-        "server's: run where the server is reached without it"
+        f"; {parts.scheme.upper()}_PROXY is set, but trtx and aiperf bypass it, because its delay would be measured as "
+        "the server's: run on a machine that reaches the server without a proxy"
     )

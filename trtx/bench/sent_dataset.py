@@ -39,15 +39,15 @@ def check_dataset(spec: LoadSpec, *, context_length: int | None, is_dynamo: bool
         _refuse(
             dataset,
             where,
-            f"its prompt and its answer have {tokens:,} tokens, and the context holds {context_length:,}; "
-            "leave it out, or raise max_seq_len as far as the model's positions go",
+            f"its prompt and answer have {tokens:,} tokens, but the context length is {context_length:,}; "
+            "leave it out, or raise max_seq_len, up to the model's own limit",
         )
     for record, name, value in dataset.numbers:
         if is_dynamo and not RANGES[name].holds(value):
             _refuse(
                 dataset,
                 record,
-                f"{name} is {value}, and Dynamo's frontend, which would refuse the request, takes {RANGES[name]}; "
+                f"{name} is {value}, but Dynamo's frontend accepts only {RANGES[name]} and would refuse the request; "
                 "change it",
             )
 

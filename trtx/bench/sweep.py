@@ -323,9 +323,9 @@ class _Measured:
         patience = _REQUESTS_IN_A_ROW * self.spec.request_timeout_s + _BETWEEN_REQUESTS_S
         if now - self._moved_at > patience:
             raise LoadGeneratorError(
-                f"aiperf told of no request for {patience:.0f} s of {self.target.topology}, although each ends within "
-                f"{self.spec.request_timeout_s:g} s (request_timeout_s), so it was ended; "
-                f"its log is {self.files.console}"
+                f"aiperf reported no finished request of {self.target.topology} for {patience:.0f} s, although "
+                f"request_timeout_s is {self.spec.request_timeout_s:g}, so trtx ended it; its log is "
+                f"{self.files.console}"
             )
 
     def _progress(self, phase: Literal["starting", "running", "ended"]) -> SweepProgress:

@@ -93,7 +93,8 @@ def closed_loop_phases(records: Sequence[RequestRecord], concurrency: int) -> Ph
         sent = sum(ends[concurrency - 1] <= record.start_ns < last_sent_ns for record in records)
     if sent < concurrency:
         return NoSteadyPart(
-            f"{sent} requests were sent between the end of the first round and the last request, {concurrency} must be",
+            f"{sent} requests were sent between the end of the first round and the last request, but {concurrency} "
+            "are needed",
             f"measure {4 * concurrency} requests or more",
         )
     phases = _cut(records, ends[concurrency - 1], last_sent_ns)
@@ -119,7 +120,7 @@ def open_loop_phases(records: Sequence[RequestRecord]) -> Phases | NoSteadyPart:
     sending_ns = last_sent_ns - first_ns
     if sending_ns <= 2 * ramp_ns:
         return NoSteadyPart(
-            f"requests were sent for {sending_ns / 1e9:.3g} s, and nine of ten took up to {ramp_ns / 1e9:.3g} s",
+            f"requests were sent for {sending_ns / 1e9:.3g} s, but nine of ten took up to {ramp_ns / 1e9:.3g} s",
             "send them for more than twice as long as nine of ten take",
         )
     return _cut(records, first_ns + ramp_ns, last_sent_ns)

@@ -99,7 +99,7 @@ def baseline(
     if len(given) != len(taken):
         takes = f"{action.value} {' '.join(taken)}".strip()
         if len(given) > len(taken):
-            raise UsageError(f"{given[len(taken)]!r} means nothing behind trtx baseline {takes}; leave it out")
+            raise UsageError(f"{given[len(taken)]!r} has no effect after trtx baseline {takes}; leave it out")
         raise UsageError(f"{action.value} lacks {' and '.join(taken[len(given) :])}; expected trtx baseline {takes}")
     request = BaselineRequest(action, given, baseline_dir or Path("baselines"), older_than, remove)
     found = answer(request)

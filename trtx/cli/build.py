@@ -227,7 +227,7 @@ def _request(
         )
     by_hand = next((text for text in overrides or () if text.partition("=")[0].endswith("kv_cache_config.dtype")), None)
     if kv_dtype != "auto" and by_hand is not None:
-        raise UsageError(f"--kv-dtype {kv_dtype} means nothing with --set {quoted(by_hand)}; leave one of them out")
+        raise UsageError(f"--kv-dtype {kv_dtype} has no effect with --set {quoted(by_hand)}; leave one of them out")
     found = probe().gpus
     here = (
         MemoryDevice(found[0].name, found[0].memory_bytes, capability=capability_of(found[0].name)) if found else None

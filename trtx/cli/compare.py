@@ -127,7 +127,7 @@ def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     first, *others = opened
     if not all(one.cells for one in opened) and (request.metrics or request.window != "whole"):
         raise UsageError(
-            f"--{'metrics' if request.metrics else 'window'} means nothing for runs of trtx eval, which measure no "
+            f"--{'metrics' if request.metrics else 'window'} has no effect for runs of trtx eval, which measure no "
             "speed; leave it out"
         )
     check_window(first, request.window)

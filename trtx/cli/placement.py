@@ -277,4 +277,4 @@ def refuse_ignored(context: typer.Context, uses: Iterable[str]) -> None:
         for name in uses_that_ignore(verb, option_name(parameter)):
             if name in held:
                 use = USES[verb][name]
-                raise UsageError(f"{spoken_name(parameter)} means nothing {use.where}, {use.because}; {use.way_out}")
+                raise UsageError(f"{spoken_name(parameter)} has no effect {use.where}, {use.because}; {use.way_out}")

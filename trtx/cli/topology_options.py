@@ -163,7 +163,7 @@ def check_roles(
 
 def unused_recipe(recipe: str) -> str:
     """Returns the error message for a recipe combined with a ``--config`` for every role."""
-    return f"--recipe {quoted(recipe)} means nothing with a --config for every role; leave one of them out"
+    return f"--recipe {quoted(recipe)} has no effect with a --config for every role; leave one of them out"
 
 
 def recipe_roles(recipe: str | None, *, encode: bool = False) -> dict[Role, Path]:

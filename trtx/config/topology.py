@@ -163,10 +163,10 @@ class TopologySpec(BaseModel):
     @model_validator(mode="after")
     def _has_both_or_none(self) -> Self:
         if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("tls_key means nothing without tls_cert; name both, or leave it out")
+            raise ValueError("tls_key has no effect without tls_cert; name both, or leave it out")
         if self.tls_key is None and self.tls_cert is not None:
             raise ValueError(
-                "tls_key is missing beside a certificate, which means nothing without its key; name both, or neither"
+                "tls_key is missing beside a certificate, which has no effect without its key; name both, or neither"
             )
         return self
 
@@ -209,7 +209,7 @@ def refuse_idle(spec: TopologySpec, told: Callable[[str], str], source: str = ""
         idle += [(name, ("max_images", *VIDEO_FIELDS[:1])) for name in _COUNT_ENCODERS if getattr(spec, name)]
     for name, limits in idle:
         raise UsageError(
-            f"{source}{told(name)} means nothing where {' and '.join(map(told, limits))} "
+            f"{source}{told(name)} has no effect where {' and '.join(map(told, limits))} "
             f"{'is' if len(limits) == 1 else 'are'} 0; leave it out, or allow some"
         )
 

@@ -14,7 +14,8 @@ from trtx.experiment.bench.dry_run import plan_only
 from trtx.experiment.bench.estimate import cells_ahead, estimate, read_history
 from trtx.experiment.bench.reproduction import Locked, differences_here, read_locked, spec_to_run
 from trtx.experiment.bench.runner import resume, run
-from trtx.experiment.bench.spec import Attach, ExperimentSpec, load_sweep
+from trtx.experiment.bench.spec import Attach, ExperimentSpec
+from trtx.experiment.bench.sweep_file import load_sweep
 from trtx.experiment.directory import where_it_began
 from trtx.experiment.evaluation import evaluate, resume_evaluation
 from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of

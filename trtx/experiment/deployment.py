@@ -239,7 +239,7 @@ def _registered(
     Raises UsageError if etcd can't be queried, or if it has no worker of the model and is thus the wrong one.
     """
     if workers is None:
-        raise UsageError(f"--etcd means nothing beside {attach.url}, which counts no workers; leave it out")
+        raise UsageError(f"--etcd has no effect with {attach.url}, which does not count its workers; leave it out")
     auth = attach.etcd_files()
     cards = []
     try:
@@ -248,7 +248,7 @@ def _registered(
                 # The records are read once, so the lease's lifetime, which matters only for deletion, isn't needed.
                 cards += EtcdRegistry(etcd, namespace, lease_ttl_s=0).cards()
     except RegistryUnknown as error:
-        raise UsageError(f"--etcd can't be asked for the workers of {attach.url}: {error}") from error
+        raise UsageError(f"--etcd can't be queried for the workers of {attach.url}: {error}") from error
     cards = [card for card in cards if card.model == model]
     if not cards:
         raise UsageError(

@@ -82,7 +82,7 @@ def write_lock(run_dir: Path, spec: RunSpec, provenance: Provenance) -> None:
 
 
 def _names_digest(asked: Mapping[str, Any]) -> str:
-    """A digest of the names of all fields in the specification, by which a reader notices that one was lost."""
+    """A digest of the names of all fields in the specification, so that a reader notices if one was lost."""
 
     def names(value: Any, parent: str) -> Iterator[str]:
         for name, inner in value.items() if isinstance(value, dict) else ():
@@ -137,7 +137,7 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
 
 
 def read_lock(run_dir: Path) -> ExperimentSpec:
-    """The spec of a run. Raises UsageError, naming the field, if ``run_dir`` is no run directory or its manifest is
+    """The spec of a run. Raises UsageError, naming the field, if ``run_dir`` is not a run directory or its manifest is
     invalid.
 
     Fields that the run's trtx did not have get the value that describes the run. All others are required, including
@@ -157,7 +157,7 @@ def read_manifest(run_dir: Path, verb: str, kind: type[Kind]) -> Kind:
 
 def _manifest_of(run_dir: Path, verb: str) -> dict[str, Any]:
     if not (run_dir / LOCK.file).exists():
-        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of {verb}")
+        raise UsageError(f"{run_dir} is not a run directory, because it has no {LOCK.file}; expected one of {verb}")
     fields = LOCK.load(run_dir)
     own = "trtx bench"
     if "check" in fields:

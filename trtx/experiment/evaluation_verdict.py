@@ -20,7 +20,7 @@ from trtx.runs.forms import LOCK, VERDICT, AskedOf, ComparedWith, RunVerdict
 def read_scored_baseline(path: Path) -> tuple[TopologyValues, ...]:
     """The scores of a run of ``trtx eval`` or ``trtx bench``. Raises UsageError if it has none."""
     if not (path / LOCK.file).exists():
-        raise UsageError(f"{path} is no run directory, it has no {LOCK.file}; expected one of trtx eval")
+        raise UsageError(f"{path} is not a run directory, because it has no {LOCK.file}; expected one of trtx eval")
     if not (found := scores_of_run(path)):
         raise UsageError(f"{path} has no scores; resume it with --resume, or choose another run")
     refuse_changed_documents(path)

@@ -68,15 +68,14 @@ class GateSpec(BaseModel):
             given, lacking = ("--max-regression", "--baseline") if self.baseline is None else (
                 "--baseline", "--max-regression",
             )  # fmt: skip
-            raise UsageError(f"{given} means nothing without {lacking}; expected both, or neither")
+            raise UsageError(f"{given} has no effect without {lacking}; expected both, or neither")
         if self.window != "whole" and not self.slo and self.baseline is None:
             raise UsageError(
-                f"--window {self.window} means nothing without figures that are judged; add --slo or --baseline, or "
-                "leave it out"
+                f"--window {self.window} has no effect if no metric is judged; add --slo or --baseline, or leave it out"
             )
         for option, value in (("--metrics", self.metrics), ("--allow-different", self.allow_different)):
             if value and self.baseline is None:
-                raise UsageError(f"{option} means nothing without --baseline; leave it out, or name a baseline")
+                raise UsageError(f"{option} has no effect without --baseline; leave it out, or name a baseline")
         return self
 
     @property

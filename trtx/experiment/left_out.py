@@ -77,7 +77,7 @@ def _refuse_idle_axis(axis: str, role: Role | None, path: str, label: str, plan:
     if roles and not any(acts_on(plan.engine, one, path, plan.engine_configs[one], on_gpu=on_gpu) for one in roles):
         where = "" if on_gpu or not acts_on(plan.engine, roles[0], path, {}, on_gpu=True) else " without a GPU"
         raise UsageError(
-            f"axes.{axis} means nothing with engine {plan.engine}{where}, which does not act on {path}: {label} would "
+            f"axes.{axis} has no effect with engine {plan.engine}{where}, which does not act on {path}: {label} would "
             "be the same topology at each of its values; leave the axis out, or choose an engine that acts on it"
         )
 

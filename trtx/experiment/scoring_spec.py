@@ -88,7 +88,7 @@ class ScoringSpec(BaseModel):
     @model_validator(mode="after")
     def _text_is_scored(self) -> ScoringSpec:
         if (self.text is None) == (TEXT_TASK in self.tasks):
-            told = "is needed" if self.text is None else "means nothing"
+            told = "is needed" if self.text is None else "has no effect"
             beside = "with" if self.text is None else "without"
             raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; give both or neither")
         return self
@@ -98,7 +98,7 @@ class ScoringSpec(BaseModel):
         for name in ("needle_lengths", "needle_depths", "needle_samples"):
             if NEEDLE_TASK not in self.tasks and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"--{name.replace('_', '-')} means nothing without {NEEDLE_TASK} in --tasks, "
+                    f"--{name.replace('_', '-')} has no effect without {NEEDLE_TASK} in --tasks, "
                     "whose prompts it configures; give both or neither"
                 )
         return self

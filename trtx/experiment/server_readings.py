@@ -21,7 +21,7 @@ import httpx
 
 from trtx.bench import ForeignProcess, GpuReading, ServerReading, Target
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
-from trtx.bench.pictures import PictureCounts
+from trtx.bench.image_counters import ImageCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
 from trtx.experiment.cpu_readings import CpuReader
@@ -183,7 +183,7 @@ def _told(
     client: httpx.Client, workers: Sequence[Metered]
 ) -> tuple[
     dict[str, dict[str, int]] | None,
-    dict[str, dict[str, PictureCounts]] | None,
+    dict[str, dict[str, ImageCounts]] | None,
     dict[str, dict[str, HandoffCounts]] | None,
 ]:
     """Ended requests and image counters by role and worker, and handoff counters by decode and prefill worker.
@@ -192,7 +192,7 @@ def _told(
     its place; image counters only need the workers that process images.
     """
     ended: dict[str, dict[str, int]] = {}
-    pictures: dict[str, dict[str, PictureCounts]] = {}
+    pictures: dict[str, dict[str, ImageCounts]] = {}
     handoffs: dict[str, dict[str, HandoffCounts]] | None = {}
     for worker in workers:
         try:
@@ -204,7 +204,7 @@ def _told(
         if worker.identity is not None and {_identity(labels) for labels, _ in counts} != {worker.identity}:
             return None, None, None
         ended.setdefault(worker.role, {})[worker.name] = round(sum(float(count) for _, count in counts))
-        if (found := picture_counts(body)) is not None:
+        if (found := image_counts(body)) is not None:
             pictures.setdefault(worker.role, {})[worker.name] = found
         if worker.role == "decode" and handoffs is not None:
             told = handoff_counts(body)
@@ -221,7 +221,7 @@ def _identity(labels: bytes) -> WorkerIdentity | None:
         return None
 
 
-def picture_counts(metrics: bytes) -> PictureCounts | None:
+def image_counts(metrics: bytes) -> ImageCounts | None:
     """Image counters from a worker's metrics; None if the worker processes no images."""
     lookups = {outcome.decode(): round(float(count)) for outcome, count in _LOOKUPS.findall(metrics)}
     stages: dict[bytes, dict[str, float]] = {b"seconds": {}, b"pictures": {}}
@@ -229,9 +229,7 @@ def picture_counts(metrics: bytes) -> PictureCounts | None:
         stages[kind][stage.decode()] = float(value)
     if not lookups and not stages[b"pictures"]:
         return None
-    return PictureCounts(
-        lookups, {name: round(count) for name, count in stages[b"pictures"].items()}, stages[b"seconds"]
-    )
+    return ImageCounts(lookups, {name: round(count) for name, count in stages[b"pictures"].items()}, stages[b"seconds"])
 
 
 def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:

@@ -155,7 +155,7 @@ def _image_tokens(served: LoadTarget, model_path: Path, load: LoadSpec) -> int:
         return 0
     if served.engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"load.image_batch_size {load.image_batch_size} means nothing with engine {served.engine}, whose workers "
+            f"load.image_batch_size {load.image_batch_size} has no effect with engine {served.engine}, whose workers "
             "take no images; leave it out, or use --engine torch"
         )
     if served.engine == "tensorrt-llm" and placeholder_of(model_path) is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trtx.launch.certificates import check_certificate, check_usual_client
+    from trtx.launch.disk_space import write_problem
     from trtx.launch.events import Event
     from trtx.launch.guardian import Guardian
     from trtx.launch.handoffs import HandoffProofs
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from trtx.launch.processes import members
     from trtx.launch.prompt_notes import remote_prompt_notes
     from trtx.launch.published import Published, find_published, name_of
-    from trtx.launch.room import write_problem
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve, take_place
     from trtx.launch.slots import Restart, Slot
@@ -48,7 +48,7 @@ _HOMES = {
     "probe": "machine", "publishing": "presence", "remote_prompt_notes": "prompt_notes",
     "resolve": "preparation", "serve": "served",
     "settle_share": "host_preparation", "take_place": "served",
-    "write_problem": "room",
+    "write_problem": "disk_space",
 }  # fmt: skip
 __all__ = [
     "LOWEST_EPHEMERAL",

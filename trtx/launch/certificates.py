@@ -66,7 +66,7 @@ def check_certificate(
     if certificate is None or key is None:
         if certificate is not None or key is not None:
             given, lacked = options if key is None else options[::-1]
-            raise UsageError(f"{given} means nothing without {lacked}; name both, or leave it out")
+            raise UsageError(f"{given} has no effect without {lacked}; name both, or leave it out")
         return None
     pair = _Pair(certificate.expanduser().absolute(), key.expanduser().absolute(), options)
     own = read_certificate(pair.certificate, option=options[0])
@@ -80,7 +80,7 @@ def check_certificate(
     if not since <= time.time() < until:
         word, at = ("expired on", until) if time.time() >= until else ("is not in force before", since)
         raise UsageError(
-            f"{pair.said} {word} {_date(at)}, so no client takes it; renew it, or set this machine's clock"
+            f"{pair.said} {word} {_date(at)}, so no client accepts it; renew it, or correct this machine's clock"
         )
     return Certificate(
         ServerTls(pair.certificate, pair.key, tuple(_names(told))),
@@ -96,8 +96,8 @@ def read_certificate(path: Path, *, option: str = _OF_SERVE[0]) -> str:
         return first_certificate(pem)
     except ssl.SSLError as error:
         raise UsageError(
-            f"{option} {shown(path)} holds no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it (of DER, "
-            "`openssl x509 -inform der` makes it)"
+            f"{option} {shown(path)} has no certificate in PEM; expected -----BEGIN CERTIFICATE----- in it (`openssl "
+            "x509 -inform der` converts DER)"
         ) from error
 
 
@@ -118,14 +118,14 @@ def as_seen_outside(plan: Plan, certificate: Certificate | None) -> Plan:
     if certificate is not None:
         names = ", ".join(certificate.tls.names) or "no name"
         reasons += (
-            f"HTTP speaks TLS because --tls-cert says so: for {names}, until {certificate.until:%Y-%m-%d}; the other "
-            "ports stay plain",
+            f"HTTP uses TLS because of --tls-cert, whose certificate is for {names}, until "
+            f"{certificate.until:%Y-%m-%d}; the other ports don't use TLS",
         )
     if not plan.is_local:
         clear = "" if certificate is not None else "in clear text (--tls-cert and --tls-key) and "
         warnings += (
             f"HTTP listens on {', '.join(_outside(plan))} {clear}without authentication: anyone who can reach "
-            f"{'these machines' if plan.hosts else 'this machine'} can use it; docs/security.md has a gateway",
+            f"{'these machines' if plan.hosts else 'this machine'} can use it; docs/security.md describes a gateway",
         )
     return replace(plan, tls=None if certificate is None else certificate.tls, reasons=reasons, warnings=warnings)
 
@@ -151,8 +151,8 @@ def check_usual_client(plan: Plan) -> None:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _OTHER_NAME:
             raise UsageError(
-                f"{pair.said} is for {', '.join(plan.tls.names) or 'no name'}, and aiperf asks for {host}, which it "
-                f"verifies; name one of them with --host, or take a certificate for {host}"
+                f"{pair.said} is for {', '.join(plan.tls.names) or 'no name'}, but aiperf verifies the name "
+                f"{host}; name one of them with --host, or use a certificate for {host}"
             ) from error
         raise UsageError(
             f"{pair.said}: aiperf would not trust it ({_reason(error)}); set {CA_VARIABLE} to the certificates of its "
@@ -164,11 +164,11 @@ def _check_key(pair: _Pair) -> None:
     content = read_bytes(pair.key, pair.options[1], "a private key in PEM")
     if _ENCRYPTED.search(content):
         raise UsageError(
-            f"{pair.key_said} is encrypted, and nobody is asked for a passphrase when a server starts; expected a "
-            "plain one that you alone can read (`openssl pkey` makes it)"
+            f"{pair.key_said} is encrypted, but a starting server can't ask for a passphrase; expected a "
+            "unencrypted one that only you can read (`openssl pkey` makes it)"
         )
     if not _PRIVATE.search(content):
-        raise UsageError(f"{pair.key_said} holds no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it")
+        raise UsageError(f"{pair.key_said} has no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it")
 
 
 def _server(pair: _Pair) -> ssl.SSLContext:
@@ -178,8 +178,8 @@ def _server(pair: _Pair) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
-                f"{pair.key_said} is not the key of {pair.said}; name the pair that was made together, the server's "
-                "own certificate first in its file"
+                f"{pair.key_said} is not the key of {pair.said}; use a certificate and key that belong together, with "
+                "the server's own certificate first in its file"
             ) from error
         _refused(pair, _reason(error))
     return context
@@ -211,7 +211,7 @@ def _warnings(pair: _Pair, until: float) -> Iterator[str]:
     if mode & _TOO_OPEN:
         yield f"{pair.key_said} is open to other users of this machine (mode {mode:03o}); chmod 600 it"
     if until - time.time() < _SOON_S:
-        yield f"{pair.said} expires on {_date(until)}; servers that start later read the file anew"
+        yield f"{pair.said} expires on {_date(until)}; a renewed file takes effect when a server starts"
 
 
 def _date(seconds: float) -> str:

@@ -36,7 +36,7 @@ def describe_death(
         what += f", because {slot.ended_because}"
     if left_behind:
         pids = ", ".join(str(rank.pid) for rank in left_behind)
-        what += f"; processes of its engine that outlived it were ended: pid {pids}"
+        what += f"; processes of its engine outlived it, and trtx ended them: pid {pids}"
     status = slot.status
     if status is not None and status.error and status.error not in child.log.tail():
         what += f"; its status file says: {status.error}"

@@ -50,15 +50,15 @@ def with_embedding_dtype(
         if resolved[role] != wanted:
             raise UsageError(
                 f"{taker} computes in {wanted} ({_origin(found[taker])}) and {role} in {resolved[role]} "
-                f"({_origin(found[role])}), and {role} continues where {taker} ends; set {taker}.dtype "
+                f"({_origin(found[role])}), but {role} continues the sequences of {taker}; set {taker}.dtype "
                 f"and {role}.dtype to the same with --set"
             )
     if "encode" not in found or resolved["encode"] == wanted:
         return found
     if stated["encode"] is not None:
         raise UsageError(
-            f"encode makes embeddings in {resolved['encode']} ({_origin(found['encode'])}) and {taker} takes them in "
-            f"{wanted} ({_origin(found[taker])}) alone; leave encode.dtype out, or --set encode.dtype={wanted}"
+            f"encode makes embeddings in {resolved['encode']} ({_origin(found['encode'])}), but {taker} accepts them "
+            f"only in {wanted} ({_origin(found[taker])}); leave encode.dtype out, or --set encode.dtype={wanted}"
         )
     encode = found["encode"]
     who = (
@@ -71,7 +71,7 @@ def with_embedding_dtype(
     return found
 
 
-def with_lone_pictures(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Role, ResolvedEngineConfig]:
+def with_lone_images(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Role, ResolvedEngineConfig]:
     """The configs with one image per encoder batch, for ``--deterministic``.
 
     Raises UsageError if ``--set`` says otherwise. Other images in a batch change the last bits of an embedding
@@ -82,10 +82,10 @@ def with_lone_pictures(configs: Mapping[Role, ResolvedEngineConfig]) -> dict[Rol
         return found
     if "max_batch_size" in encode.overridden and encode.values["max_batch_size"] != 1:
         raise UsageError(
-            f"encode.max_batch_size is {encode.values['max_batch_size']} (--set), and with --deterministic a picture "
-            "is encoded alone, as others in its batch change the last bits of its embedding; leave one of the two out"
+            f"encode.max_batch_size is {encode.values['max_batch_size']} (--set), but --deterministic encodes "
+            "each image alone, because others in its batch change the last bits of its embedding; leave one of them out"
         )
-    because = "encode: max_batch_size = 1 because --deterministic has each picture encoded alone"
+    because = "encode: max_batch_size = 1 because --deterministic encodes each image alone"
     found["encode"] = replace(encode, values={**encode.values, "max_batch_size": 1}, reasons=(*encode.reasons, because))
     return found
 

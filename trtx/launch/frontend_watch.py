@@ -107,7 +107,7 @@ class FrontendWatch:
                 error = f"; its last error: {self.last_error}" if self.last_error else ""
                 return FrontendState("useless", f"it does not count every registered worker ({route.problem}{error})")
             if route.serves:
-                return FrontendState("unproved", f"not every worker is routed to: {self.refusal}")
+                return FrontendState("unproved", f"requests can't be routed to every worker: {self.refusal}")
             return FrontendState("hopeless", self.refusal)
         if not wants_proof:
             return None
@@ -141,9 +141,7 @@ class DistantFrontend:
             problem = f"it does not count every registered worker ({route.problem or 'it does not answer'})"
         if not problem:
             return None
-        return FrontendState(
-            "unproved", f"every process here is up, but asked of another host's {self._name}: {problem}"
-        )
+        return FrontendState("unproved", f"every process here is up, but at another host's {self._name}: {problem}")
 
 
 class FrontendWatches:

@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="trtx.launch.guardian")
     parser.add_argument("--marker", required=True)
     parser.add_argument("--scratch", required=True, type=Path)
-    parser.add_argument("--launcher", type=int, help="for whoever lists processes: see trtx.launch.leftovers")
+    parser.add_argument("--launcher", type=int, help="shown in lists of processes; read by trtx.launch.leftovers")
     arguments = parser.parse_args()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

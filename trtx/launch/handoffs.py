@@ -243,7 +243,7 @@ class HandoffProofs:
             return ""
         hosts = " and of ".join(dict.fromkeys(one.host for one in ends if one is not None and one.host))
         where = f"the device of {hosts} in the hosts file" if hosts else _UCX_DEVICE
-        return f"; correct {where}: it has to name on each side a device by which it reaches the other"
+        return f"; correct {where}: it has to name a network device on each side that reaches the other"
 
     def _told(self, name: str) -> str:
         """A worker's name for the user; for several hosts with its host and its UCX device."""

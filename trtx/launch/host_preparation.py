@@ -208,11 +208,11 @@ def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
             return here[0].name
         addresses = ", ".join(f"{host.address} ({host.name})" for host in (here or hosts))
         told = "several of the hosts' addresses" if here else "none of the hosts' addresses"
-        raise UsageError(f"this machine has {told}: {addresses}; correct the hosts file, or say --this-host NAME")
+        raise UsageError(f"this machine has {told}: {addresses}; correct the hosts file, or use --this-host NAME")
     found = host_named(hosts, named)
     if found not in here:
         raise UsageError(
-            f"--this-host {named} has address {found.address}, and this machine has not; correct the one or the other"
+            f"--this-host {named} has address {found.address}, but this machine does not; correct one of them"
         )
     return named
 
@@ -232,12 +232,12 @@ def _check_device(host: PlannedHost) -> None:
         name = device.partition(":")[0]
         if name not in networks and not (_INFINIBAND / name).is_dir():
             raise UsageError(
-                f"{host.name} has device {device}, and this machine has not (it has {', '.join(sorted(networks))}); "
+                f"{host.name} has device {device}, but this machine does not (it has {', '.join(sorted(networks))}); "
                 "correct device in the hosts file"
             )
         if name in networks and (problem := _device_problem(device)) is not None:
             raise UsageError(
-                f"{host.name} has device {device}, {problem}, so no KV could go over it; correct device in the hosts "
+                f"{host.name} has device {device}, {problem}, so it can't transfer KV; correct device in the hosts "
                 "file, or set it up"
             )
 
@@ -252,5 +252,5 @@ def _device_problem(device: str) -> str | None:
     found = psutil.net_if_addrs().get(name, ())
     families = (socket.AF_INET, socket.AF_INET6)
     if not any(one.family in families and not one.address.startswith("fe80:") for one in found):
-        return "which has no address but a link-local one at most"
+        return "which has at most a link-local address"
     return None

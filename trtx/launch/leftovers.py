@@ -29,8 +29,8 @@ def clear_leftovers(plan: Plan) -> None:
     refuse_second(plan)
     if (problem := remove_own(plan.scratch_dir)) is not None:
         raise UsageError(
-            f"{plan.scratch_dir}, where this share keeps its files, {problem}, so it is not touched; have it removed, "
-            "or set TMPDIR to a directory of this user's own"
+            f"{plan.scratch_dir}, where this share keeps its files, {problem}, so trtx does not touch it; have it "
+            "removed, or set TMPDIR to a directory of this user's own"
         )
 
 
@@ -48,12 +48,13 @@ def refuse_second(plan: Plan) -> None:
         guardian = _guardian_of(plan.marker)
     if guardian is None:
         raise UsageError(
-            f"processes of {share} are on {plan.this_host} already (pid {pids}), and none that watches over them; "
-            "`trtx doctor` says how to end what is left behind"
+            f"processes of {share} are on {plan.this_host} already (pid {pids}), but neither their launcher nor its "
+            "guardian; `trtx doctor` says how to end what is left behind"
         )
     if not guardian.launcher_lives:
         raise UsageError(
-            f"{share} is being stopped on {plan.this_host} (pid {pids}), as its launcher is gone; try again in seconds"
+            f"{share} is being stopped on {plan.this_host} (pid {pids}), because its launcher is gone; try again in a "
+            "few seconds"
         )
     raise UsageError(f"{share} runs on {plan.this_host} already, by pid {guardian.launcher}; stop that first")
 

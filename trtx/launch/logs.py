@@ -63,10 +63,10 @@ class Log:
         tail, lost = self.tail(), self._problem or self._note(exit_text)
         where = f"log: {self._path}" + (" (removed while it ran)" if self._is_gone() else "")
         if lost:
-            where += f", which can't be written ({lost}): what it said last is lost"
+            where += f", which can't be written ({lost}), so its last output is lost"
         if tail:
-            return f"{where}; {'the last that is in it' if lost else 'its last lines'}:\n{tail}"
-        return where if lost else f"{where}; it wrote nothing there"
+            return f"{where}; {'the last lines in it' if lost else 'its last lines'}:\n{tail}"
+        return where if lost else f"{where}; it is empty"
 
     def _note(self, exit_text: str) -> str:
         """Appends a line. Returns the error if that fails, else ""."""

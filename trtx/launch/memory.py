@@ -149,7 +149,7 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
     sharing = dict.fromkeys(one.name for worker in takers for one in plan.sharers(worker))
     if plan.engine != "torch":
         what = "is an estimate made with the torch engine's formulas" if sharing else "is not known"
-        yield f"no memory plan for encode workers because what their engine takes {what}"
+        yield f"no memory plan for encode workers because the memory use of their engine {what}"
         return
     encoders = [worker for worker in plan.workers if worker.role == "encode"]
     own = [worker for worker in encoders if worker.name not in sharing]
@@ -163,12 +163,12 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
         parts += f", {size_text(share.arena_bytes)} for embeddings"
     if own and device.is_gpu and share.total_bytes > free:
         raise UsageError(
-            f"an encode worker takes {parts} and about {size_text(share.batch_bytes)} for a batch of {rows} rows, and "
+            f"an encode worker takes {parts} and about {size_text(share.batch_bytes)} for a batch of {rows} rows, but "
             f"{device.name} has {size_text(free)} free; lower encode.max_num_tokens, or give it another GPU"
         )
     yield (
-        f"encode: {parts} because the vision tower has so many, and about {size_text(share.batch_bytes)} more while a "
-        f"batch of {rows} rows is encoded"
+        f"encode: {parts} because of the size of the vision tower, and about {size_text(share.batch_bytes)} more while "
+        f"a batch of {rows} rows is encoded"
     )
 
 

@@ -27,7 +27,7 @@ With a lower one, outgoing connections could take ports on which workers are abo
 """
 _ATTEMPTS = 2000
 ANOTHER_PORT = "choose another with --port, or 0 for any free one"
-OF_SEVERAL_HOSTS = "end what has it, or start trtx serve --hosts with another --port"
+OF_SEVERAL_HOSTS = "end the process that uses it, or start trtx serve --hosts with another --port"
 
 
 class PortHolder:
@@ -83,7 +83,7 @@ class PortHolder:
                         raise _not_available(host, port, error, ANOTHER_PORT) from error
                 else:
                     return port
-        raise LaunchError(f"no free port between {low} and {high} on {host}; end something that listens there")
+        raise LaunchError(f"no free port between {low} and {high} on {host}; end a process that listens there")
 
     def _range(self) -> tuple[int, int]:
         try:
@@ -123,7 +123,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _not_available(host: str, port: int, error: OSError, way_out: str) -> UsageError:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(f"--host {host!r} is no address of this machine ({error.strerror}); use 127.0.0.1")
+        return UsageError(f"--host {host!r} is not an address of this machine ({error.strerror}); use 127.0.0.1")
     if error.errno != errno.EADDRINUSE:
         return UsageError(f"port {port} on {host} can't be used ({error.strerror}); {way_out}")
     return UsageError(f"{_in_use(host, port)}; {way_out}")

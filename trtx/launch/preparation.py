@@ -37,7 +37,7 @@ from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, re
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
-from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_pictures
+from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_images
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
@@ -53,7 +53,7 @@ from trtx.topology import BrokerPorts, Machine, Plan, Ports, check_router_args, 
 class Resolved:
     """What will be served, before its placement is known."""
 
-    model: str  # the name by which it was found
+    model: str  # the name with which it was found
     engine: str
     engine_version: str | None  # TensorRT-LLM's version if it is the engine
     checkpoint: Checkpoint
@@ -148,7 +148,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         if machine is not None and not on_gpu:
             configs = with_cpu_dtype(configs, own)
         if spec.deterministic:
-            configs = with_lone_pictures(configs)
+            configs = with_lone_images(configs)
     elif engine == "tensorrt-llm" and spec.encoders:
         own = dtype_of(checkpoint.path, read_config(checkpoint.path))
         configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
@@ -185,7 +185,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
     if said and engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"{_option(said[0])} means nothing with --engine {engine}, whose workers take no images; leave it out, or "
+            f"{_option(said[0])} has no effect with --engine {engine}, whose workers take no images; leave it out, or "
             "use --engine torch"
         )
     options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
@@ -193,24 +193,24 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config
     if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
         raise UsageError(
-            f"{options[0]} means nothing with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
+            f"{options[0]} has no effect with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
         )
     of_videos = [name for name in said if name in VIDEO_FIELDS]
     if of_videos and engine == "tensorrt-llm":
         raise UsageError(
-            f"{_option(of_videos[0])} means nothing with --engine {engine}, whose workers take images and no videos; "
+            f"{_option(of_videos[0])} has no effect with --engine {engine}, whose workers take images and no videos; "
             "leave it out, or use --engine torch"
         )
     vision = read_vision_config(checkpoint.path) if of_videos else None
     if vision is not None and vision.video_token_id is None:
         raise UsageError(
-            f"{_option(of_videos[0])} means nothing with {checkpoint.served_model_name}, which takes images and no "
+            f"{_option(of_videos[0])} has no effect with {checkpoint.served_model_name}, which takes images and no "
             "videos; leave it out, or serve a model that takes videos"
         )
     allowed = spec.media.allowed_media_path
     if allowed is not None and not allowed.is_dir():
-        raise UsageError(f"--allowed-media-path {quoted(str(allowed))} is no directory; name one, or leave it out")
+        raise UsageError(f"--allowed-media-path {quoted(str(allowed))} is not a directory; name one, or leave it out")
 
 
 def _option(field: str) -> str:

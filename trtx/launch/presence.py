@@ -131,12 +131,12 @@ class SharePresence:
                         return True
                 elif there.plan is not None:
                     raise UsageError(
-                        f"topology {name!r} is served already, by another plan; end it, or give this one another name "
-                        "in the hosts file"
+                        f"topology {name!r} is already served with another plan; stop it, or give this one another "
+                        "name in the hosts file"
                     )
                 else:
                     self._end.wait(_AGAIN_AFTER_S)  # the running shares publish their plan again
-            raise LaunchError(f"what is published of topology {name!r} in etcd kept changing; start this share again")
+            raise LaunchError(f"the record of topology {name!r} in etcd kept changing; start this share again")
         except BaseException:
             with contextlib.suppress(LaunchError):
                 client.revoke(lease)
@@ -188,12 +188,12 @@ class SharePresence:
         except UsageError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                self._emit(f"{error}: it took this one's place while etcd did not have it")
+                self._emit(f"{error}: it replaced this plan while etcd had lost it")
         else:
             self._problem = ""
             self._emit(
-                f"etcd did not have {self._host}'s share any more, and has it again: it lost its data, was not "
-                f"reached for longer than {self._ttl_s:g} s (lease_ttl_s), or something deleted it there"
+                f"etcd had lost the share of {self._host}, which is registered again: etcd lost its data, was "
+                f"unreachable for longer than {self._ttl_s:g} s (lease_ttl_s), or something deleted the share"
             )
 
     def _take_out(self, present: set[str]) -> None:
@@ -206,8 +206,9 @@ class SharePresence:
             if now - since >= LOST_AFTER_S and (count := self._revoke(registered[address])):
                 name = next((host.name for host in self._plan.hosts if host.address == address), "a host")
                 processes = "process is" if count == 1 else f"{count} processes are"
-                told = f"{name} ({address}) is gone: nothing was heard of its share, and its {processes} out"
-                self._emit(f"{told} of the routing")
+                self._emit(
+                    f"{name} ({address}) is gone: its share was not renewed, and its {processes} out of the routing"
+                )
 
     def _emit(self, message: str) -> None:
         try:

@@ -28,7 +28,7 @@ from trtx.engine import installed_version
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.discovery import open_etcd
 from trtx.launch.publishable import check_publishable
-from trtx.planes.etcd import EtcdUnreachable
+from trtx.planes.etcd_errors import EtcdUnreachable
 from trtx.planes.published_plan import published_names, read_plan
 from trtx.topology import Credentials, EtcdService, Plan
 
@@ -119,7 +119,7 @@ class Published:
         except UnicodeDecodeError:
             told = "it is not UTF-8"
         except json.JSONDecodeError:
-            told = "it is no JSON"
+            told = "it is not JSON"
         except (UsageError, ValueError) as error:
             told = str(error)
         raise UsageError(
@@ -141,18 +141,18 @@ class Published:
             raise ValueError(f"its hosts have {strange[0]}")
         if document.nats_auth and nats_files is None:
             raise _NoFiles(
-                f"topology {name!r} was planned with nats_auth, and the files are each host's own; name them with "
+                f"topology {name!r} uses nats_auth, and each host has credentials files of its own; name them with "
                 "--nats-auth"
             )
         files = {"etcd_auth": _named(etcd_files), "nats_auth": _named(nats_files)}
         # Through JSON: in strict mode, pydantic converts to tuples and paths only from JSON input.
         hosts = HostsSpec.model_validate_json(json.dumps(document.hosts | files), strict=True)
         if hosts.name != name:
-            raise ValueError(f"it is of topology {quoted(hosts.name)}")
+            raise ValueError(f"it belongs to topology {quoted(hosts.name)}")
         spec = TopologySpec.model_validate_json(json.dumps(document.spec), strict=True)
         if document.engine_configs.keys() != spec.roles.keys():
             raise ValueError(
-                f"it has engine configs of {', '.join(document.engine_configs) or 'no role'}, and its roles are "
+                f"it has engine configs of {', '.join(document.engine_configs) or 'no role'}, but its roles are "
                 f"{', '.join(spec.roles)}"
             )
         check_publishable(spec, document.engine_configs)
@@ -175,7 +175,7 @@ class Published:
             if own != there:
                 raise UsageError(
                     f"{shown(package)} is {own} here and {shown(there)} where the topology was planned; "
-                    "install the same on every host"
+                    "install the same version on every host"
                 )
         path = resolve_checkpoint(model or self.asked.model).path
         if identify_model(path).sampled_sha256 != self.model_sha256:

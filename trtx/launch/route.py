@@ -10,7 +10,7 @@ import threading
 import time
 
 from trtx.launch.handoffs import HandoffProofs
-from trtx.launch.picture_proofs import PictureProofs
+from trtx.launch.image_proofs import ImageProofs
 from trtx.launch.readiness import ask_readiness, complete, is_live
 from trtx.topology import Plan
 
@@ -29,13 +29,13 @@ class FrontendStatus:
         self,
         plan: Plan,
         handoffs: HandoffProofs | None = None,
-        pictures: PictureProofs | None = None,
+        images: ImageProofs | None = None,
         *,
         url: str = "",
     ) -> None:
         """Sends no request before :meth:`start`. ``url``: the frontend to check; default: the plan's first.
 
-        ``handoffs``, ``pictures``: records of the worker pairs and encoders that have already worked.
+        ``handoffs``, ``images``: records of the worker pairs and encoders that have already worked.
         """
         self.answered_at: float | None = None  # the last answer of any kind
         self.routed_at: float | None = None  # the last time the frontend reported every worker
@@ -47,7 +47,7 @@ class FrontendStatus:
         self._plan = plan
         self._url = url or plan.url
         self._handoffs = handoffs or HandoffProofs(plan, self._url)
-        self._pictures = pictures or PictureProofs(plan, self._url)
+        self._images = images or ImageProofs(plan, self._url)
         self._whole_since: float | None = None
         self._wants_proof = False
         self._proof: threading.Thread | None = None
@@ -59,7 +59,7 @@ class FrontendStatus:
     @property
     def proof(self) -> str:
         """A message for the user about what has worked: requests, KV handoffs, images."""
-        return f"a request went through{self._handoffs.told}{self._pictures.told}"
+        return f"a request went through{self._handoffs.told}{self._images.told}"
 
     def start(self) -> None:
         self._thread.start()
@@ -112,6 +112,6 @@ class FrontendStatus:
         problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
         # Run it after a failed request too, because it names the pair of workers and the cause.
         self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
-        self.request_problem = problem or self._pictures.prove_missing(_PROOF_TIMEOUT_S) or ""
+        self.request_problem = problem or self._images.prove_missing(_PROOF_TIMEOUT_S) or ""
         if not self.request_problem and not self.handoff_problem:
             self.proved_at = began_at

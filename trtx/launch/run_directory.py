@@ -56,11 +56,11 @@ class RunDirectory:
         try:
             self._make(directories, files)
         except OSError as error:
-            told += f", and can't be made again ({os.strerror(error.errno or 0)}); the topology serves on"
+            told += f", and can't be recreated ({os.strerror(error.errno or 0)}); the topology continues to serve"
         else:
-            told += "; it was made again"
+            told += "; trtx recreated it"
             if directories:
-                told += ", but what running processes log is lost"
+                told += ", but the output of running processes is lost"
         is_news, self._told = told != self._told, told
         return told if is_news else None
 
@@ -73,7 +73,8 @@ class RunDirectory:
             try:
                 path.open("rb").close()
             except OSError as error:
-                return f"{path} can't be read ({os.strerror(error.errno or 0)}), which it starts with; make it readable"
+                why = os.strerror(error.errno or 0)
+                return f"{path} can't be read ({why}), but it is needed at the start; make it readable"
         return None
 
     def _make(self, directories: Iterable[Path], files: Iterable[Path]) -> None:

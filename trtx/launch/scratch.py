@@ -15,7 +15,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from trtx.launch.room import write_problem
+from trtx.launch.disk_space import write_problem
 
 
 class Scratch:
@@ -93,7 +93,7 @@ def remove_own(directory: Path) -> str | None:
     except OSError:
         return None
     if not stat.S_ISDIR(found.st_mode):
-        return "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is no directory"
+        return "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is not a directory"
     if found.st_uid != os.geteuid():
         return f"belongs to {_user(found.st_uid)}"
     shutil.rmtree(directory, ignore_errors=True)

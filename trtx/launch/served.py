@@ -14,9 +14,9 @@ from trtx.launch.events import Event
 from trtx.launch.frontend_watch import UNROUTED_S
 from trtx.launch.guardian import Guardian
 from trtx.launch.handoffs import HandoffProofs
+from trtx.launch.image_proofs import ImageProofs
 from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.leftovers import clear_leftovers, refuse_second
-from trtx.launch.picture_proofs import PictureProofs
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
 from trtx.launch.presence import SharePresence
 from trtx.launch.readiness import Readiness, ask_readiness, complete
@@ -131,10 +131,10 @@ def serve(
         if presence is not None:
             presence.tell(on_event, lambda lease: guardian.watch_worker("the share", lease))
         handoffs = HandoffProofs(whole, plan.url, here=plan)
-        pictures = PictureProofs(whole, plan.url, plan.model_path)
+        images = ImageProofs(whole, plan.url, plan.model_path)
         # a host without a frontend proves recovery through the other hosts' frontends
         asked = plan.frontends or whole.frontends
-        routes = {one.name: FrontendStatus(whole, handoffs, pictures, url=whole.url_of(one)) for one in asked}
+        routes = {one.name: FrontendStatus(whole, handoffs, images, url=whole.url_of(one)) for one in asked}
         for route in routes.values():
             cleanup.callback(route.close)
         over_hosts = whole if whole.hosts else None
@@ -142,7 +142,9 @@ def serve(
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
         if count := remove_left_behind(plan):
-            told = f"{count} workers of a share that was cut off here were still registered, and are taken out"
+            told = (
+                f"{count} workers of an earlier share that was killed here were still registered, and have been removed"
+            )
             on_event(Event("lost", told))
         HOLDER.release(held)
         try:
@@ -153,13 +155,13 @@ def serve(
             supervisor.mark_ready()
             for route in routes.values():
                 route.start()
-            _warm_up(topology, handoffs, pictures, timeouts.request_s)
+            _warm_up(topology, handoffs, images, timeouts.request_s)
             topology.warm_up_seconds = time.monotonic() - start - topology.load_seconds
             on_event(
                 Event(
                     "ready",
                     f"{plan.mode} topology ready at {', '.join(whole.urls)}: {_loaded(topology, start)}, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{pictures.told}",
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{images.told}",
                 )
             )
             yield topology
@@ -207,7 +209,7 @@ def _held_ports(plan: Plan) -> tuple[int, ...]:
     held = [HOLDER.hold(*plan.http_of(frontend), for_http) for frontend in plan.frontends]
     held += [HOLDER.hold("127.0.0.1", port) for port in plan.internal_ports]
     if plan.this_host:
-        way_out = f"end what has it, or give {plan.this_host} another first_port in the hosts file"
+        way_out = f"end the process that uses it, or give {plan.this_host} another first_port in the hosts file"
         for process in plan.processes:
             held += [HOLDER.hold(process.address, port, way_out) for port in process.ports.values()]
     return tuple(held)
@@ -220,7 +222,7 @@ def _make_directories(plan: Plan) -> Scratch:
     except OSError as error:
         raise UsageError(
             f"run directory {str(plan.run_dir)!r} can't be written ({error.strerror}); "
-            "expected a parent that you can write to; name another with -o"
+            "name a parent that you can write to with -o"
         ) from error
     scratch = Scratch(plan.scratch_dir, plan.discovery_dir)
     try:
@@ -252,7 +254,7 @@ def _wait_ready(
         now = time.monotonic()
         if now >= deadline:
             up = [slot.spec.name for slot in topology.slots if slot.state == "up"]
-            waits = f"; {supervisor.elsewhere}" if supervisor.elsewhere else ""
+            waits = f"; {supervisor.missing_workers}" if supervisor.missing_workers else ""
             raise LaunchError(
                 f"{plan.mode} topology is not ready in time: {seen.summary} (up: {', '.join(up) or 'none'}){waits}; "
                 f"see the logs in {logs}, and lower the model's size or max_seq_len if it loads too slowly{_hint(plan)}"
@@ -264,8 +266,8 @@ def _wait_ready(
                 f"every process is up, but for {UNROUTED_S:g} s the frontend has not counted every worker: "
                 f"{seen.summary}{error}; see the logs in {logs}"
             )
-        if supervisor.elsewhere != told and all(slot.state == "up" for slot in topology.slots):
-            told = supervisor.elsewhere
+        if supervisor.missing_workers != told and all(slot.state == "up" for slot in topology.slots):
+            told = supervisor.missing_workers
             if told:
                 on_event(Event("waiting", f"{plan.this_host} is up and waits for other hosts: {told}"))
         time.sleep(_POLL_S)
@@ -287,10 +289,10 @@ def _hint(plan: Plan) -> str:
     """Another reason why an engine on several GPUs may not start, seen without NVLink (TensorRT-LLM #9680)."""
     if plan.gpu_count <= plan.worker_count:
         return ""
-    return "; ranks that wait for each other want NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
+    return "; if ranks wait for each other, set NCCL_P2P_DISABLE=1 where `nvidia-smi topo -m` shows no NVLink"
 
 
-def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: PictureProofs, request_s: float) -> None:
+def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, images: ImageProofs, request_s: float) -> None:
     """Sends the first real requests. Raises LaunchError with the pair of workers or the encoder at fault, and the
     cause.
 
@@ -322,7 +324,7 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, pictures: Pictur
         problem = finish([ask(number) for number in range(first)])
         proving = [pool.submit(prove)]  # even if a request has failed, because this check names the pair and the cause
         if problem is None:
-            proving.append(pool.submit(pictures.prove_missing, request_s))
+            proving.append(pool.submit(images.prove_missing, request_s))
             problem = finish([ask(number) for number in range(first, first + count)])
         unproved = finish(proving)
     finally:
@@ -342,11 +344,11 @@ def _loaded(topology: ServedTopology, start: float) -> str:
     if not topology.plan.this_host:
         return f"loaded in {topology.load_seconds:.1f} s"
     here = max(slot.up_since for slot in topology.slots) - start
-    return f"loaded in {here:.1f} s here, all hosts there after {topology.load_seconds:.1f} s"
+    return f"loaded in {here:.1f} s here, all hosts joined after {topology.load_seconds:.1f} s"
 
 
 def _stop_summary(endings: Mapping[str, Ending]) -> str:
     if odd := [f"{name} {ending}" for name, ending in endings.items() if ending != "clean"]:
         clean = [name for name, ending in endings.items() if ending == "clean"]
         return f"stopped: {', '.join(odd)}" + (f"; cleanly: {', '.join(clean)}" if clean else "")
-    return f"stopped, cleanly: {', '.join(endings) or 'nothing ran any more'}"
+    return f"stopped, cleanly: {', '.join(endings) or 'no process was left'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,9 @@ from trtx.launch.processes import is_stopped
 from trtx.launch.restarts import RestartPolicy
 from trtx.topology import EtcdService, ProcessSpec
 
+_VANISHED_AFTER_S = 2.0
+# limit for a worker that drains although trtx did not stop it; the worker's own limits are lower
+_DRAINS_AT_MOST_S = 120.0
 State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
 
 
@@ -79,8 +83,8 @@ class Slot:
         self.recomputed_told = found.recomputed
         prompts = f"{found.recomputed} of {found.read + found.recomputed} prompts"
         return (
-            f"{self.spec.name} computed {prompts} a second time, whose KV had to come from a prefill worker; of the "
-            f"last one it was {found.recomputed_from or 'not told which'}: {found.because or 'it does not say why'}"
+            f"{self.spec.name} recomputed {prompts}, because their KV did not come from a prefill worker; the last one "
+            f"was from {found.recomputed_from or 'an unknown worker'}: {found.because or 'for an unknown reason'}"
         )
 
     def look_at_stopped(self, pid: int, now: float, etcd: EtcdService | None) -> str | None:
@@ -96,15 +100,34 @@ class Slot:
         at_most_s = etcd.host_lease_ttl_s or etcd.lease_ttl_s
         return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
 
-    def why_vanished(self, pid: int, records_live_s: float) -> str:
-        """Why the records of the live worker process ``pid`` are gone.
+    def look_at_draining(self, now: float) -> str | None:
+        """Why the worker must be killed, which is draining without trtx's request or because its engine died; or None.
+
+        Such a worker ends by itself after its open requests, unless that takes longer than ``_DRAINS_AT_MOST_S``.
+        """
+        if self.draining_since is None:
+            self.state, self.draining_since = "draining", now
+        elif now - self.draining_since > _DRAINS_AT_MOST_S:
+            return f"it received a stop signal from elsewhere, and did not exit within {_DRAINS_AT_MOST_S:g} s"
+        return None
+
+    def look_at_vanished(self, pid: int, now: float, records_live_s: float) -> str | None:
+        """Why the worker process ``pid``, whose discovery records are gone, must be killed; None: not yet.
 
         Unrenewed records live for ``records_live_s``.
         """
+        if self.vanished_since is None:
+            self.vanished_since = now
+            self.unrenewed_s = None if self.renewed_at is None else max(0.0, time.time() - self.renewed_at)
+        elif now - self.vanished_since >= _VANISHED_AFTER_S and self.ended_because is None:
+            return f"its discovery records are gone, {self._why_vanished(pid, records_live_s)}"
+        return None
+
+    def _why_vanished(self, pid: int, records_live_s: float) -> str:
         if is_stopped(pid):
-            return "since it is stopped (by SIGSTOP or a debugger) and renews them no more"
+            return "because it is stopped (by SIGSTOP or a debugger) and no longer renews them"
         if self.unrenewed_s is None:
-            return "and nothing says why"
+            return "for an unknown reason"
         if self.unrenewed_s < records_live_s:
-            return f"found gone {self.unrenewed_s:.0f} s after it had renewed them, and not deleted by trtx here"
-        return f"since it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or starved"
+            return f"{self.unrenewed_s:.0f} s after it renewed them, and this trtx did not delete them"
+        return f"because it had not renewed them for {self.unrenewed_s:.0f} s: it was frozen or got no CPU time"

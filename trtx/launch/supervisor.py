@@ -23,11 +23,11 @@ from types import MappingProxyType
 from trtx.launch.children import Child, describe_exit
 from trtx.launch.deaths import describe_death, end_ranks_outside
 from trtx.launch.discovery import listening_ports, owner, registry_of, spawner_of
-from trtx.launch.elsewhere import Elsewhere
 from trtx.launch.events import Event, EventKind
 from trtx.launch.frontend_watch import FrontendWatches
 from trtx.launch.guardian import Guardian
 from trtx.launch.ports import taken
+from trtx.launch.remote_hosts import RemoteWorkers
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
@@ -41,10 +41,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 _LOOK_EVERY_S = 0.25  # interval of reading status files, registry and frontend port, which takes a few file reads each
-_VANISHED_AFTER_S = 2.0
 _ROOM_EVERY_S = 1.0  # interval of retries of a delayed restart
-# limit for a worker that drains although trtx did not stop it; the worker's own limits are lower
-_DRAINS_AT_MOST_S = 120.0
 
 
 class Supervisor:
@@ -81,7 +78,7 @@ class Supervisor:
         self._run_directory = RunDirectory(plan)
         self._shortage = Preconditions(plan, self._run_directory, scratch)
         self._frontends = FrontendWatches(plan, routes)
-        self._elsewhere = Elsewhere(whole, plan.this_host)
+        self._remote = RemoteWorkers(whole, plan.this_host)
         self._spawn = spawn or spawner_of(plan)
         self._clock = clock
         self._next_look = 0.0
@@ -122,12 +119,12 @@ class Supervisor:
     @property
     def is_whole(self) -> bool:
         """Whether every process is up and registered, including other hosts' workers."""
-        return all(slot.state == "up" for slot in self.slots) and not self.elsewhere
+        return all(slot.state == "up" for slot in self.slots) and not self.missing_workers
 
     @property
-    def elsewhere(self) -> str:
-        """What other hosts lack, such as ``1 of 3 workers are registered``; "" if nothing."""
-        return self._elsewhere.lack
+    def missing_workers(self) -> str:
+        """What is missing on other hosts, such as ``1 of 3 workers are registered``; "" if nothing."""
+        return self._remote.lack
 
     @property
     def frontend_error(self) -> str:
@@ -160,7 +157,7 @@ class Supervisor:
                 self.step()
         except BaseException as error:
             self.failure = (
-                f"the watch over the processes ended by {error!r}, so none would be restarted; start the topology again"
+                f"supervision of the processes failed with {error!r}, so none would be restarted; restart the topology"
             )
             raise
 
@@ -196,7 +193,7 @@ class Supervisor:
         slot.restart_at = now + _ROOM_EVERY_S
         if slot.held_back_by != shortage:
             slot.held_back_by = shortage
-            told = f"{slot.spec.name} is not started yet: {shortage}, and it starts; running processes go on"
+            told = f"{slot.spec.name} is not started yet: {shortage}, and it will start; running processes continue"
             self._emit("held-back", told, slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
@@ -251,7 +248,7 @@ class Supervisor:
                 else:
                     self._look_at_worker(slot, slot.child, registered, now)
             if registered is not None:
-                self._look_elsewhere(registered)
+                self._look_at_remote_hosts(registered)
         # no file descriptor available, or a file system error: unknown does not mean gone, and the next look tries
         # again
         except OSError:
@@ -266,7 +263,7 @@ class Supervisor:
             if self._told_unknown is None:
                 self._told_unknown = str(error)
                 if self._has_been_ready:
-                    self._emit("lost", f"{error}; running processes go on with the workers that they know")
+                    self._emit("lost", f"{error}; running processes continue with the workers that they know")
             return None
         if self._told_unknown is not None and self._has_been_ready:
             self._emit("found", "the registered workers are known again")
@@ -285,7 +282,7 @@ class Supervisor:
             scratch.make_again()
         except OSError as error:
             self._give_up(
-                f"{problem}, and can't be made again ({error.strerror}): without it no request finds a worker; "
+                f"{problem}, and can't be recreated ({error.strerror}): without it no request finds a worker; "
                 "start the topology again, with TMPDIR where nothing else cleans up"
             )
             return
@@ -298,10 +295,10 @@ class Supervisor:
         slot.ended_because = because
         child.kill_group()
 
-    def _look_elsewhere(self, registered: set[int]) -> None:
+    def _look_at_remote_hosts(self, registered: set[int]) -> None:
         """Reports lost workers of other hosts. Their own host restarts them; this one proves the recovery."""
-        self._elsewhere.see(registered, self.registry)
-        if self._has_been_ready and (told := self._elsewhere.loss()) is not None:
+        self._remote.see(registered, self.registry)
+        if self._has_been_ready and (told := self._remote.loss()) is not None:
             self._is_degraded = True
             self._emit("lost", told)
 
@@ -324,7 +321,8 @@ class Supervisor:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
             if slot.status.state == "draining":
-                self._look_at_draining(slot, child, now)
+                if (why := slot.look_at_draining(now)) is not None:
+                    self._kill(slot, child, why)
                 return
         if slot.worker_id is None and slot.status is not None:
             slot.worker_id = slot.status.worker_id
@@ -344,52 +342,30 @@ class Supervisor:
             if slot.state != "up":
                 self._is_up(slot, "is registered")
             if (why := slot.look_at_stopped(child.pid, now, self._plan.etcd)) is not None:
-                self._serves_nobody(slot, child, why)
+                self._restart_useless(slot, child, why)
         elif slot.was_registered:
-            self._look_at_vanished(slot, child, now)
+            if (why := slot.look_at_vanished(child.pid, now, self.registry.records_live_s)) is not None:
+                self._restart_useless(slot, child, why)
         elif slot.status is not None:
             slot.state = "loading"
 
-    def _look_at_draining(self, slot: Slot, child: Child, now: float) -> None:
-        """Watches a worker that is draining without trtx's request, or because its engine died.
-
-        Such a worker ends by itself after its open requests. It is killed if that takes longer than
-        ``_DRAINS_AT_MOST_S``.
-        """
-        if slot.draining_since is None:
-            slot.state, slot.draining_since = "draining", now
-        elif now - slot.draining_since > _DRAINS_AT_MOST_S:
-            self._kill(
-                slot,
-                child,
-                f"it received a stop signal that was not trtx's, and did not end in {_DRAINS_AT_MOST_S:g} s",
-            )
-
-    def _look_at_vanished(self, slot: Slot, child: Child, now: float) -> None:
-        if slot.vanished_since is None:
-            slot.vanished_since = now
-            slot.unrenewed_s = None if slot.renewed_at is None else max(0.0, time.time() - slot.renewed_at)
-        elif now - slot.vanished_since >= _VANISHED_AFTER_S and slot.ended_because is None:
-            why = slot.why_vanished(child.pid, self.registry.records_live_s)
-            self._serves_nobody(slot, child, f"its discovery records are gone, {why}")
-
-    def _serves_nobody(self, slot: Slot, child: Child, because: str) -> None:
+    def _restart_useless(self, slot: Slot, child: Child, because: str) -> None:
         self._emit("vanished", f"{slot.spec.name} (pid {child.pid}) is alive, but {because}; it is started again", slot)
         self._kill(slot, child, because)
 
     def _look_at_routes(self, now: float, *, is_known: bool) -> None:
         if not self._has_been_ready:
             return
-        judgements = self._frontends.judge(
-            self.slots, now, lacks=bool(self._elsewhere.lack), is_known=is_known, wants_proof=self._is_degraded
+        states = self._frontends.judge(
+            self.slots, now, lacks=bool(self._remote.lack), is_known=is_known, wants_proof=self._is_degraded
         )
-        for slot, judged in judgements:
+        for slot, judged in states:
             if judged.is_now == "useless" and slot is not None and slot.child is not None:
-                self._serves_nobody(slot, slot.child, judged.because)
+                self._restart_useless(slot, slot.child, judged.because)
             elif judged.is_now == "hopeless":
                 self._give_up(judged.because)
-        proved = [judged.because for _, judged in judgements if judged.is_now == "proved"]
-        if unproved := [judged.because for _, judged in judgements if judged.is_now == "unproved"]:
+        proved = [judged.because for _, judged in states if judged.is_now == "proved"]
+        if unproved := [judged.because for _, judged in states if judged.is_now == "unproved"]:
             self._tell_of_route("; ".join(unproved))
         if self._is_degraded and self.is_whole and len(proved) == self._frontends.count:
             self._is_degraded, self._told_of_route = False, ""

@@ -78,8 +78,8 @@ class EtcdAuth:
         except ValueError as error:
             raise UsageError(
                 f"etcd_auth's ca {str(self.ca)!r}, certificate {str(self.certificate)!r} and key {str(self.key)!r} "
-                f"make no connection ({error}); expected who signed etcd's certificate, a client certificate and its "
-                "own unencrypted key, in PEM"
+                f"can't be used ({error}); expected the CA of etcd's certificate, a client certificate and its "
+                "unencrypted key, all in PEM"
             ) from error
         return secrets
 
@@ -168,7 +168,7 @@ class NatsAuth:
         password = [value is not None for value in (self.username, self.password_file)]
         if any(password) != all(password) or any(password) == (self.token_file is not None):
             raise UsageError(
-                "nats_auth is incomplete or names two ways; expected username and password_file, or token_file"
+                "nats_auth is incomplete or contradictory; expected username and password_file, or token_file"
             )
 
     @property
@@ -248,16 +248,16 @@ def _reason(error: Exception) -> str:
 def _pem(name: str, path: Path) -> str:
     text = read_text(path, name, "a PEM file", limit=_MOST_BYTES)
     if "-----BEGIN " not in text:
-        raise UsageError(f"{name} {str(path)!r} holds no PEM; expected text that begins with -----BEGIN")
+        raise UsageError(f"{name} {str(path)!r} is not a PEM file; expected text that begins with -----BEGIN")
     return text
 
 
 def _line(name: str, path: Path) -> str:
     """The single line of a secret file, without its line end. Errors do not show its content."""
-    expected = "a file with the secret alone, in one line"
+    expected = "a file with only the secret, in one line"
     text = read_text(path, name, expected, limit=_MOST_BYTES)
     secret = text.removesuffix("\n").removesuffix("\r")
     if not secret or not secret.isprintable():
-        what = "is empty" if not secret else "has several lines, or holds what can't be printed"
+        what = "is empty" if not secret else "has several lines or unprintable characters"
         raise UsageError(f"{name} {str(path)!r} {what}; expected {expected}")
     return secret

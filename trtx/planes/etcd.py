@@ -12,7 +12,6 @@ import contextlib
 import email.utils
 import http.client
 import json
-import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,20 +20,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trtx.config.wording import shown
-from trtx.errors import LaunchError
 from trtx.planes.credentials import EtcdSecrets, check_endpoints
+from trtx.planes.etcd_errors import (
+    NOT_FOUND,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    EtcdError,
+    EtcdRefusal,
+    EtcdUnreachable,
+    refusal_of,
+    unreachable_because,
+)
 
 # maximum size of a response; etcd limits requests to 1.5 MiB, and a topology has tens of records
 _MOST_BYTES = 64 << 20
-_INVALID, _NOT_FOUND, _FORBIDDEN, _UNAVAILABLE, _UNAUTHENTICATED = 3, 5, 7, 14, 16  # gRPC's status codes
-
-
-class EtcdError(LaunchError):
-    """etcd refused the request; the text contains etcd's own message."""
-
-
-class EtcdUnreachable(EtcdError):
-    """No endpoint answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,8 @@ class Etcd:
         """Ends a lease, which deletes all keys attached to it; False if it does not exist. Raises EtcdError."""
         try:
             self._ask("/v3/lease/revoke", {"ID": str(lease)})
-        except _Refused as error:
-            if error.code == _NOT_FOUND:
+        except EtcdRefusal as error:
+            if error.code == NOT_FOUND:
                 return False
             raise
         return True
@@ -204,10 +203,10 @@ class Etcd:
             content, deadline = json.dumps(body).encode(), time.monotonic() + self._timeout_s
             try:
                 answer = self._send("POST", path, content, deadline)
-            except (_Refused, EtcdUnreachable) as error:
+            except (EtcdRefusal, EtcdUnreachable) as error:
                 # A token is valid for 5 minutes. For an invalid one, some releases close the connection instead of
                 # answering (etcd-io/etcd #20332).
-                is_old = isinstance(error, EtcdUnreachable) or error.code == _UNAUTHENTICATED
+                is_old = isinstance(error, EtcdUnreachable) or error.code == UNAUTHENTICATED
                 if self._token is None or not is_old:
                     raise
                 self._token = None
@@ -228,12 +227,12 @@ class Etcd:
             limit = time.monotonic() + max(0.0, deadline - time.monotonic()) / (len(self.endpoints) - number)
             try:
                 return self._send_to_first(method, path, content, limit)
-            except _Refused as error:
-                if error.code != _UNAVAILABLE:
+            except EtcdRefusal as error:
+                if error.code != UNAVAILABLE:
                     raise
                 problems.append(f"{self._where}: {error.message}{self._hint(error)}")
             except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-                problems.append(f"{self._where}: {_reason(error)}")
+                problems.append(f"{self._where}: {unreachable_because(error)}")
             self._hang_up()
             self._first = (self._first + 1) % len(self.endpoints)
         raise EtcdUnreachable(f"etcd does not answer ({'; '.join(problems)})")
@@ -284,7 +283,7 @@ class Etcd:
         if connection.sock is None:  # the server closes the connection after this response
             self._connection = None
         if response.status != 200:
-            raise _refusal(self._where, path, response.status, b"".join(parts))
+            raise refusal_of(self._where, path, response.status, b"".join(parts))
         return b"".join(parts)
 
     def _connect(self, limit: float) -> http.client.HTTPConnection:
@@ -299,7 +298,7 @@ class Etcd:
         self._connection = connection
         return connection
 
-    def _hint(self, error: _Refused) -> str:
+    def _hint(self, error: EtcdRefusal) -> str:
         """A remedy for an etcd whose HTTP gateway can't connect to etcd itself, or "".
 
         The gateway is a client of its own etcd and uses the server's certificate (etcd-io/etcd #16590). Seen with 3.4:
@@ -307,9 +306,7 @@ class Etcd:
         """
         if self._context is None or not error.message.startswith(("connection error", "connection closed")):
             return ""
-        return (
-            ": its HTTP gateway is not let in by etcd itself, whose certificate needs extendedKeyUsage clientAuth too"
-        )
+        return ": etcd rejects its own HTTP gateway, because etcd's certificate lacks extendedKeyUsage clientAuth"
 
     def _hang_up(self) -> None:
         if self._connection is not None:
@@ -320,35 +317,6 @@ class Etcd:
     @property
     def _where(self) -> str:
         return urlsplit(self.endpoints[self._first]).netloc
-
-
-class _Refused(EtcdError):
-    """An error response with gRPC's status code; 0 if it has none."""
-
-    def __init__(self, told: str, code: int, message: str) -> None:
-        super().__init__(told)
-        self.code = code
-        self.message = message
-
-
-def _refusal(where: str, path: str, status: int, body: bytes) -> _Refused:
-    text = " ".join(body.decode(errors="replace").split())
-    code, message = 0, text
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        document = json.loads(body)
-        code, message = int(document.get("code", 0)), str(document.get("message") or document.get("error") or text)
-    message = shown(message, 200) or "an empty answer"
-    told = f"etcd at {where} refuses {path}: {message}"
-    if status == 404 and not code:
-        told = (
-            f"etcd at {where} has no HTTP gateway ({path} is 404); expected one of 3.4 or newer, without "
-            "--enable-grpc-gateway=false"
-        )
-    elif code == _UNAUTHENTICATED or (code == _INVALID and ("user" in message or "auth" in message)):
-        told = f"etcd at {where} wants other credentials ({message}); set etcd_auth to a user that it knows"
-    elif code == _FORBIDDEN:
-        told = f"etcd at {where} does not let this user use {path} ({message}); give it a role with v1/ and trtx/"
-    return _Refused(told, code, message)
 
 
 def _keys(key: str, is_prefix: bool) -> dict[str, Any]:
@@ -375,7 +343,7 @@ def _text(value: bytes) -> str:
 
 
 def _ahead_s(date: str | None) -> float | None:
-    """Clock offset from an HTTP Date header. It has whole seconds, so less than one second means nothing."""
+    """Clock offset from an HTTP Date header. The header has whole seconds, so ignore differences below one second."""
     try:
         # The header truncates to whole seconds: on average, half a second has passed.
         return None if date is None else email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
@@ -388,22 +356,3 @@ def _left(limit: float) -> float:
     if (left := limit - time.monotonic()) <= 0:
         raise TimeoutError("no answer in time")
     return left
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, ssl.SSLEOFError):
-        return "it ended the TLS handshake: it may not accept the certificate of etcd_auth, or not use TLS"
-    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        alert = str(error.reason).rpartition("ALERT_")[2].lower().replace("_", " ")
-        return f"it does not take the certificate of etcd_auth: {alert}"
-    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-        return "it does not use TLS: its address may have to begin with http:"
-    if isinstance(error, ConnectionResetError | BrokenPipeError):  # either, as the server's close overtakes the request
-        return (
-            "it closes the connection without an answer, like a TLS server: its address may have to begin with https:"
-        )
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

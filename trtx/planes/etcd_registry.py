@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trtx.planes.etcd import Etcd, EtcdError, KeyValue
+from trtx.planes.etcd import Etcd, KeyValue
+from trtx.planes.etcd_errors import EtcdError
 from trtx.planes.registry import Card, Instance, RegistryUnknown, read_address, read_card, read_instance
 
 

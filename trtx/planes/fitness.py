@@ -21,7 +21,8 @@ from packaging.version import InvalidVersion, Version
 
 from trtx.errors import LaunchError
 from trtx.planes.credentials import EtcdAuth
-from trtx.planes.etcd import Etcd, EtcdError, EtcdUnreachable
+from trtx.planes.etcd import Etcd
+from trtx.planes.etcd_errors import EtcdError, EtcdUnreachable
 from trtx.planes.nats import NatsAnswer
 
 _OLDEST_ETCD = "3.4"

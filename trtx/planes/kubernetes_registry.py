@@ -135,7 +135,9 @@ class KubernetesRegistry:
             except Exception as error:
                 status = getattr(error, "status", None)
                 reason = f"{status} {getattr(error, 'reason', '')}" if status else str(error) or type(error).__name__
-                raise RegistryUnknown(f"Kubernetes' API server can't be asked ({' '.join(reason.split())})") from error
+                raise RegistryUnknown(
+                    f"Kubernetes' API server can't be queried ({' '.join(reason.split())})"
+                ) from error
 
 
 def _connect() -> Any:

@@ -106,7 +106,7 @@ def _shares(name: str) -> str:
 def _topology(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"no topology can be called {name[:80]!r}; expected 63 characters at most of letters, digits, '.', '_' and "
-            "'-', with a letter or digit first"
+            f"{name[:80]!r} is not a valid topology name; expected at most 63 letters, digits, '.', '_' and '-', with "
+            "a letter or digit first"
         )
     return f"{_PREFIX}{name}/"

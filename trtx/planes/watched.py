@@ -26,7 +26,7 @@ class _Seen:
 
     instances: list[Instance] = field(default_factory=list)
     worker_ids: set[int] = field(default_factory=set)
-    problem: str | None = "it was not asked yet"
+    problem: str | None = "it has not been queried yet"
 
 
 class WatchedRegistry:

@@ -43,7 +43,7 @@ class _Drawn:
 
 
 def charts(view: RunView, lengths: tuple[int | None, int | None]) -> dict[str, Chart]:
-    """Chart id → figure for the cells with these ISL and OSL; others aren't comparable. Charts without points are left
+    """Chart by id, for the cells with these ISL and OSL; others aren't comparable. Charts without points are left
     out.
     """
     rows = [row for row in view.rows if (row.load.isl, row.load.osl) == lengths]
@@ -53,7 +53,7 @@ def charts(view: RunView, lengths: tuple[int | None, int | None]) -> dict[str, C
         "ttft": _latency(view, rows, time_to_first_token),
         "itl": _latency(view, rows, inter_token_latency),
     }
-    return {name: figure for name, figure in built.items() if figure["data"]}
+    return {name: chart for name, chart in built.items() if chart["data"]}
 
 
 def shows_tails(view: RunView) -> bool:
@@ -72,10 +72,10 @@ def pareto_front(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _pareto(view: RunView, rows: Sequence[Row]) -> Chart:
     per_user, per_device = (
-        Column(figure, None, view.device)
-        for figure in (output_token_throughput_per_user, output_token_throughput_per_device)
+        Column(metric, None, view.device)
+        for metric in (output_token_throughput_per_user, output_token_throughput_per_device)
     )
-    x_unit, y_unit = (column.figure.unit.format(device=view.device) for column in (per_user, per_device))
+    x_unit, y_unit = (column.metric.unit.format(device=view.device) for column in (per_user, per_device))
     points = [(x, y) for row in rows for x in _drawn([row], per_user) for y in _drawn([row], per_device)]
     layout = axes_layout(x_unit, y_unit)
     if not points:
@@ -143,18 +143,18 @@ def _throughput(view: RunView, rows: Sequence[Row]) -> Chart:
         for label, mark in marks(view).items()
         if (found := _drawn([row for row in rows if row.topology == label], column))
     ]
-    return _over_load(view, rows, column.figure.unit, lines)
+    return _over_load(view, rows, column.metric.unit, lines)
 
 
-def _latency(view: RunView, rows: Sequence[Row], figure: Spread) -> Chart:
+def _latency(view: RunView, rows: Sequence[Row], metric: Spread) -> Chart:
     """p50 as a line, and the highest percentile with enough samples in every cell of the topology as a dotted line."""
     lines, has_tails = [], shows_tails(view)
     for label, mark in marks(view).items():
-        measured = [row for row in rows if row.topology == label and row.value(figure) is not None]
-        columns = [Column(figure, q, view.device) for q in figure.percentiles]
+        measured = [row for row in rows if row.topology == label and row.value(metric) is not None]
+        columns = [Column(metric, q, view.device) for q in metric.percentiles]
         stated = [column for column in columns if has_tails and all(_is_stated(column, row) for row in measured)]
         for q in dict.fromkeys((50, max((column.percentile or 0 for column in stated), default=50))):
-            column = Column(figure, q, view.device)
+            column = Column(metric, q, view.device)
             if not (found := _drawn(measured, column)):
                 continue
             line = _line(label, mark, f"{label} p{q}", found, column)
@@ -162,7 +162,7 @@ def _latency(view: RunView, rows: Sequence[Row], figure: Spread) -> Chart:
                 line["line"] |= {"dash": "dot", "width": 1.5}
                 line["marker"] |= {"size": 5}
             lines.append((line, found))
-    return _over_load(view, rows, f"{figure.title}, {figure.unit}", lines)
+    return _over_load(view, rows, f"{metric.title}, {metric.unit}", lines)
 
 
 def _is_stated(column: Column, row: Row) -> bool:
@@ -181,9 +181,9 @@ def _drawn(rows: Sequence[Row], column: Column) -> list[_Drawn]:
 
 
 def _number(row: Row, column: Column) -> float | None:
-    figure: Metric[Any] = column.figure
-    value = row.value(figure)
-    return None if value is None else figure.number(value, column.percentile)
+    metric: Metric[Any] = column.metric
+    value = row.value(metric)
+    return None if value is None else metric.number(value, column.percentile)
 
 
 def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: Column) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _line(label: str, mark: Mark, name: str, points: Sequence[_Drawn], column: C
         "customdata": [_remark(point.row) for point in points],
         "line": {"color": mark.color, "width": 2},
         "marker": {"size": 8, "symbol": ["x" if cross else mark.symbol for cross in crossed], "color": mark.color},
-        "hovertemplate": f"{name}, %{{x}}<br>%{{text}} {column.figure.unit}%{{customdata}}<extra></extra>",
+        "hovertemplate": f"{name}, %{{x}}<br>%{{text}} {column.metric.unit}%{{customdata}}<extra></extra>",
     }  # fmt: skip
 
 

@@ -22,32 +22,32 @@ UNSURE = "~"  # prefix of a percentile with too few samples
 class Column:
     """One number of a metric: one of its percentiles or, without one, its value (mean)."""
 
-    figure: Metric[Any]
+    metric: Metric[Any]
     percentile: int | None
     device: str
     part: Part = "whole"
 
     @property
     def title(self) -> str:
-        title = self.figure.title.format(device=self.device)
-        return title if len(self.figure.columns) == 1 else f"{title} {self._statistic}"
+        title = self.metric.title.format(device=self.device)
+        return title if len(self.metric.columns) == 1 else f"{title} {self._statistic}"
 
     @property
     def label(self) -> str:
         """Label below the heading on the page."""
-        label = self.figure.label.format(device=self.device)
-        return label if len(self.figure.columns) == 1 else self._statistic
+        label = self.metric.label.format(device=self.device)
+        return label if len(self.metric.columns) == 1 else self._statistic
 
     @property
     def short(self) -> str:
         """Header in the terminal table."""
-        return self.figure.table[self.percentile].format(device=self.device)
+        return self.metric.table[self.percentile].format(device=self.device)
 
     @property
     def key(self) -> str:
         """Key in the summaries."""
-        key = self.figure.key(self.device)
-        return key if len(self.figure.columns) == 1 else f"{key}_{self._statistic}"
+        key = self.metric.key(self.device)
+        return key if len(self.metric.columns) == 1 else f"{key}_{self._statistic}"
 
     @property
     def _statistic(self) -> str:
@@ -55,19 +55,19 @@ class Column:
 
     def is_sure(self, row: Row) -> bool:
         """False for a percentile (including a metric that is a median) with fewer samples than it needs."""
-        return row.supports(MetricColumn(self.figure, self.percentile), self.part)
+        return row.supports(MetricColumn(self.metric, self.percentile), self.part)
 
     def text(self, row: Row) -> str:
-        value = self.figure.number(row.value(self.figure, self.part), self.percentile)
+        value = self.metric.number(row.value(self.metric, self.part), self.percentile)
         if value is None:
             return MISSING
         return number(value) if self.is_sure(row) else UNSURE + number(value)
 
     def interval(self, row: Row) -> Interval | None:
         """Interval over trials of a metric that rates the server; None for a property of the load, such as a length."""
-        if self.figure.better is None:
+        if self.metric.better is None:
             return None
-        return row.interval(self.figure, self.percentile, self.part)
+        return row.interval(self.metric, self.percentile, self.part)
 
     def margin(self, row: Row) -> str:
         """Half of the interval's width with the sign ±; "" without an interval."""
@@ -96,20 +96,20 @@ def margin_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.{max(0, digits)}f}"
 
 
-def shown_figures(view: RunView) -> list[Metric[Any]]:
+def shown_metrics(view: RunView) -> list[Metric[Any]]:
     """The metrics that get columns. Image metrics are omitted if the load has no images and none were measured."""
     return [
-        figure
-        for figure in all_figures()
-        if not figure.of_images or view.has_images or any(row.value(figure) is not None for row in view.rows)
+        metric
+        for metric in all_figures()
+        if not metric.of_images or view.has_images or any(row.value(metric) is not None for row in view.rows)
     ]
 
 
 def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:
     """The columns of the page by heading."""
-    shown = [(figure, column) for figure in shown_figures(view) for column in figure.columns]
+    shown = [(metric, column) for metric in shown_metrics(view) for column in metric.columns]
     columns = {
-        heading: tuple(Column(figure, q, view.device, part) for figure, q in shown if figure.heading is heading)
+        heading: tuple(Column(metric, q, view.device, part) for metric, q in shown if metric.heading is heading)
         for heading in Heading
     }
     return tuple((heading.value, found) for heading, found in columns.items() if found)
@@ -117,18 +117,18 @@ def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[
 
 def table_columns(view: RunView) -> tuple[Column, ...]:
     """The columns of the terminal table."""
-    return tuple(Column(figure, column, view.device) for figure in shown_figures(view) for column in figure.table)
+    return tuple(Column(metric, column, view.device) for metric in shown_metrics(view) for column in metric.table)
 
 
 def markdown_columns(view: RunView, part: Part = "whole") -> tuple[Column, ...]:
     return tuple(
-        Column(figure, column, view.device, part) for figure in shown_figures(view) for column in figure.markdown
+        Column(metric, column, view.device, part) for metric in shown_metrics(view) for column in metric.markdown
     )
 
 
 def interval_columns(view: RunView, part: Part) -> tuple[Column, ...]:
     """The columns whose intervals the summaries contain: those of the page that rate the server."""
-    return tuple(column for _, columns in page_columns(view, part) for column in columns if column.figure.better)
+    return tuple(column for _, columns in page_columns(view, part) for column in columns if column.metric.better)
 
 
 def intervals_text(view: RunView) -> str:

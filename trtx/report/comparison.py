@@ -42,9 +42,9 @@ class ComparedLine:
     def label(self) -> str:
         """A short label such as ``c8 TTFT p50``, for use where the metric's name doesn't fit."""
         found = parse_metric(self.metric.metric, f"{COMPARISON.file}: metric {self.metric.metric}")
-        statistic = f" {found.statistic}" if len(found.figure.columns) > 1 else ""
+        statistic = f" {found.statistic}" if len(found.metric.columns) > 1 else ""
         device = self.metric.unit.rpartition("/")[2]  # the device is last in the unit of a per-device metric
-        return f"{self.metric.cell} {found.figure.title.format(device=device)}{statistic}"
+        return f"{self.metric.cell} {found.metric.title.format(device=device)}{statistic}"
 
     @property
     def baseline(self) -> str:

@@ -33,7 +33,7 @@ class ReportChart:
     """A Plotly chart with the space that it needs on the page."""
 
     id: str
-    figure: Chart
+    plot: Chart
     height_px: int
     least_width_px: int
 
@@ -150,7 +150,7 @@ def _markdown(view: EvalReport) -> str:
 
 
 def _page(view: EvalReport) -> str:
-    drawn = {section.chart.id: section.chart.figure for section in view.sections if section.chart}
+    drawn = {section.chart.id: section.chart.plot for section in view.sections if section.chart}
     return rendered(
         "eval.html.j2",
         {

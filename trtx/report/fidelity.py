@@ -167,7 +167,7 @@ class FidelityData(EvalReport):
         yield from self.documents.notes
         yield from self.told
         for label, count in self.missing.items():
-            yield f"{label}: it was not compared to its end; sequences answered: {count}"
+            yield f"{label}: the comparison is incomplete; sequences answered: {count}"
         for one in self.found:
             if one.note:
                 yield f"{one.topology}: {one.note}"
@@ -177,7 +177,7 @@ class FidelityData(EvalReport):
                 yield f"{one.topology}: {one.others.sentence}"
             for part in one.parts:
                 named = {"divergence": part.kl, "agreement": part.agreement, "perplexity": part.perplexity_increase_pct}
-                if without := [name for name, figure in named.items() if figure.interval is None]:
+                if without := [name for name, mean in named.items() if mean.interval is None]:
                     over, why = _OVER[part.part], why_no_interval(one.answered)
                     yield f"{one.topology}, {over}: no interval of {', '.join(without)}: {why}"
             yield from (

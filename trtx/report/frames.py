@@ -79,13 +79,13 @@ def summary_columns(view: RunView) -> dict[str, tuple[Kind, str]]:
     columns |= {ASKED.get(one.name, one.name): _LOAD[one.name] for one in fields(Load) if one.name != "label"}
     columns |= dict.fromkeys(("load", "status", "validity", "validity_reasons", "not_checked"), texts)
     for part, prefix in PREFIXES.items():
-        for figure in all_figures():
-            for key in figure.flat(None, prefix + figure.key(view.device)):
+        for metric in all_figures():
+            for key in metric.flat(None, prefix + metric.key(view.device)):
                 is_text = key.endswith("_percentiles_supported")
-                unit = "requests" if key.endswith("_count") else figure.unit.format(device=view.device)
+                unit = "requests" if key.endswith("_count") else metric.unit.format(device=view.device)
                 columns[key] = texts if is_text else ("Int64" if unit == "requests" else "Float64", unit)
         for column in interval_columns(view, part):
-            unit = column.figure.unit.format(device=view.device)
+            unit = column.metric.unit.format(device=view.device)
             columns |= {f"{prefix}{column.key}_{end}": ("Float64", unit) for end in ("low", "high")}
     return {**columns, "trials": ("Int64", ""), "trials_asked": ("Int64", ""), "problem": texts}
 

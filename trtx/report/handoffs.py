@@ -21,9 +21,9 @@ HANDOFF_HEADINGS = (
     "worst pair",
 )
 HANDOFF_MEANING = (
-    "From the decode workers' own counters, each trial's from about its first measured request on. KV came: from a "
-    "prefill worker. In own cache: none had to. Recomputed: it had to and did not, so the decode worker computed the "
-    "prompt a second time. Whole: no prefill worker had the request."
+    "From the decode workers' own counters, which start at about the first measured request of each trial. KV came: KV "
+    "arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV did not arrive, "
+    "so the decode worker computed the prompt again. Whole: no prefill worker had the request."
 )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
-from trtx.report.beside import beside, throughput_title
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import (
     MISSING,
@@ -17,13 +16,14 @@ from trtx.report.columns import (
     number,
     page_columns,
     requests_text,
-    shown_figures,
+    shown_metrics,
 )
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
-from trtx.report.pictures import HEADINGS, MEANING, picture_rows
+from trtx.report.images import HEADINGS, MEANING, image_rows
 from trtx.report.series import marks
+from trtx.report.speed_and_quality import speed_and_quality, throughput_title
 from trtx.report.templates import in_script, plotly_source, rendered
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons, records_text
 from trtx.report.verdict import against_baseline, compared_with, lines
@@ -54,11 +54,11 @@ def page(view: RunView) -> str:
         "view": view,
         "needed": needed(column for _, columns in headings for column in columns),
         "failed": error_request_count,
-        "figures": [figure for figure in shown_figures(view) if figure.heading],
+        "metrics": [metric for metric in shown_metrics(view) if metric.heading],
         "parts": [(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
-        "pictures": picture_rows(view),
-        "picture_headings": HEADINGS,
-        "picture_meaning": MEANING,
+        "images": image_rows(view),
+        "image_headings": HEADINGS,
+        "image_meaning": MEANING,
         "handoffs": handoff_rows(view),
         "handoff_headings": HANDOFF_HEADINGS,
         "handoff_meaning": HANDOFF_MEANING,
@@ -71,7 +71,7 @@ def page(view: RunView) -> str:
         "plotly": plotly_source(),
         "headline": _headline(view),
         "best": _best(view),
-        "beside": beside(view),
+        "speed_and_quality": speed_and_quality(view),
         "throughput_title": throughput_title(view),
         "not_passed": [line for line in judged if line.judgement.verdict is not Verdict.PASS],
         "passed": [line for line in judged if line.judgement.verdict is Verdict.PASS],

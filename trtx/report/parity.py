@@ -160,11 +160,11 @@ class ParityView(EvalReport):
     def yardstick(self) -> str:
         found = None if self.parity is None else self.parity.tolerance
         if found is None:
-            return "There is no yardstick: the reference was not answered twice."
+            return "There is no noise floor, because the reference has no second pass."
         if found.floor == 0.0:
             return (
-                f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart. Allowed of "
-                "any route: 0, as --deterministic promises the same bits."
+                f"Two identical runs of the reference: log-probabilities at most {found.largest:.2g} apart. Allowed "
+                "for any route: 0, because --deterministic promises bitwise equal results."
             )
         floor = "" if found.floor is None else f", whose floor in {found.dtype} is {found.floor:.2g}"
         return (

@@ -66,7 +66,7 @@ class Scores:
     def notes(self) -> tuple[str, ...]:
         """Sentences about missing scores, missing answers, and doubts about the model."""
         told = [
-            f"{label}: it was not scored to its end; samples answered: {count}" for label, count in self.missing.items()
+            f"{label}: the scoring is incomplete; samples answered: {count}" for label, count in self.missing.items()
         ]
         for one in self.scored:
             for task in one.tasks:

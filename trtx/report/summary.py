@@ -7,11 +7,11 @@ from typing import Any
 
 from trtx.bench.documents import plain
 from trtx.bench.figures import all_figures
-from trtx.report.beside import scores_markdown
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.handoffs import handoffs_markdown
-from trtx.report.pictures import pictures_markdown
+from trtx.report.images import images_markdown
+from trtx.report.speed_and_quality import scores_markdown
 from trtx.report.tables import markdown_line, table_cell
 from trtx.report.validity import (
     doubtful,
@@ -81,7 +81,7 @@ def summary_markdown(view: RunView) -> str:
         f"{intervals_text(view)}",
         "",
         *_markdown_table(view),
-        *pictures_markdown(view),
+        *images_markdown(view),
         *handoffs_markdown(view),
         *_markdown_validity(view),
         *scores_markdown(view),
@@ -131,8 +131,8 @@ def summary_row(view: RunView, row: Row) -> dict[str, Any]:
         "not_checked": ", ".join(not_checked_in(row)),
     }
     for part, prefix in PREFIXES.items():
-        for figure in all_figures():
-            flat |= figure.flat(row.value(figure, part), prefix + figure.key(view.device))
+        for metric in all_figures():
+            flat |= metric.flat(row.value(metric, part), prefix + metric.key(view.device))
         for column in interval_columns(view, part):
             found = column.interval(row)
             flat |= {

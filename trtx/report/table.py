@@ -123,7 +123,7 @@ def _caption(view: RunView) -> str:
     latencies: dict[str, list[str]] = {}
     for column in columns:
         if column.percentile:
-            latencies.setdefault(column.figure.title, []).append(f"p{column.percentile}")
+            latencies.setdefault(column.metric.title, []).append(f"p{column.percentile}")
     told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
     marks = [f"{MARKS[at.level]} {at.level.value}" for at in reversed(by_level(view)) if at.level in MARKS]
     levels = f" {', '.join(marks)}: see below." if marks else ""

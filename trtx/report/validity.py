@@ -15,10 +15,11 @@ MARKS = {
     ValidityLevel.SUSPECT: "?",
     ValidityLevel.INVALID: "!",
 }  # shown next to a load where the word does not fit
+_RECORDS = "The records under cells/, from which metrics and validity are computed,"
 _MEANINGS = {
-    ValidityLevel.VALID: "nothing that was checked speaks against it",
-    ValidityLevel.SUSPECT: "something disturbed it, or it is too little to conclude from",
-    ValidityLevel.INVALID: "another load or another system was measured than asked, or its records are others by now",
+    ValidityLevel.VALID: "no check found a reason for doubt",
+    ValidityLevel.SUSPECT: "something disturbed the measurement, or there is too little data for a conclusion",
+    ValidityLevel.INVALID: "a load or system other than the requested one was measured, or its records have changed",
 }
 
 
@@ -130,13 +131,13 @@ def records_text(view: RunView) -> str:
     if not measured:
         return f"The files of the run: {view.documents.told}." if view.documents.gone else ""
     others = [row.name for row in measured if not row.kept.is_intact]
-    lie = "What figures and validity follow from lies beside this page under cells/"
     rest = f" The other files of the run: {view.documents.told}."
     if not others:
-        return f"{lie}, unchanged since each trial ended, by the SHA-256 in journal.jsonl.{rest}"
+        return f"{_RECORDS} are unchanged since each trial ended, according to the SHA-256 in journal.jsonl.{rest}"
     if view.changed_rows:
-        return f"{lie} no more: of {_named([row.name for row in view.changed_rows], measured)} it was changed.{rest}"
-    return f"{lie}; whether it is unchanged was not checked of {_named(others, measured)}.{rest}"
+        changed = _named([row.name for row in view.changed_rows], measured)
+        return f"{_RECORDS} have changed since the trials ended: {changed}.{rest}"
+    return f"{_RECORDS} could not be checked for changes: {_named(others, measured)}.{rest}"
 
 
 def validity_json(view: RunView) -> dict[str, Any]:

@@ -69,12 +69,12 @@ def ratio_text(interval: Interval) -> str:
 
 
 def headline(verdict: RunVerdict) -> str:
-    """Text such as ``3 of 12 judgements did not pass``, with the part of each trial unless it is the whole."""
+    """Text such as ``3 of 12 checks did not pass``, with the part of each trial unless it is the whole."""
     count = len(verdict.judgements)
     bad = sum(one.verdict is not Verdict.PASS for one in verdict.judgements)
-    all_passed = f"{count} judgement{'s' if count != 1 else ''}, all passed"
+    all_passed = f"{count} check{'s' if count != 1 else ''}, all passed"
     part = "" if verdict.window == "whole" else ", over the steady part of each trial"
-    return (f"{bad} of {count} judgements did not pass" if bad else all_passed) + part
+    return (f"{bad} of {count} checks did not pass" if bad else all_passed) + part
 
 
 def compared_with(baseline: ComparedWith) -> str:

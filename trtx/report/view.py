@@ -22,7 +22,7 @@ from trtx.bench import (
 )
 from trtx.bench.cells import CellStatus, DeviceKind, in_order
 from trtx.bench.files import name_of
-from trtx.bench.intact import Kept, KeptDocuments, beside_records, read_kept, read_kept_documents
+from trtx.bench.intact import Kept, KeptDocuments, read_kept, read_kept_documents, with_records
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.sample import DEVICES, MetricColumn
 from trtx.bench.judge.validity import Validity
@@ -104,7 +104,7 @@ class Row:
     def validity(self) -> Validity | None:
         """None without metrics."""
         validity = None if self.cell is None else self.cell.validity
-        return None if validity is None else beside_records(validity, self.kept)
+        return None if validity is None else with_records(validity, self.kept)
 
     @property
     def level(self) -> ValidityLevel | None:
@@ -117,11 +117,11 @@ class Row:
         """
         return self.status == "ok" and self.level is not ValidityLevel.INVALID
 
-    def value(self, figure: Metric[T], part: Part = "whole") -> T | None:
+    def value(self, metric: Metric[T], part: Part = "whole") -> T | None:
         """The value of a metric, given by its record."""
         if self.cell is None or (figures := _part_of(self.cell, part)) is None:
             return None
-        return figure.read(figures, self._device_count)
+        return metric.read(figures, self._device_count)
 
     def supports(self, metric: MetricColumn, part: Part = "whole") -> bool:
         """Whether there are enough requests to state the metric, or there is no value to state."""
@@ -129,7 +129,7 @@ class Row:
         count = metric.count(figures, self._device_count)
         return count >= metric.samples_needed or metric.of(figures, self._device_count) is None
 
-    def interval(self, figure: Metric[T], column: int | None, part: Part = "whole") -> Interval | None:
+    def interval(self, metric: Metric[T], column: int | None, part: Part = "whole") -> Interval | None:
         """Student's interval of one number of a metric over trials; None for a single trial, or if a trial lacks the
         number.
 
@@ -137,7 +137,7 @@ class Row:
         """
         if self.cell is None:
             return None
-        values = [_trial_number(trial, figure, column, part, self._device_count) for trial in self.cell.trials]
+        values = [_trial_number(trial, metric, column, part, self._device_count) for trial in self.cell.trials]
         known = [value for value in values if value is not None]
         return mean_interval(known) if len(known) == len(values) else None
 
@@ -342,13 +342,13 @@ def _part_of(measured: Cell | Trial, part: Part) -> Figures | None:
 
 
 def _trial_number(
-    trial: Trial, figure: Metric[T], column: int | None, part: Part, device_count: int | None
+    trial: Trial, metric: Metric[T], column: int | None, part: Part, device_count: int | None
 ) -> float | None:
     figures = _part_of(trial, part)
-    value = None if figures is None else figure.read(figures, device_count)
+    value = None if figures is None else metric.read(figures, device_count)
     if value is None or (column is not None and isinstance(value, Distribution) and not value.supports(column)):
         return None
-    return figure.number(value, column)
+    return metric.number(value, column)
 
 
 def _rows(asked: AskedRun | None, cells: tuple[Cell, ...], kept: Mapping[str, Kept]) -> tuple[Row, ...]:

@@ -25,13 +25,15 @@ With Dynamo 1.4.2's default scale of 1, a block that must be computed counts as 
 holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
 prefix while its first request is still computing it.
 """
-_OF_THE_TOPOLOGY = "which trtx sets for each topology, to keep it apart from others and on loopback"
+_OF_THE_TOPOLOGY = "which trtx sets itself to isolate topologies from each other"
+_NO_HTTP = "with which the frontend would serve no HTTP"
+_EXITS = "with which the frontend exits at once"
 OWNED_FRONTEND_FLAGS = {
-    "--http-host": "which is trtx's own --host",
-    "--http-port": "which is trtx's own --port",
-    "--router-mode": "which is trtx's own --router-mode",
-    "--model-name": "which is trtx's own --served-model-name",
-    "--model-path": "which is trtx's own --model",
+    "--http-host": "which trtx sets itself, from --host",
+    "--http-port": "which trtx sets itself, from --port",
+    "--router-mode": "which trtx sets itself, from --router-mode",
+    "--model-name": "which trtx sets itself, from --served-model-name",
+    "--model-path": "which trtx sets itself, from --model",
     "--namespace": _OF_THE_TOPOLOGY,
     "--namespace-prefix": _OF_THE_TOPOLOGY,
     "--discovery-backend": _OF_THE_TOPOLOGY,
@@ -39,15 +41,15 @@ OWNED_FRONTEND_FLAGS = {
     "--event-plane": _OF_THE_TOPOLOGY,
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
-    "--prompts-of": "which is trtx's own --model",
-    "--tls-cert-path": "which is trtx's own --tls-cert",
-    "--tls-key-path": "which is trtx's own --tls-key",
-    "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
-    "--interactive": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
-    "-i": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
-    "--version": "with which the frontend ends at once",
-    "--help": "with which the frontend ends at once",
-    "-h": "with which the frontend ends at once",
+    "--prompts-of": "which trtx sets itself, from --model",
+    "--tls-cert-path": "which trtx sets itself, from --tls-cert",
+    "--tls-key-path": "which trtx sets itself, from --tls-key",
+    "--kserve-grpc-server": _NO_HTTP,
+    "--interactive": _NO_HTTP,
+    "-i": _NO_HTTP,
+    "--version": _EXITS,
+    "--help": _EXITS,
+    "-h": _EXITS,
 }
 """Flags of dynamo.frontend 1.4.2 that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
 _MIGRATION_LIMIT = 3

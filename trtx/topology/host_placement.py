@@ -139,8 +139,8 @@ def _with_gpus(hosts: Sequence[HostSpec], workers: Sequence[Worker], dealt: Mapp
             host = next(host for host in hosts if host.name == name)
             needed = sum(one.gpu_count for one in workers if dealt[one.name] == name)
             raise UsageError(
-                f"{name} has {len(host.gpu_indices)} GPUs, and what is placed there needs {needed}; give it more in "
-                "gpus, or fewer workers in roles"
+                f"{name} has {len(host.gpu_indices)} GPUs, but its workers need {needed}; list more in gpus, or fewer "
+                "workers in roles"
             )
         placed.append(WorkerPlacement(worker, name, tuple(free[name][:count])))
         del free[name][:count]
@@ -154,14 +154,12 @@ def _no_room(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mappin
     for role, size in sizes.items():
         if size > largest:
             return (
-                f"{with_article(f'{role} worker')} takes {size} GPUs, and no host has more than {largest}; an "
-                "engine over several nodes is started by trtx export slurm or kubernetes, so lower --tp, or export it"
+                f"{with_article(f'{role} worker')} needs {size} GPUs, but no host has more than {largest}; lower "
+                "--tp, or run an engine over several nodes with trtx export slurm or kubernetes"
             )
     if needed > there:
-        return (
-            f"{len(workers)} workers need {needed} GPUs, and the hosts have {there}; ask for fewer, or give more hosts"
-        )
+        return f"{len(workers)} workers need {needed} GPUs, but the hosts have {there}; use fewer workers or more hosts"
     return (
-        f"{len(workers)} workers need {needed} GPUs, and the hosts have {there}, but not in pieces of their sizes; "
+        f"{len(workers)} workers need {needed} of the {there} GPUs, but their sizes don't fit on the hosts; "
         "lower --tp, or ask for fewer workers"
     )

@@ -35,15 +35,15 @@ def with_roles(spec: TopologySpec, hosts: HostsSpec) -> TopologySpec:
                 raise UsageError(_no_encode(f"roles of {host.name} has encode workers"))
             if role not in counts:
                 raise UsageError(
-                    f"roles of {host.name} names {role}, and --mode {spec.mode} has {' and '.join(own)} workers alone; "
+                    f"roles of {host.name} names {role}, but --mode {spec.mode} has only {' and '.join(own)} workers; "
                     f"choose --mode {'agg' if role == 'agg' else 'disagg'}, or leave it out"
                 )
             counts[role] += count
     for role, count in counts.items():
         if not count:
             raise UsageError(
-                f"no host has {with_article(f'{role} worker')} in its roles, and --mode {spec.mode} "
-                "needs at least 1; add one"
+                f"no host has {with_article(f'{role} worker')} in its roles, but --mode {spec.mode} "
+                "needs at least one; add it"
             )
     return spec.model_copy(update={"workers" if role == "agg" else role: count for role, count in counts.items()})
 
@@ -97,7 +97,7 @@ def plan_hosts(
     for host in hosts.hosts:
         there = [one for one in placed if one.host == host.name]
         if not there and not hosts.frontends_of(host):
-            raise UsageError(f"{host.name} has nothing to do; leave it out of the hosts, or ask for more workers")
+            raise UsageError(f"no process would run on {host.name}; leave it out of the hosts, or ask for more workers")
         ports = _ports(host)
         shared = commands.shared_environment(
             namespace, group_of(namespace, host.name), scratch_dir / group_of(namespace, host.name), spec.media
@@ -176,7 +176,7 @@ def _worker_site(host: HostSpec, one: WorkerPlacement, ports: Iterator[int]) -> 
     request, system = next(ports), next(ports)
     if system > LAST_SYSTEM_PORT:
         raise UsageError(
-            f"{one.worker.name} on {host.name} would have system port {system}, and Dynamo 1.4.2 ends above "
+            f"{one.worker.name} on {host.name} would have system port {system}, but Dynamo 1.4.2 exits above "
             f"{LAST_SYSTEM_PORT}; lower first_port of {host.name}"
         )
     kv = [next(ports) for _ in range(_KV_PORTS_A_RANK * max(1, len(one.gpus)))]
@@ -205,13 +205,14 @@ def _known(port: int | None) -> int:
 def _check_http(host: HostSpec, first: int, count: int, end: int) -> None:
     if first == 0:
         raise UsageError(
-            "--port 0 is a different port at each start, and other hosts must know it; give a port with --hosts"
+            "--port 0 selects a different port at each start, but other hosts must know it; use a fixed port with "
+            "--hosts"
         )
     if count and first + count > 1 << 16:
-        raise UsageError(f"--port {first} leaves no ports for {count} frontends on {host.name}; give a lower one")
+        raise UsageError(f"--port {first} leaves no ports for {count} frontends on {host.name}; use a lower one")
     if count and first < end and first + count > host.first_port:
         raise UsageError(
-            f"--port {first} stands among the ports {host.first_port} to {end - 1} of {host.name}; choose another, or "
+            f"--port {first} is one of the ports {host.first_port} to {end - 1} of {host.name}; choose another, or "
             "another first_port"
         )
 
@@ -221,8 +222,8 @@ def _check_services(host: HostSpec, addresses: tuple[str, ...], end: int) -> Non
     for address in map(urlsplit, addresses):
         if address.hostname == host.address and address.port is not None and host.first_port <= address.port < end:
             raise UsageError(
-                f"port {address.port} of {host.name} is that of {address.scheme}://{host.address}:{address.port}, and "
-                f"stands among the ports {host.first_port} to {end - 1} of its processes; give it another first_port"
+                f"port {address.port} of {host.name} is used by {address.scheme}://{host.address}:{address.port}, but "
+                f"is also one of the ports {host.first_port} to {end - 1} of its processes; give it another first_port"
             )
 
 
@@ -237,11 +238,11 @@ def _check_gpus(work: Workload, hosts: HostsSpec) -> None:
         return
     if without and (work.wants_gpu or work.spec.tp > 1):
         why = f"engine {work.engine} needs a GPU" if work.wants_gpu else f"--tp {work.spec.tp} needs GPUs"
-        raise UsageError(f"{why}, and {without[0]} names none; give it gpus, or leave the host out")
+        raise UsageError(f"{why}, but {without[0]} has none in the hosts file; add gpus to it, or leave the host out")
     if without and len(without) < len(holders) and hosts.has_roles:
         raise UsageError(
-            f"{without[0]} has no gpus and other hosts have some, and workers on CPU and GPU share no KV; give it "
-            "gpus, or leave theirs out"
+            f"{without[0]} has no gpus but other hosts have some, and workers on CPU and GPU can't exchange KV; add "
+            "gpus to it, or leave them out everywhere"
         )
 
 
@@ -258,19 +259,19 @@ def _credentials(auth: Certificates | Password | Token | None) -> Credentials | 
 
 def _no_encode(what: str) -> str:
     return (
-        f"{what}, and encode workers hand embeddings over in files of one machine; leave it out, and who needs an "
-        "image encodes it"
+        f"{what}, but encode workers pass embeddings in files, which works on one machine only; leave it out, so that "
+        "the other workers encode images themselves"
     )
 
 
 def _reasons(hosts: HostsSpec, placed: Sequence[WorkerPlacement]) -> Iterator[str]:
     if hosts.has_roles:
-        yield "workers are where the roles of the hosts say"
+        yield "workers are placed by the hosts' roles"
     else:
         for host in hosts.hosts:
             names = [one.worker.name for one in placed if one.host == host.name]
             if names:
-                yield f"{host.name} has {', '.join(names)} because pairs stay on one host, and hosts are loaded alike"
+                yield f"{host.name} has {', '.join(names)} because pairs share a host, and the load is spread evenly"
     if not any(one.gpus for one in placed):
-        yield "CPU threads of a worker are counted where it starts: half of the cores there, over the workers there"
-    yield "the response host is left to Dynamo, which takes the address of the default route: trtx doctor --hosts looks"
+        yield "each host decides the CPU threads of its workers: half of its cores, divided among its workers"
+    yield "Dynamo chooses the response host, from the default route; trtx doctor --hosts checks it"

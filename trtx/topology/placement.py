@@ -16,13 +16,13 @@ def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, 
     if asked is None:
         return machine.gpus
     if len(set(asked)) != len(asked):
-        raise UsageError(f"--gpus {_join(asked)} names a GPU twice; name each once")
+        raise UsageError(f"--gpus {_join(asked)} lists a GPU twice; list each once")
     by_index = {gpu.index: gpu for gpu in machine.gpus}
     if missing := [index for index in asked if index not in by_index]:
         if not by_index:
-            raise UsageError(f"--gpus {_join(asked)}: no GPU is visible; leave --gpus out, and workers run on the CPU")
+            raise UsageError(f"--gpus {_join(asked)}: no GPU is visible; leave --gpus out to run workers on the CPU")
         raise UsageError(
-            f"--gpus {_join(asked)}: there is no GPU {_join(missing)}; name some of {_join(sorted(by_index))}, "
+            f"--gpus {_join(asked)}: there is no GPU {_join(missing)}; choose from {_join(sorted(by_index))}, "
             "which are visible"
         )
     return tuple(by_index[index] for index in asked)

@@ -131,12 +131,12 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
         if spec.gpus is not None:
             raise UsageError("--gpus is empty; name at least one GPU, or leave it out")
         if work.wants_gpu:
-            raise UsageError(f"engine {engine} needs a GPU and none is visible; use --engine torch")
+            raise UsageError(f"engine {engine} needs a GPU, but none is visible; use --engine torch")
         if spec.tp > 1:
-            raise UsageError(f"--tp {spec.tp} needs {spec.tp} GPUs a worker and none is visible; leave --tp out")
+            raise UsageError(f"--tp {spec.tp} needs {spec.tp} GPUs per worker, but none is visible; leave --tp out")
         reasons.append(
-            f"workers run on the CPU because no GPU is visible; CPU threads a worker: {threads}, "
-            f"because half of {machine.cpu_cores} cores are for engines, and workers are {len(workers)}"
+            f"workers run on the CPU because no GPU is visible; each of {len(workers)} has {threads} CPU threads, "
+            f"because half of {machine.cpu_cores} cores are for engines"
         )
         return [() for _ in workers], threads
     needed = sum(worker.gpu_count for worker in workers)
@@ -148,10 +148,10 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
         if worker.shares_with:
             first = placed[worker.shares_with][0]
             placed[worker.name] = (first,)
-            because = f" because --encode-shared puts it beside {worker.shares_with}"
+            because = f" because of --encode-shared, together with {worker.shares_with}"
         else:
             linked = any(gpu.nvlink_peers for gpu in placed[worker.name])
-            because = " because NVLink neighbours come first" if linked else ""
+            because = " because GPUs with NVLink are preferred" if linked else ""
         names = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in placed[worker.name])
         reasons.append(f"{worker.name} on {names}{because}")
     return [placed[worker.name] for worker in workers], None
@@ -181,7 +181,7 @@ def _too_few(spec: TopologySpec, workers: Sequence[Worker], needed: int, there: 
     elif spec.mode == "disagg" and fits < 2:
         way_out = "use --mode agg"
     elif fits == 0:
-        way_out = f"lower --tp to {there}, or have several nodes serve it, by trtx export slurm or kubernetes"
+        way_out = f"lower --tp to {there}, or serve it on several nodes with trtx export slurm or kubernetes"
     elif spec.mode == "agg":
         way_out = f"{fits} would fit: --workers {fits}"
     else:

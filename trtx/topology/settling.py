@@ -72,7 +72,7 @@ def _gpus(share: Plan, process: ProcessSpec, machine: Machine) -> tuple[Gpu, ...
         if index not in by_index:
             there = f"{', '.join(map(str, sorted(by_index)))} are visible" if by_index else "none is visible"
             raise UsageError(
-                f"the plan gives GPU {index} of {share.this_host} to {process.name}, and {there} here; correct gpus of "
+                f"the plan gives GPU {index} of {share.this_host} to {process.name}, but {there} here; correct gpus of "
                 f"{share.this_host} in the hosts file, or CUDA_VISIBLE_DEVICES"
             )
     return tuple(by_index[index] for index in process.gpu_indices)

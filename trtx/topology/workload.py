@@ -102,10 +102,10 @@ class Workload:
         model = spec.served_model_name or checkpoint.served_model_name
         check_model_name(model)
         if spec.encoders and engine in _NO_ENCODER:
-            raise UsageError(f"{spec.encoders_typed} means nothing with --engine {engine}, {_NO_ENCODER[engine]}")
+            raise UsageError(f"{spec.encoders_typed} has no effect with --engine {engine}, {_NO_ENCODER[engine]}")
         if spec.deterministic and engine in _NOT_DETERMINISTIC:
             raise UsageError(
-                f"--deterministic means nothing with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
+                f"--deterministic has no effect with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
                 "torch, or leave it out"
             )
         configs, reasons = _with_tp(spec, engine_configs)
@@ -117,13 +117,13 @@ class Workload:
         reasons += left_out_notes(left_out, engine)
         if spec.router_mode == "kv":
             reasons.append(
-                f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's own one running "
-                "request outweighs a cached prefix; --router-args overrides"
+                f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's defaults one "
+                "running request outweighs a cached prefix; --router-args overrides them"
             )
         if spec.deterministic:
             reasons.append(
-                "workers sum in one order whatever else is in a batch because --deterministic says so: answers are the "
-                "same to the bit, and take longer (docs/determinism.md)"
+                "workers sum in one order, independent of the batch, because of --deterministic: answers are bitwise "
+                "reproducible and take longer (docs/determinism.md)"
             )
         reasons += _body_reasons(spec.media)
         return cls(
@@ -262,14 +262,14 @@ def check_router_args(words: Sequence[str]) -> None:
         if owned:
             name = min(owned, key=len)
             meant = "" if flag == name else f" ({name})"
-            raise UsageError(f"--router-args holds {flag}{meant}, {commands.OWNED_FRONTEND_FLAGS[name]}; leave it out")
+            raise UsageError(f"--router-args has {flag}{meant}, {commands.OWNED_FRONTEND_FLAGS[name]}; leave it out")
 
 
 def check_model_name(name: str) -> None:
     """Raises UsageError for a name that a log, a URL or a terminal would not show unchanged."""
     if not name.isprintable():
         raise UsageError(
-            f"the model would be served as {quoted(name)}; expected printable characters alone: give another "
+            f"the model would be served as {quoted(name)}; expected only printable characters; choose another "
             "--served-model-name"
         )
 
@@ -290,7 +290,7 @@ def _with_tp(
             name = "world_size" if backend_of(values) == "_autodeploy" else "tensor_parallel_size"
             configured = int(values.get(name) or 1)
             if configured not in (1, spec.tp):
-                reasons.append(f"{role}: {name} {spec.tp} because --tp says so, was {configured}")
+                reasons.append(f"{role}: {name} {spec.tp} because of --tp; the engine config has {configured}")
             found[role] = replace(
                 found[role], values={**values, name: spec.tp}, overridden={**found[role].overridden, name: OF_TP}
             )
@@ -301,14 +301,13 @@ def _body_reasons(media: MediaLimits) -> list[str]:
     body, inline = commands.body_mib(media), commands.largest_inline_bytes(media)
     if inline < media.max_media_bytes:
         return [
-            f"a medium in a data: URL has at most {inline} bytes, not the {media.max_media_bytes} of "
-            f"--max-media-bytes, because the frontend takes no body above {body} MiB; "
-            "fetched ones (https:, file:) have them"
+            f"an image in a data: URL has at most {inline} bytes, because the frontend accepts no body above {body} "
+            f"MiB; --max-media-bytes {media.max_media_bytes} applies to fetched images (https:, file:)"
         ]
     if body > commands.LEAST_BODY_MIB:
         return [
-            f"the frontend takes bodies of {body} MiB because --max-media-bytes {media.max_media_bytes} is that much "
-            "in a data: URL"
+            f"the frontend accepts bodies of up to {body} MiB because a data: URL of --max-media-bytes "
+            f"{media.max_media_bytes} is that large"
         ]
     return []
 
@@ -329,8 +328,8 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
     per_node = values.get("gpus_per_node")
     if per_node is not None and size > int(per_node):
         raise UsageError(
-            f"{role} asks for {size} GPUs a worker ({how}) and its gpus_per_node is {per_node}; an engine over several "
-            f"nodes is started by trtx export slurm or kubernetes: export it, or set gpus_per_node to at least {size}"
+            f"{role} asks for {size} GPUs per worker ({how}), but its gpus_per_node is {per_node}; set gpus_per_node "
+            f"to at least {size}, or run an engine over several nodes with trtx export slurm or kubernetes"
         )
     if role == "prefill" and pipeline > 1 and version is not None and not pipelines_prefill(version):
         raise UsageError(

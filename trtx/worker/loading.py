@@ -126,7 +126,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
         raise UsageError(f"engine {options.engine} has no vision encoder; use --engine torch for encode")
     if options.deterministic and not api.can_be_deterministic:
         raise UsageError(
-            f"--deterministic means nothing with engine {options.engine}, which can't promise it; leave it out"
+            f"--deterministic has no effect with engine {options.engine}, which can't promise it; leave it out"
         )
     arguments = engine_arguments(options) if serves_tokens else options.llm_args
     loaded = start(options.model, arguments)

@@ -80,7 +80,7 @@ def test_every_choice_must_end() -> None:
     second = {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}], "object": "chat.completion.chunk"}
     assert fault([*words(OSL), END, usage(2 * OSL)], n=2) == "cut off: no finish_reason"
     assert fault([*words(OSL), END, second, usage(2 * OSL)], n=2) is None
-    assert fault([*words(OSL), END, second, usage(OSL)]) == "2 choices ended where 1 was asked"
+    assert fault([*words(OSL), END, second, usage(OSL)]) == "2 choices ended, but 1 was requested"
     begun = {"choices": [{"index": 1, "delta": {"content": "w"}}], "object": "chat.completion.chunk"}
     assert fault([*words(OSL), begun, END, usage(OSL)]) == "cut off: no finish_reason"
 
@@ -93,18 +93,20 @@ def test_an_end_that_cuts_a_choice_is_not_mended_by_one_after_it() -> None:
 
 def test_stop_strings_may_end_an_answer_that_ignores_the_end_of_sequence() -> None:
     events = [*words(4), chunk({}, "stop"), usage(4)]
-    assert fault(events, min_tokens=0) == "stopped after 4 tokens, although ignore_eos was asked"
+    assert fault(events, min_tokens=0) == "stopped after 4 tokens, although ignore_eos was requested"
     assert fault(events, min_tokens=0, stop=["\n"]) is None
 
 
 def test_min_tokens_forbids_an_earlier_stop_whatever_else_allows_one() -> None:
     events = [*words(4), chunk({}, "stop"), usage(4)]
     assert fault(events, ignore_eos=False, min_tokens=4) is None
-    assert fault(events, ignore_eos=False, min_tokens=5) == "stopped after 4 tokens, although min_tokens 5 was asked"
+    assert (
+        fault(events, ignore_eos=False, min_tokens=5) == "stopped after 4 tokens, although min_tokens 5 was requested"
+    )
 
 
 def test_without_usage_a_stop_that_was_forbidden_still_shows() -> None:
-    assert fault([*words(OSL), chunk({}, "stop")]) == "stopped by itself, although ignore_eos was asked"
+    assert fault([*words(OSL), chunk({}, "stop")]) == "stopped by itself, although ignore_eos was requested"
     assert fault([*words(OSL), END]) is None
 
 
@@ -179,7 +181,7 @@ def test_whatever_json_a_server_sends_is_judged(events: list[Any]) -> None:
 def test_text_in_more_pieces_than_tokens_is_whole_where_as_many_tokens_came_as_asked() -> None:
     assert fault([*words(OSL + 4), END, usage(OSL)]) is None
     assert fault([*words(6), chunk({}, "stop"), usage(4)], ignore_eos=False, min_tokens=0) == (
-        "usage counts 4 tokens, text came in 6 pieces"
+        "usage counts 4 tokens, but text came in 6 pieces"
     )
 
 

@@ -17,17 +17,17 @@ from trtx.worker.requests.fields import FIELDS
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("temperature", 5.0, "temperature is 5.0, and Dynamo's frontend, which would refuse every request, takes "
-         "a number from 0 to 2; change it"),
+        ("temperature", 5.0, "temperature is 5.0, but Dynamo's frontend accepts only "
+         "a number from 0 to 2 and would refuse every request; change it"),
         ("temperature", "hot", "temperature is 'hot'"),
         ("temperature", True, "temperature is True"),
         ("temperature", 10**400, "temperature is "),
-        ("top_p", 2, "takes a number from 0 to 1; change it"),
-        ("top_k", -5, "takes a whole number from -1 on; change it"),
+        ("top_p", 2, "accepts only a number from 0 to 1 and would refuse every request; change it"),
+        ("top_k", -5, "accepts only a whole number from -1 on and would refuse every request; change it"),
         ("top_k", 1.5, "top_k is 1.5"),
-        ("repetition_penalty", 0, "takes a number above 0 up to 2; change it"),
-        ("frequency_penalty", -2.5, "takes a number from -2 to 2; change it"),
-        ("seed", 2**63, "takes a whole number of 64 bits; change it"),
+        ("repetition_penalty", 0, "accepts only a number above 0 up to 2 and would refuse every request; change it"),
+        ("frequency_penalty", -2.5, "accepts only a number from -2 to 2 and would refuse every request; change it"),
+        ("seed", 2**63, "accepts only a whole number of 64 bits and would refuse every request; change it"),
         ("min_p", [0.5], "min_p is [0.5]"),
     ],
 )  # fmt: skip

@@ -91,7 +91,9 @@ def test_a_cell_of_the_schema_before_is_refused_with_what_to_do(tmp_path: Path) 
     assert [cell.status for cell in read_cells(tmp_path)] == ["ok"]
     document = json.loads((directory / "cell.json").read_text())
     (directory / "cell.json").write_text(json.dumps(document | {"schema_version": CELL.oldest - 1}))
-    with pytest.raises(UsageError, match=f"schema_version {CELL.oldest - 1}, this trtx reads .*: a cell was.*new run"):
+    with pytest.raises(
+        UsageError, match=f"schema_version {CELL.oldest - 1}, but this trtx reads .*: a cell was.*new run"
+    ):
         read_cells(tmp_path)
 
 
@@ -120,12 +122,12 @@ def _validity(directory: Path, spec: LoadSpec, lengths: list[int]) -> tuple[set[
     ("fields", "against", "unchecked"),
     [
         ({}, {"input length", "prefix hits"}, {}),
-        ({"session_turns_mean": 2}, set(), {"input length": "asks for no input", "prefix hits": "share beginnings"}),
-        ({"prefix_prompt_length": 32}, {"input length"}, {"prefix hits": "share beginnings"}),
+        ({"session_turns_mean": 2}, set(), {"input length": "sets no input", "prefix hits": "share prefixes"}),
+        ({"prefix_prompt_length": 32}, {"input length"}, {"prefix hits": "share prefixes"}),
         (
             {"public_dataset": "sharegpt", "isl": [], "ignore_eos": True},
             set(),
-            {"input length": "asks for no", "output length": "asks for no", "prefix hits": "nobody said"},
+            {"input length": "sets no", "output length": "sets no", "prefix hits": "it is not known"},
         ),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_conversation_of_sharegpt_asks_what_aiperfs_own_loader_of_it_asks(tmp_
     check_load(spec)
     found = dataset_of(spec)
     assert found is not None and (found.form, found.records, found.requests) == ("sharegpt", 2, 3)
-    assert "left out, as no question in them is answered: 1 record" in found.said
+    assert "left out because they contain no answered question: 1 record" in found.said
     tokenizer = Tokenizer.from_file(str(resolve_checkpoint("synthetic:tiny-trained").path / "tokenizer.json"))
     expected = [
         [
@@ -158,9 +158,11 @@ def test_a_conversation_of_sharegpt_asks_what_aiperfs_own_loader_of_it_asks(tmp_
 def test_a_form_may_be_named_too(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", json.dumps(SHAREGPT))
     check_load(LoadSpec(input_file=path, custom_dataset_type="sharegpt"))
-    with pytest.raises(UsageError, match="'sharegtp' is no form of a dataset; did you mean sharegpt"):
+    with pytest.raises(UsageError, match="'sharegtp' is not a dataset format; did you mean sharegpt"):
         check_load(LoadSpec(input_file=path, custom_dataset_type="sharegtp"))
-    with pytest.raises(UsageError, match="raw_payload sends whole bodies as they are.*messages, max_tokens"):
+    with pytest.raises(
+        UsageError, match="raw_payload sends each record as a complete request body.*messages, max_tokens"
+    ):
         check_load(LoadSpec(input_file=path, custom_dataset_type="raw_payload"))
 
 
@@ -168,16 +170,17 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "nothing": ("", "it has no record"),
     "blank lines": ("\n \n", "it has no record"),
     "an empty array": ("[]", "its array is empty"),
-    "no objects": ("[1, 2]", "record 1: it is no object"),
-    "no object": (lines({"text": "a"}) + "3\n", "line 2: it holds no object"),
-    "plain text": ("hello\n", r"line 1: it is no JSON.*a name that ends in \.txt"),
-    "a cut line": (lines({"text": "a"}) + '\n{"text": "b"\n', r"line 3: it is no JSON \(.*column"),
-    "one object over lines": (json.dumps({"text": "a"}, indent=1), "line 1: it is no JSON.*one object a line"),
+    "no objects": ("[1, 2]", "record 1: it is not an object"),
+    "no object": (lines({"text": "a"}) + "3\n", "line 2: it is not an object"),
+    "plain text": ("hello\n", r"line 1: it is not JSON.*a file name that ends in \.txt"),
+    "a cut line": (lines({"text": "a"}) + '\n{"text": "b"\n', r"line 3: it is not JSON \(.*column"),
+    "one object over "
+    "lines": (json.dumps({"text": "a"}, indent=1), "line 1: it is not JSON.*one complete object per line"),
     "another encoding": ('{"text": "é"}'.encode("latin-1"), "line 1: it is not UTF-8"),
     "UTF-16": ('{"text": "é"}'.encode("utf-16"), "it is UTF-16"),
-    "half of a character": ('{"text": "\\ud800"}', "line 1: it holds half of a character"),
-    "a field twice": ('{"text": "a", "text": "b"}', "line 1: .*'text' is there twice"),
-    "NaN": ('{"text": "a", "timestamp": NaN}', "line 1: .*NaN is no JSON value"),
+    "half of a character": ('{"text": "\\ud800"}', "line 1: it has half a Unicode character"),
+    "a field twice": ('{"text": "a", "text": "b"}', "line 1: .*'text' occurs twice"),
+    "NaN": ('{"text": "a", "timestamp": NaN}', "line 1: .*NaN is not a JSON value"),
     "a cut archive": (gzip.compress(b'{"text": "a"}' * 99)[:30], "can't be decompressed"),
     "a zip": (b"PK\x03\x04", "it is a zip archive"),
     "Parquet": (b"PAR1", "it is a Parquet file"),
@@ -190,8 +193,9 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         lines({"texts": [{"name": "n", "contents": ["a"], "lang": "de"}]}), r"unknown field 'texts\[0\]\.lang'",
     ),
     "Alpaca": (lines({"instruction": "a", "input": "", "output": "b"}), "'instruction' of .*; did you mean text"),
-    "another form below": (lines({"text": "a"}, {"prompt": "b"}), "line 2: its form is prompt, and that of"),
-    "a session below": (lines({"prompt": "a"}, {"turns": [{"text": "b"}]}), "line 2: its form is multi_turn, and that"),
+    "another form below": (lines({"text": "a"}, {"prompt": "b"}), "line 2: its format is prompt, but earlier"),
+    "a session "
+    "below": (lines({"prompt": "a"}, {"turns": [{"text": "b"}]}), "line 2: its format is multi_turn, but earlier"),
     "a name of another case": (lines({"Text": "a"}), "unknown field 'Text' of single_turn; did you mean text"),
     "true for a length": (lines({"text": "a", "output_length": True}), "line 1: output_length is true"),
     "true for a length of a turn": (
@@ -209,7 +213,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     ),
     "a word for a number": (lines({"messages": CHAT, "temperature": "hot"}), "line 1: temperature is 'hot'; expected"),
     "what is measured, in nvext": (
-        lines({"text": "a", "extra": {"nvext": {"ignore_eos": True}}}), r"extra\.nvext\.ignore_eos would change what",
+        lines({"text": "a", "extra": {"nvext": {"ignore_eos": True}}}), r"extra\.nvext\.ignore_eos is set by trtx",
     ),
     "another method": (lines({**BATCH, "method": "GET"}), "method is 'GET'; expected POST"),
     "no output tokens": (lines({"prompt": "a", "output_tokens": 0}), "line 1: output_tokens is 0"),
@@ -218,18 +222,20 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a negative length": (lines({"input_length": 4, "output_length": -1}), "line 1: output_length is -1"),
     "half a token": (lines({"text": "a", "output_length": 1.5}), "line 1: output_length: .*integer"),
     "no turns": (lines({"turns": []}), "line 1: At least one turn"),
-    "null for text": (lines({"text": None}), "line 1: it asks nothing; expected text"),
-    "a limit in extra": (lines({"text": "a", "extra": {"max_tokens": 1}}), r"extra\.max_tokens .*say it with output"),
-    "a whole body": (lines({"payload": {"messages": CHAT}}), "line 1: payload is a whole body"),
-    "no picture": (lines({"text": "a", "image": "nope.png"}), "line 1: image is 'nope.png', no file here"),
+    "null for text": (lines({"text": None}), "line 1: it has no content; expected text"),
+    "a limit in "
+    "extra": (lines({"text": "a", "extra": {"max_tokens": 1}}), r"extra\.max_tokens .*set output_length instead"),
+    "a whole body": (lines({"payload": {"messages": CHAT}}), "line 1: payload is a complete request body"),
+    "no picture": (lines({"text": "a", "image": "nope.png"}), "line 1: image is 'nope.png', and there is no such file"),
     "several choices": (lines({"messages": CHAT, "n": 2, "max_tokens": 1}), "line 1: n is 2"),
     "a misspelt field of a request": (lines({"messages": CHAT, "max_tokens": 1, "temprature": 1}), "mean temperature"),
     "embeddings": (lines({**BATCH, "url": "/v1/embeddings"}), "url is '/v1/embeddings'"),
-    "two lengths": (lines({"prompt": "a", "output_tokens": 1, "max_tokens": 2}), "two ways to say one length"),
+    "two lengths": (lines({"prompt": "a", "output_tokens": 1, "max_tokens": 2}), "both set the output length"),
     "a role of a tool": (
         json.dumps([{"conversations": [{"from": "tool", "value": "x"}]}]), r"record 1: conversations\[0\]\.from is",
     ),
-    "nothing that is answered": (json.dumps([SHAREGPT[2]]), "none of its records asks anything, as sharegpt"),
+    "nothing that is "
+    "answered": (json.dumps([SHAREGPT[2]]), "none of its records contains a request in the format sharegpt"),
     "a temperature of a conversation": (json.dumps([{**SHAREGPT[0], "temperature": 1}]), "'temperature' of sharegpt"),
 }  # fmt: skip
 
@@ -263,7 +269,7 @@ def test_every_field_that_aiperf_has_no_place_for_is_refused_by_name(tmp_path: P
 @pytest.mark.parametrize("name", list(OWNED_FIELDS))
 def test_no_record_changes_what_is_measured(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, "a.jsonl", lines({"text": "a", "extra": {name: 1}}))
-    with pytest.raises(UsageError, match=rf"extra\.{name} would change what is measured"):
+    with pytest.raises(UsageError, match=rf"extra\.{name} is set by trtx, because it would change what is measured"):
         check_load(LoadSpec(input_file=path))
 
 
@@ -280,7 +286,7 @@ def test_a_trace_needs_a_time_in_each_record_and_may_name_its_form(tmp_path: Pat
 def test_pools_of_a_directory_are_checked_each(tmp_path: Path) -> None:
     pools = tmp_path / "pools"
     pools.mkdir()
-    with pytest.raises(UsageError, match="directory without a file"):
+    with pytest.raises(UsageError, match="an empty directory"):
         check_load(LoadSpec(input_file=pools))
     written(pools, "a.jsonl", lines({"text": "a"}))
     check_load(LoadSpec(input_file=pools))
@@ -314,10 +320,10 @@ def test_a_dry_run_says_what_was_recognised(
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"messages": CHAT, "temperature": 5, "max_tokens": 4}, "line 1: temperature is 5, and Dynamo's frontend"),
-        ({"text": "a", "extra": {"top_k": -3}}, "line 1: top_k is -3, and Dynamo's frontend"),
-        ({"input_length": 9000, "output_length": 9}, "line 1: its prompt and its answer have 9,009 tokens"),
-        ({"text": "a", "output_length": 100_000}, "line 1: its prompt and its answer have 100,000 tokens"),
+        ({"messages": CHAT, "temperature": 5, "max_tokens": 4}, "line 1: temperature is 5, but Dynamo's frontend"),
+        ({"text": "a", "extra": {"top_k": -3}}, "line 1: top_k is -3, but Dynamo's frontend"),
+        ({"input_length": 9000, "output_length": 9}, "line 1: its prompt and answer have 9,009 tokens"),
+        ({"text": "a", "output_length": 100_000}, "line 1: its prompt and answer have 100,000 tokens"),
     ],
 )
 def test_what_the_server_would_refuse_is_refused_before_it_starts(
@@ -332,7 +338,7 @@ def test_what_the_server_would_refuse_is_refused_before_it_starts(
 @pytest.mark.parametrize("record", [{"text": "a", "output_length": 3}, SHAREGPT[0]])
 def test_an_osl_beside_lengths_of_all_records_is_refused(tmp_path: Path, record: dict[str, Any]) -> None:
     path = written(tmp_path, "records.jsonl", lines(record))
-    with pytest.raises(UsageError, match="osl means nothing beside input_file"):
+    with pytest.raises(UsageError, match="osl has no effect with input_file"):
         check_load(LoadSpec(input_file=path, osl=(8,)))
     short = written(tmp_path, "short.jsonl", lines({"text": "a", "output_length": 3}, {"text": "b"}))
     check_load(LoadSpec(input_file=short, osl=(8,)))
@@ -340,7 +346,7 @@ def test_an_osl_beside_lengths_of_all_records_is_refused(tmp_path: Path, record:
 
 def test_aiperf_says_nothing_of_a_file_that_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, "records.jsonl", '{"text": "a", "output_length": NaN}')
-    with pytest.raises(UsageError, match="NaN is no JSON value"):
+    with pytest.raises(UsageError, match="NaN is not a JSON value"):
         check_load(LoadSpec(input_file=path))
     assert not caplog.records
 

@@ -21,8 +21,8 @@ from trtx.bench.figures import (
     Number,
     Spread,
     all_figures,
-    figure,
     latest_schema,
+    metric,
     per_device,
 )
 from trtx.bench.judge.checks import ValidityLevel
@@ -115,41 +115,44 @@ def test_every_formula_is_a_figure() -> None:
         if inspect.isfunction(value) and value.__module__ == metrics.__name__ and not name.startswith("_")
     } - NO_FIGURE
     assert not loose, (
-        f"nobody computes {sorted(loose)}: put @figure(…) with title, unit and meaning over it in {METRICS}"
+        f"nobody computes {sorted(loose)}: put @metric(…) with title, unit and meaning over it in {METRICS}"
     )
 
 
 def test_a_column_that_a_figure_does_not_have_is_an_error_when_the_program_is_read() -> None:
     said = {"title": "x", "unit": "ms", "meaning": "x", "heading": None}
     with pytest.raises(
-        ValueError, match=r"figure nothing: its table has \{98\}, its columns are \(None, 50, 90, 95, 99\)"
+        ValueError,
+        match=r"metric nothing: table has the columns \{98\}, but the metric has only \(None, 50, 90, 95, 99\)",
     ):
-        figure(Spread, table={98: "p98"}, **said)(nothing)
-    with pytest.raises(ValueError, match="its markdown has"):
-        figure(Spread, markdown=[98], **said)(nothing)
-    with pytest.raises(ValueError, match="two figures are called request_count"):
-        figure(Number[int], **said)(request_count)
+        metric(Spread, table={98: "p98"}, **said)(nothing)
+    with pytest.raises(ValueError, match="markdown has the columns"):
+        metric(Spread, markdown=[98], **said)(nothing)
+    with pytest.raises(ValueError, match="two metrics are called request_count"):
+        metric(Number[int], **said)(request_count)
     assert "nothing" not in {record.name for record in all_figures()}
 
 
 def test_a_record_that_contradicts_itself_is_an_error_when_the_program_is_read() -> None:
     said = {"title": "x", "unit": "tokens", "meaning": "x", "heading": None}
-    with pytest.raises(ValueError, match=r"nothing: its unit is tokens, and it stands under 'TTFT, ms'; expected ms"):
-        figure(Spread, **said | {"heading": metrics.Heading.TTFT})(nothing)
+    with pytest.raises(ValueError, match=r"nothing: its unit is tokens, but its heading is 'TTFT, ms'; use ms"):
+        metric(Spread, **said | {"heading": metrics.Heading.TTFT})(nothing)
     for alone in ({"mean_over_trials": True}, {"within": lambda records, span: None}):
-        with pytest.raises(ValueError, match="nothing: mean_over_trials and within= belong together"):
-            figure(Number[float | None], **said, **alone)(nothing)
+        with pytest.raises(ValueError, match="nothing: mean_over_trials and within= both concern time"):
+            metric(Number[float | None], **said, **alone)(nothing)
     with pytest.raises(
-        ValueError, match="figures input_sequence_length and nothing both stand under 'tokens' as 'ISL'"
+        ValueError, match="metrics input_sequence_length and nothing are both labelled 'ISL' under 'tokens'"
     ):
-        figure(Number[float | None], **said | {"heading": metrics.Heading.LENGTHS, "label": "ISL"})(nothing)
+        metric(Number[float | None], **said | {"heading": metrics.Heading.LENGTHS, "label": "ISL"})(nothing)
 
 
 @pytest.mark.parametrize("text", [{"title": "x/{device}"}, {"unit": "x/{device}"}, {"table": {None: "/{device}"}}])
 def test_a_text_over_devices_belongs_to_a_figure_over_devices(text: dict[str, Any]) -> None:
     said = {"title": "x", "unit": "ms", "meaning": "x", "heading": None} | text
-    with pytest.raises(ValueError, match=r"figure nothing: its texts have \{device\}; expected nothing.* per_device"):
-        figure(Spread, **said)(nothing)
+    with pytest.raises(
+        ValueError, match=r"metric nothing: its texts have \{device\}; expected no placeholder.* per_device"
+    ):
+        metric(Spread, **said)(nothing)
     with pytest.raises(ValueError, match=r"its texts have \{gpu\}; expected .*\{device\}"):
         per_device(metrics.request_throughput, **said | {"label": "a {gpu}"})
 

@@ -35,8 +35,8 @@ def _noisy(draw: random.Random, mean: float, spread: float, trials: int = 5) -> 
 
 def _verdicts(slower: float, spread: float, gates: int, metric: MetricColumn = TTFT_P50) -> Counter[Verdict]:
     """Of so many gates of 5 %, with 5 trials on each side; a throughput falls by what a latency rises."""
-    draw, name = random.Random(7), metric.figure.name
-    factor = 1 + slower if metric.figure.better == "lower" else 1 - slower
+    draw, name = random.Random(7), metric.metric.name
+    factor = 1 + slower if metric.metric.better == "lower" else 1 - slower
     found: Counter[Verdict] = Counter()
     for _ in range(gates):
         baseline, candidate = _noisy(draw, 100, spread), _noisy(draw, 100 * factor, spread)
@@ -94,7 +94,7 @@ def test_the_verdict_says_where_the_interval_lies(
     middle: float, reach: float, percent: float, metric: MetricColumn
 ) -> None:
     limit, ratio = GateLimit(percent), Interval(middle, middle / reach, middle * reach, 0.95)
-    is_lower = metric.figure.better == "lower"
+    is_lower = metric.metric.better == "lower"
     worse = [(bound - 1 if is_lower else 1 - bound) * 100 for bound in (ratio.low, ratio.high)]  # in %
     verdict = limit.verdict(metric, ratio)
     if abs(min(worse) - percent) > 1e-9 and abs(max(worse) - percent) > 1e-9:
@@ -160,10 +160,10 @@ def test_what_cannot_be_compared_never_passes() -> None:
         (invalid, good, TTFT_P50, Verdict.NO_VERDICT, "baseline: the cell is INVALID"),
         (dead, good, TTFT_P50, Verdict.NO_VERDICT, "baseline: the cell has no result"),
         (failing, good, TTFT_P50, Verdict.NO_VERDICT, "baseline: 1.67 % of the requests failed"),
-        (good, of_trials(ttft, [100]), TTFT_P50, Verdict.NO_VERDICT, "3 and 1 trials have no interval"),
-        (of_trials(ttft, [100]), good, TTFT_P50, Verdict.NO_VERDICT, "1 and 3 trials have no interval"),
-        (good, of_trials(ttft, [1, 2], count=661), TTFT_P99, Verdict.NO_VERDICT, "it takes 662 requests in each trial"),
-        (good, of_trials(ttft, [1, 0]), TTFT_P50, Verdict.NO_VERDICT, "0 has no ratio"),
+        (good, of_trials(ttft, [100]), TTFT_P50, Verdict.NO_VERDICT, "3 and 1 trials give no interval"),
+        (of_trials(ttft, [100]), good, TTFT_P50, Verdict.NO_VERDICT, "1 and 3 trials give no interval"),
+        (good, of_trials(ttft, [1, 2], count=661), TTFT_P99, Verdict.NO_VERDICT, "it needs 662 requests in each trial"),
+        (good, of_trials(ttft, [1, 0]), TTFT_P50, Verdict.NO_VERDICT, "so there is no ratio"),
         (of_trials(ttft, [1, 2], cell="agg-c1"), good, TTFT_P50, Verdict.NO_VERDICT, "the baseline has no such cell"),
     ):
         (judged,) = compare([baseline], [candidate], FIVE, [metric])
@@ -174,7 +174,7 @@ def test_what_cannot_be_compared_never_passes() -> None:
 def test_the_trial_with_the_fewest_requests_says_whether_a_percentile_is_one() -> None:
     trials = [[request(number, 100) for number in range(count)] for count in (30, 10)]
     (judged,) = compare([of_requests(*trials)], [of_requests(*trials)], FIVE, [TTFT_P50])
-    assert judged.verdict is Verdict.NO_VERDICT and "takes 11 requests in each trial, and one has 10" in judged.reason
+    assert judged.verdict is Verdict.NO_VERDICT and "needs 11 requests in each trial, but one has 10" in judged.reason
 
 
 def test_failed_requests_within_what_there_may_be_are_compared() -> None:
@@ -227,25 +227,25 @@ def test_the_error_tells_the_worst_first_and_not_all() -> None:
     judged = _judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED)
     error = outcome([replace(one, reason=f"why {place}") for place, one in enumerate(judged)])
     assert str(error) == (
-        "6 of 7 judgements did not pass: c6 x failed: why 6; c1 x regressed: why 1; c2 x regressed: why 2; and 3 more"
+        "6 of 7 checks did not pass: c6 x failed: why 6; c1 x regressed: why 1; c2 x regressed: why 2; and 3 more"
     )
 
 
 def test_a_reason_that_several_share_is_told_once() -> None:
     error = outcome(_judged(Verdict.PASS, *[Verdict.REGRESSED] * 4, Verdict.NO_VERDICT, Verdict.FAILED))
     assert str(error) == (
-        "6 of 7 judgements did not pass: c6 x failed: why; c1, c2, c3, c4 x regressed: why; c5 x no verdict: why"
+        "6 of 7 checks did not pass: c6 x failed: why; c1, c2, c3, c4 x regressed: why; c5 x no verdict: why"
     )
     many = outcome(_judged(*[Verdict.NO_VERDICT] * 9))
-    assert str(many) == "9 of 9 judgements did not pass: c0, c1, c2, c3, c4, c5 and 3 more x no verdict: why"
+    assert str(many) == "9 of 9 checks did not pass: c0, c1, c2, c3, c4, c5 and 3 more x no verdict: why"
 
 
 def test_criteria_of_the_same_cells_are_told_together() -> None:
     one, two = _judged(Verdict.NO_VERDICT, Verdict.NO_VERDICT)
     of_both = [replace(each, criterion=criterion) for criterion in ("x", "y") for each in (one, two)]
-    assert str(outcome(of_both)) == "4 of 4 judgements did not pass: c0, c1 x, y no verdict: why"
+    assert str(outcome(of_both)) == "4 of 4 checks did not pass: c0, c1 x, y no verdict: why"
     assert str(outcome([*of_both, replace(one, criterion="z")])) == (
-        "5 of 5 judgements did not pass: c0, c1 x, y and c0 z no verdict: why"
+        "5 of 5 checks did not pass: c0, c1 x, y and c0 z no verdict: why"
     )
 
 
@@ -259,11 +259,11 @@ def test_a_limit_is_a_percentage_that_can_be_resolved(typed: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (["time_to_first_token"], "is a distribution; expected which number of it, as time_to_first_token:p50"),
-        (["output_sequence_length"], "it is neither better high nor low"),
+        (["time_to_first_token"], "is a distribution; name one of its statistics, such as time_to_first_token:p50"),
+        (["output_sequence_length"], "neither a high nor a low value of it is better"),
         (["request_error_rate"], "use --max-error-rate"),
         (["error_request_count"], "use --max-error-rate"),
-        (["time_to_first_token:p50"] * 2, "time_to_first_token:p50 stands there twice"),
+        (["time_to_first_token:p50"] * 2, "time_to_first_token:p50 is listed twice"),
         (["throughput"], "no metric is called 'throughput'; did you mean"),
     ],
 )
@@ -345,11 +345,19 @@ def test_a_limit_below_the_spread_is_refused_with_what_would_do() -> None:
 @pytest.mark.parametrize(
     ("baseline", "trials", "says"),
     [
-        (of_trials("time_to_first_token", [100, 101], cell="agg-c1"), 5, "has no cell agg-c8; .* it has agg-c1"),
+        (of_trials("time_to_first_token", [100, 101], cell="agg-c1"), 5, "has no cell agg-c8; .* it has only agg-c1"),
         (of_trials("time_to_first_token", [100]), 5, "the baseline has one trial of agg-c8"),
-        (of_trials("time_to_first_token", [100, 101]), 1, "the candidate is to have one trial of agg-c8"),
-        (of_trials("request_latency", [100, 101]), 5, "can't be compared with in time_to_first_token:p50: 2 of 2"),
-        (of_trials("time_to_first_token", [1, 1e9]), 5, "no affordable number of trials does, or raise the limit"),
+        (of_trials("time_to_first_token", [100, 101]), 1, "the candidate would have one trial of agg-c8"),
+        (
+            of_trials("request_latency", [100, 101]),
+            5,
+            "time_to_first_token:p50 can't be compared with the baseline's agg-c8: 2 of 2",
+        ),
+        (
+            of_trials("time_to_first_token", [1, 1e9]),
+            5,
+            "no affordable number of trials would be enough, or raise the limit",
+        ),
         (CellSample("agg-c8", 1, None, (None,)), 5, "the cell has no result"),
     ],
 )
@@ -380,10 +388,10 @@ def test_a_figure_per_device_is_of_the_devices_that_were_asked_for() -> None:
     (over_workers,) = compare([of_gpus], [of_workers], FIVE, [per_gpu])
     assert over_workers.verdict is Verdict.FAILED
     assert over_workers.reason == (
-        "it is over GPUs, and of this topology none is known; expected output_token_throughput_per_worker"
+        "it is per GPU, but the topology's number of GPUs is not known; use output_token_throughput_per_worker"
     )
     (no_measure,) = compare([of_gpus], [of_workers], FIVE, [per_device])
-    assert no_measure.verdict is Verdict.NO_VERDICT and "over GPUs and workers" in no_measure.reason
+    assert no_measure.verdict is Verdict.NO_VERDICT and "per GPU and the other per worker" in no_measure.reason
 
 
 def test_an_objective_per_gpu_is_no_verdict_where_no_gpu_is_known() -> None:

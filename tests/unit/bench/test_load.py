@@ -78,7 +78,7 @@ def test_trials_take_turns_over_the_loads() -> None:
     ],
 )
 def test_a_body_field_that_says_what_is_measured_is_no_extra_input(field: str, does: str) -> None:
-    with pytest.raises(ValidationError, match=rf"extra_inputs\.{field} would change what is measured.*{does}"):
+    with pytest.raises(ValidationError, match=rf"extra_inputs\.{field} is set by trtx, because .*{does}"):
         LoadSpec(extra_inputs={"temperature": 0, field: False})
 
 

@@ -34,7 +34,7 @@ def test_what_prompts_share_is_a_part_of_the_input_length() -> None:
     assert asked(isl=100, prefix_prompt_length=60)["--isl"] == "40"
     assert asked(isl=100, shared_system_prompt_length=30)["--isl"] == "70"
     assert LoadSpec(isl=(100,), prefix_prompt_length=60).loads[0].isl == 100
-    with pytest.raises(ValidationError, match="64 tokens of every prompt are shared, and isl is 64 in all"):
+    with pytest.raises(ValidationError, match="64 tokens of every prompt are shared, but isl is only 64"):
         LoadSpec(isl=(64, 128), prefix_prompt_length=64)
 
 
@@ -63,19 +63,19 @@ def test_a_trace_is_sent_as_the_load_says_not_by_its_own_times(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"public_dataset": "sharegpt", "isl": 64}, "isl shapes what is made, and sharegpt has its own"),
-        ({"public_dataset": "sharegpt", "isl_stddev": 4}, "isl_stddev shapes what is made"),
-        ({"public_dataset": "sharegpt", "session_turns_mean": 2}, "session_turns_mean shapes what is made"),
-        ({"public_dataset": "sharegpt", "osl_stddev": 4}, "osl_stddev shapes what is made"),
-        ({"public_dataset": "sharegpt", "input_file": "a"}, "two datasets"),
-        ({"custom_dataset_type": "single_turn"}, "custom_dataset_type says what an input_file holds"),
-        ({"session_turns_stddev": 1}, "session_turns_stddev spreads session_turns_mean, which is 1"),
-        ({"session_turn_delay_mean": 1}, "session_turn_delay_mean comes between turns"),
-        ({"session_turns_mean": 2, "session_turn_delay_stddev": 1}, "spreads session_turn_delay_mean, which is 0"),
-        ({"num_prefix_prompts": 2}, "num_prefix_prompts counts prefixes, and prefix_prompt_length is 0"),
-        ({"prefix_prompt_length": 2, "shared_system_prompt_length": 2}, "two ways to share a beginning"),
+        ({"public_dataset": "sharegpt", "isl": 64}, "isl has no effect with sharegpt, which has its own"),
+        ({"public_dataset": "sharegpt", "isl_stddev": 4}, "isl_stddev has no effect with"),
+        ({"public_dataset": "sharegpt", "session_turns_mean": 2}, "session_turns_mean has no effect with"),
+        ({"public_dataset": "sharegpt", "osl_stddev": 4}, "osl_stddev has no effect with"),
+        ({"public_dataset": "sharegpt", "input_file": "a"}, "each name a dataset"),
+        ({"custom_dataset_type": "single_turn"}, "custom_dataset_type is the format of an input_file"),
+        ({"session_turns_stddev": 1}, "session_turns_stddev has no effect while session_turns_mean is 1"),
+        ({"session_turn_delay_mean": 1}, "session_turn_delay_mean has no effect while"),
+        ({"session_turns_mean": 2, "session_turn_delay_stddev": 1}, "has no effect while session_turn_delay_mean is 0"),
+        ({"num_prefix_prompts": 2}, "num_prefix_prompts has no effect while prefix_prompt_length is 0"),
+        ({"prefix_prompt_length": 2, "shared_system_prompt_length": 2}, "both make prompts share a prefix"),
         ({"isl": []}, "isl is an empty list"),
-        ({"extra_inputs": {"temperature": float("nan")}}, "extra_inputs.temperature is no JSON value"),
+        ({"extra_inputs": {"temperature": float("nan")}}, "extra_inputs.temperature is not a JSON value"),
     ],
 )
 def test_what_would_mean_nothing_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -118,24 +118,24 @@ def test_drawn_turns_have_spare_conversations_as_some_are_short() -> None:
     [
         (
             {"input_file": "/no/such.jsonl"},
-            "input_file '/no/such.jsonl' is not there to be read; expected a file of records",
+            "input_file '/no/such.jsonl' can't be read; expected a file of records",
         ),
         ({"public_dataset": "nope"}, "dataset nope: aiperf refuses it"),
         (
             {"input_file": __file__, "custom_dataset_type": "nope"},
-            "custom_dataset_type 'nope' is no form of a dataset; expected one of single_turn",
+            "custom_dataset_type 'nope' is not a dataset format; expected one of single_turn",
         ),
         ({"aiperf_args": ["--bogus"]}, "--aiperf-args --bogus: aiperf refuses it (Unknown option: --bogus"),
         ({"aiperf_args": ["--slice-duration", "x"]}, "valid number"),
         ({"aiperf_args": ["--slice-duration"]}, "requires an argument"),
         ({"aiperf_args": ["stray"]}, "stray"),
         ({"aiperf_args": ["-m", "x"]}, "sets model_names"),
-        ({"aiperf_args": ["--num-requests", "4"]}, "say it with --request-count, or load.request_count of a sweep"),
-        ({"aiperf_args": ["--streaming"]}, "say it with load.streaming of a sweep file"),
-        ({"aiperf_args": ["--url"]}, "sets urls of aiperf"),
-        ({"aiperf_args": ["--slice-duration", "2", "-u", "http://127.0.0.1:9"]}, "say it with --url"),
-        ({"aiperf_args": ["--model"]}, "say it with --model"),
-        ({"aiperf_args": ["--artifact-dir=elsewhere"]}, "say it with -o"),
+        ({"aiperf_args": ["--num-requests", "4"]}, "use --request-count, or load.request_count of a sweep"),
+        ({"aiperf_args": ["--streaming"]}, "use load.streaming of a sweep file"),
+        ({"aiperf_args": ["--url"]}, "sets urls, which trtx"),
+        ({"aiperf_args": ["--slice-duration", "2", "-u", "http://127.0.0.1:9"]}, "use --url"),
+        ({"aiperf_args": ["--model"]}, "use --model"),
+        ({"aiperf_args": ["--artifact-dir=elsewhere"]}, "use -o"),
         ({"aiperf_args": ["--endpoint", "/v1/completions"]}, "sets custom_endpoint"),
         ({"aiperf_args": ["--api-key", "hidden"]}, "sets api_key"),
         ({"aiperf_args": ["--header", "authorization:Bearer hidden"]}, "OPENAI_API_KEY"),
@@ -151,7 +151,7 @@ def test_what_aiperf_would_end_over_is_told_before_anything_starts(fields: dict[
 
 def test_a_pipe_is_no_dataset(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is not there to be read"):
+    with pytest.raises(UsageError, match="can't be read"):
         check_load(LoadSpec(input_file=tmp_path / "pipe"))
 
 
@@ -178,7 +178,7 @@ def test_what_is_refused_says_a_field_that_there_is() -> None:
 def test_a_flag_that_a_field_has_is_refused_under_each_of_its_names() -> None:
     flags = {flag: name for name, flag in load_flags(LoadSpec).items()}
     assert set(flags.values()) <= set(owned().values()), "aiperf has no such flag"
-    with pytest.raises(UsageError, match="sets prompt_input_tokens_stddev of aiperf.*load.isl_stddev"):
+    with pytest.raises(UsageError, match="sets prompt_input_tokens_stddev, which trtx.*load.isl_stddev"):
         check_load(LoadSpec(aiperf_args=("--synthetic-input-tokens-stddev", "3")))
 
 
@@ -205,14 +205,14 @@ def test_a_trace_is_sent_by_its_own_times_in_one_cell_of_all_its_requests(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"concurrency": [4]}, "concurrency and fixed_schedule are two ways to say when a request is sent"),
-        ({"request_rate": [4]}, "request_rate and fixed_schedule are two ways"),
-        ({"arrival": "poisson"}, "arrival spaces requests of a request_rate, and there is none"),
-        ({"request_count": 2}, "request_count is 2, and trace.jsonl has 3 requests, all of which are sent"),
-        ({"custom_dataset_type": "single_turn"}, "expected an input_file of custom_dataset_type mooncake_trace"),
-        ({"input_file": None}, "the times of a trace, and there is none; expected an input_file"),
-        ({"input_file": "."}, "is no trace of a request a line; expected a file with one at least"),
-        ({"input_file": "/dev/null"}, "null is no trace of a request a line"),
+        ({"concurrency": [4]}, "concurrency and fixed_schedule both set when requests are sent"),
+        ({"request_rate": [4]}, "request_rate and fixed_schedule both set when"),
+        ({"arrival": "poisson"}, "arrival has no effect without a request_rate"),
+        ({"request_count": 2}, "request_count is 2, but all 3 requests of trace.jsonl are sent"),
+        ({"custom_dataset_type": "single_turn"}, "expected an input_file with custom_dataset_type mooncake_trace"),
+        ({"input_file": None}, "the times of a trace, but there is no trace; expected an input_file"),
+        ({"input_file": "."}, "is not a trace with one request per line; expected a file with at least one request"),
+        ({"input_file": "/dev/null"}, "null is not a trace with one request per line"),
     ],
 )
 def test_what_says_otherwise_when_a_trace_is_sent_is_refused(
@@ -225,5 +225,5 @@ def test_what_says_otherwise_when_a_trace_is_sent_is_refused(
 
 def test_a_trace_that_is_not_there_is_told_as_any_dataset_is(tmp_path: Path) -> None:
     spec = LoadSpec.model_validate({"input_file": str(tmp_path / "no.jsonl"), "fixed_schedule": True})
-    with pytest.raises(UsageError, match="is not there to be read"):
+    with pytest.raises(UsageError, match="can't be read"):
         check_load(spec)

@@ -34,13 +34,16 @@ TTFT_P99 = parse_objective("time_to_first_token:p99:le:500")
         ("output_token_throughput:p50:ge:500", "has no statistic 'p50'; expected one of avg"),
         ("output_token_throughput_per_user:avg:ge:5", "has no statistic 'avg'; expected one of p50"),
         ("time_to_first_token: p99:le:500", "has no statistic ' p99'"),
-        ("time_to_first_token:p99:<=:500", "no operator is called '<='; expected lt or le"),
-        ("time_to_first_token:p99:ge:500", "is better lower, and ge asks for the other; expected lt or le"),
-        ("output_token_throughput:avg:lt:500", "is better higher, and lt asks for the other; expected gt or ge"),
-        ("time_to_first_token:p99:le:fast", "'fast' is no number; expected one in ms"),
-        ("time_to_first_token:p99:le:nan", "'nan' is no number"),
-        ("time_to_first_token:p99:le:inf", "'inf' is no number"),
-        ("time_to_first_token:p99:le:-5", "no figure is below 0, so it could never be kept; expected a value above 0"),
+        ("time_to_first_token:p99:<=:500", "there is no operator '<='; expected lt or le"),
+        ("time_to_first_token:p99:ge:500", "is better when lower, but ge requires the opposite; expected lt or le"),
+        (
+            "output_token_throughput:avg:lt:500",
+            "is better when higher, but lt requires the opposite; expected gt or ge",
+        ),
+        ("time_to_first_token:p99:le:fast", "'fast' is not a number; expected one in ms"),
+        ("time_to_first_token:p99:le:nan", "'nan' is not a number"),
+        ("time_to_first_token:p99:le:inf", "'inf' is not a number"),
+        ("time_to_first_token:p99:le:-5", "no metric is below 0, so it could never be kept; expected a value above 0"),
         ("time_to_first_token:p99:lt:0", "could never be kept"),
         ("output_token_throughput:avg:ge:0", "could never be missed"),
         ("", "it has 1 of 4 parts"),
@@ -65,7 +68,7 @@ def test_every_column_of_a_figure_can_have_one(column: tuple[object, int | None]
     if figure.better in (None, asks_for):  # type: ignore[attr-defined]
         assert parse_objective(typed).name == typed
     else:
-        with pytest.raises(UsageError, match=f"is better {figure.better}"):  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match=f"is better when {figure.better}"):  # type: ignore[attr-defined]
             parse_objective(typed)
 
 
@@ -80,7 +83,7 @@ def test_what_aiperf_takes_means_the_same_here() -> None:
                 theirs = parse_sla_filter(typed)
                 if one.better in (None, "lower" if operator == "le" else "higher"):
                     ours = parse_objective(typed)
-                    assert (ours.metric.figure.name, ours.metric.statistic, ours.bound.operator) == (
+                    assert (ours.metric.metric.name, ours.metric.statistic, ours.bound.operator) == (
                         theirs.metric_tag,
                         theirs.stat,
                         theirs.op,
@@ -131,7 +134,7 @@ def test_a_percentile_of_too_few_requests_is_missed_where_a_smaller_one_is() -> 
     few_slow = of_requests([request(number, 800 if number > 15 else 100) for number in range(20)])
     judged = judge_objective(few_slow, TTFT_P99)
     assert judged.verdict is Verdict.NO_VERDICT
-    assert "p99 takes 662 requests, and there are 20" in judged.reason
+    assert "p99 needs 662 requests, but there are 20" in judged.reason
 
 
 def test_the_requests_of_all_trials_count_together() -> None:
@@ -208,7 +211,7 @@ def test_failed_requests_are_held_against_the_most_that_there_may_be(limit: str,
 
 @pytest.mark.parametrize("typed", ["5", "0.05", "-1%", "101%", "five%", "nan%", "%", "", "5 % of it"])
 def test_a_percentage_has_its_sign(typed: str) -> None:
-    with pytest.raises(UsageError, match="expected a percentage from 0% to 100%, with its sign"):
+    with pytest.raises(UsageError, match="expected a percentage from 0% to 100% with the percent sign"):
         parse_percent("--max-error-rate", typed)
 
 
@@ -254,7 +257,7 @@ def test_the_widest_bound_of_a_latency_is_that_of_a_request() -> None:
 @pytest.mark.parametrize("typed", [[], ["output_token_throughput:avg:ge:5"]])
 def test_goodput_without_an_objective_of_a_latency_is_refused(typed: list[str]) -> None:
     with pytest.raises(
-        UsageError, match="--min-goodput means nothing without the --slo of a latency.*; expected one, as --slo"
+        UsageError, match="--min-goodput has no effect without the --slo of a latency.*; expected one, as --slo"
     ):
         request_bounds([parse_objective(text) for text in typed])
 

@@ -86,8 +86,7 @@ def test_few_or_noisy_requests_tell_nothing() -> None:
     few = judge_trend(_records([100.0] * 14))
     assert few == SteadinessResult(
         Steadiness.UNKNOWN,
-        "7 requests have a TTFT to compare by, 8 a side are needed; "
-        "7 requests have an ITL to compare by, 8 a side are needed",
+        "7 requests have a TTFT, but 8 are needed on each side; 7 requests have an ITL, but 8 are needed on each side",
     )
     noisy = judge_trend(_records(_noisy(random.Random(3), 40, 100, 1.0)))
     assert noisy.steadiness is Steadiness.UNKNOWN

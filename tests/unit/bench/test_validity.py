@@ -129,26 +129,26 @@ def _uneven(**counts: int) -> dict[str, dict[str, int]]:
 
 SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
     ("samples", ValidityLevel.INVALID, _with(_failed), "no request succeeded"),
-    ("samples", ValidityLevel.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, p90 takes 64"),
-    ("samples", ValidityLevel.SUSPECT, _measured(_loop(10)), "10 requests succeeded, p50 takes 11, p90 takes 64"),
+    ("samples", ValidityLevel.SUSPECT, _measured(_loop(50)), "42 requests succeeded in the steady part, but p90"),
+    ("samples", ValidityLevel.SUSPECT, _measured(_loop(10)), "10 requests succeeded, but p50 needs 11, p90 needs 64"),
     ("model", ValidityLevel.SUSPECT, _with(lambda r: {"models": ("other",)}),
-     "answers say that 'other' gave them, and 'asked' was asked"),
+     "answers name model 'other', but 'asked' was requested"),
     ("model", ValidityLevel.INVALID, _with(lambda r: {"models": ("other",)}, every=100),
-     "answers say that several models gave them, 'asked' (198), 'other' (2), and 'asked' was asked"),
+     "answers name several models, 'asked' (198), 'other' (2), but 'asked' was requested"),
     ("model", ValidityLevel.INVALID, _with(lambda r: {"models": ("asked", "other")}),
-     "answers say that several models gave them"),  # each in itself
+     "answers name several models"),  # each in itself
     ("output length", ValidityLevel.SUSPECT, _with(lambda r: {"output_sequence_length": 39}),
-     "output was 39 tokens on average, 40 were asked"),
+     "the mean output length was 39 tokens, but 40 were requested"),
     ("output length", ValidityLevel.INVALID, _with(lambda r: {"output_sequence_length": 400}, every=10),
-     "output was 76 tokens on average, 40 were asked"),
+     "the mean output length was 76 tokens, but 40 were requested"),
     ("input length", ValidityLevel.SUSPECT, _with(lambda r: {"input_sequence_length": 67}),
-     "input was 67 tokens on average, 64 were asked"),
+     "the mean input length was 67 tokens, but 64 were requested"),
     ("input length", ValidityLevel.INVALID, _with(lambda r: {"input_sequence_length": 3}),
-     "input was 3 tokens on average, 64 were asked"),
-    ("silent end", ValidityLevel.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their time"),
-    ("silent end", ValidityLevel.INVALID, _with(_silent(0.5)), "after their last text, 50% of their time"),
+     "the mean input length was 3 tokens, but 64 were requested"),
+    ("silent end", ValidityLevel.SUSPECT, _with(_silent(0.15)), "after their last text, 15% of their duration"),
+    ("silent end", ValidityLevel.INVALID, _with(_silent(0.5)), "after their last text, 50% of their duration"),
     ("one piece", ValidityLevel.SUSPECT, _with(lambda r: {"inter_token_latency": None}, every=5),
-     "40 of 200 answers came in one piece, so ITL is of 160"),
+     "40 of 200 answers came in one piece, so ITL covers only 160"),
     ("late client", ValidityLevel.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
      "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
     ("late client", ValidityLevel.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
@@ -163,8 +163,8 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
      "aiperf's timing_manager_3 was blocked for 72.4 % of the measured time"),
     ("steady", ValidityLevel.SUSPECT, _measured(_slower(3)), "TTFT was 2.9"),
     ("steady", ValidityLevel.SUSPECT, _measured(_loop(10)),
-     "no steady part: 2 requests were sent between the end of the first round and the last request, 4 must be; measure "
-     "16 requests or more"),
+     "no steady part: 2 requests were sent between the end of the first round and the last request, but 4 are needed; "
+     "measure 16 requests or more"),
     ("steady", ValidityLevel.SUSPECT, replace(GOOD, trials=(*GOOD.trials, TrialRecords((), _slower(3)))),
      "trial 2: TTFT was 2.9"),
     ("warm-up", ValidityLevel.SUSPECT,
@@ -172,11 +172,11 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
          tuple(replace(r, time_to_first_token=500.0) for r in GOOD.trials[0].warm_up), GOOD.trials[0].measured),)),
      "TTFT was 0.0996 times as long in the measured part as late in the warm-up"),
     ("restarts", ValidityLevel.INVALID, replace(GOOD, restarted=("decode-0", "decode-0")),
-     "started again while it was measured: decode-0, decode-0"),
+     "restarted during the measurement: decode-0, decode-0"),
     ("uneven workers", ValidityLevel.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=150, b=50)),
-     "a got 150 of 200 requests, an equal share is 100"),
+     "a got 150 of 200 requests; an equal share is 100"),
     ("uneven workers", ValidityLevel.SUSPECT, replace(GOOD, requests_by_worker=_uneven(a=67, b=66, c=67, d=0)),
-     "d got 0 of 200 requests, an equal share is 50"),  # the others have no 20 % more
+     "d got 0 of 200 requests; an equal share is 50"),  # the others have no 20 % more
     ("uneven workers", ValidityLevel.SUSPECT,
      replace(GOOD, requests_by_worker=_uneven(a=150, b=50), prompts="shared"),
      "a got 150 of 200 requests"),  # by a router that does not look at prompts
@@ -184,11 +184,11 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
      replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True),
      "a got 150 of 200 requests"),  # by one that finds no two alike
     ("lost handoffs", ValidityLevel.SUSPECT, replace(GOOD, handoffs=_lost(recomputed=5)),
-     "5 of 200 prompts were computed without the KV of a prefill worker, 5 of them from prefill-1 to decode-0"),
+     "5 of 200 prompts were computed without the KV of a prefill worker; 5 of them went from prefill-1 to decode-0"),
     ("lost handoffs", ValidityLevel.INVALID, replace(GOOD, handoffs=_lost(recomputed=11)), "11 of 200 prompts"),
     ("lost handoffs", ValidityLevel.INVALID,
      replace(GOOD, handoffs={"decode-0": {NO_PREFILL: HandoffCounts(whole=200)}}),
-     "200 of 200 prompts were computed without the KV of a prefill worker, 200 of them from no prefill worker"),
+     "200 of 200 prompts were computed without the KV of a prefill worker; 200 of them went from no prefill worker"),
     ("prefix hits", ValidityLevel.SUSPECT, _with(lambda r: {"cached_input_tokens": 32}, every=10),
      "5 % of the tokens of unique prompts came from the prefix cache"),
     ("prefix hits", ValidityLevel.INVALID, _with(lambda r: {"cached_input_tokens": 48}),
@@ -200,17 +200,17 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
     ("throttled GPU", ValidityLevel.SUSPECT, replace(GOOD, gpus=(*_slowed("power brake"), GpuReading("GPU 1"))),
      "GPU 0 was throttled in 1 of 3 readings (power brake)"),  # whatever is not known of another
     ("foreign GPU use", ValidityLevel.SUSPECT,
-     replace(GOOD, gpus=_foreign(None)), "was on GPU 0, up to 0 % of its time"),
+     replace(GOOD, gpus=_foreign(None)), "was on GPU 0, using up to 0 % of its time"),
     ("foreign GPU use", ValidityLevel.SUSPECT,
      replace(GOOD, gpus=(replace(GPU, foreign=(ForeignProcess(78, None),)),)),
-     "a process (pid 78) was on GPU 0, use not known"),
+     "a process (pid 78) was on GPU 0, its use is unknown"),
     ("foreign GPU use", ValidityLevel.INVALID, replace(GOOD, gpus=_foreign(40.0)),
-     "train.py (pid 78) was on GPU 0, up to 40 % of its time"),
+     "train.py (pid 78) was on GPU 0, using up to 40 % of its time"),
     ("foreign CPU use", ValidityLevel.SUSPECT,
      replace(GOOD, cpu=_busy(0.05, **{"pytest (pid 5)": 3.0, "ld (pid 6)": 1.0})),
-     "processes that are not the run's had 5 % of the time of 4 busy core(s), above all pytest (pid 5)"),
+     "processes outside the run used 5 % of the time of 4 core(s), most of it by pytest (pid 5)"),
     ("foreign CPU use", ValidityLevel.SUSPECT, replace(GOOD, cpu=_busy(0.3, "client", **{STOLEN: 2.9})),
-     "had 30 % of the time of 4 busy core(s) of the client's machine"),  # whose, can't be seen
+     "used 30 % of the time of 4 core(s) of the client's machine"),  # whose, can't be seen
 ]  # fmt: skip
 
 BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)
@@ -246,46 +246,46 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
     assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
         "samples", "silent end", "one piece", "late client", "steady", "warm-up",  # which records alone can answer
     }  # fmt: skip
-    assert "not checked: restarts (nobody watched the server's processes)" in map(str, found.unchecked)
+    assert "not checked: restarts (the server's processes were not supervised)" in map(str, found.unchecked)
 
 
 @pytest.mark.parametrize(
     ("name", "evidence", "why"),
     [
         ("model", _with(lambda r: {"models": ()}), "no answer names its model"),
-        ("output length", _with(lambda r: {"output_sequence_length": None}, every=50), "not every answer has a usage"),
+        ("output length", _with(lambda r: {"output_sequence_length": None}, every=50), "not every answer reports"),
         ("late client", replace(_with(lambda r: {"credit_issued_ns": None}), concurrency=None),
-         "when its request was due"),
+         "at which its request was due"),
         ("input length", replace(_with(lambda r: {"input_sequence_length": 641}), has_images=True),
-         "usage counts its images' tokens with it"),
-        ("prefix hits", _with(lambda r: {"cached_input_tokens": None}, every=50), "not every answer's usage"),
-        ("prefix hits", replace(GOOD, prompts="shared"), "prompts share beginnings"),
+         "usage counts image tokens too"),
+        ("prefix hits", _with(lambda r: {"cached_input_tokens": None}, every=50), "not every answer reports its"),
+        ("prefix hits", replace(GOOD, prompts="shared"), "prompts share prefixes"),
         ("warm-up", replace(GOOD, trials=(TrialRecords((), GOOD.trials[0].measured),)), "no warm-up request was"),
         ("warm-up", replace(GOOD, trials=(TrialRecords(_loop(4), GOOD.trials[0].measured),)),
-         "it takes 25 warm-up requests to tell"),
-        ("warm-up", _measured(_loop(10)), "the measured part is not steady itself"),
-        ("steady", _measured(_loop(20)), "6 requests have a TTFT to compare by, 8 a side are needed"),
+         "the check needs 25 warm-up requests"),
+        ("warm-up", _measured(_loop(10)), "the measured part itself is not steady"),
+        ("steady", _measured(_loop(20)), "6 requests have a TTFT, but 8 are needed on each side"),
         ("throttled GPU", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
         ("throttled GPU", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", clock_reasons=None))),
-         "NVML does not say what slows down GPU 1"),
+         "NVML does not report why clocks of GPU 1 are reduced"),
         ("foreign GPU use", replace(GOOD, gpus=None), "GPUs were not read throughout the measured part"),
         ("foreign GPU use", replace(GOOD, gpus=(GPU, replace(GPU, name="GPU 1", foreign=None))),
-         "NVML does not show here whose processes are on GPU 1, as in a container without --pid=host"),
+         "NVML does not show here which processes are on GPU 1, as in a container without --pid=host"),
         ("foreign CPU use", replace(GOOD, cpu=None), "cores were not read throughout the measured part"),
         ("foreign CPU use", replace(GOOD, cpu=_busy(0.0, "client")),
-         "only the client's machine was read, not the deployment's"),
+         "only the client's machine was checked, not the deployment's"),
         ("foreign CPU use", replace(GOOD, cpu=_busy(0.9, "unknown")),
-         "the deployment answers on this machine, and which processes are its own is not known"),
-        ("lost handoffs", replace(GOOD, handoffs=None), "nobody counted handoffs"),
+         "the deployment runs on this machine, and its processes are not known"),
+        ("lost handoffs", replace(GOOD, handoffs=None), "handoffs were not counted"),
         ("lost handoffs", replace(GOOD, handoffs={"decode-0": {"prefill-0": HandoffCounts(unknown=200)}}),
-         "the decode workers' engine does not say what becomes of KV"),
-        ("uneven workers", replace(GOOD, requests_by_worker=None), "nobody counted requests by worker"),
+         "the decode workers' engine does not report whether KV arrived"),
+        ("uneven workers", replace(GOOD, requests_by_worker=None), "requests were not counted by worker"),
         ("uneven workers",
          replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=True, prompts="shared"),
-         "a got 150 of 200 requests, an equal share is 100, as a router may choose that goes by what prompts share"),
+         "a got 150 of 200 requests; an equal share is 100, which a router may intend if prompts share prefixes"),
         ("uneven workers",
          replace(GOOD, requests_by_worker=_uneven(a=150, b=50), routes_by_prefix=None, prompts="shared"),
-         "as a router may choose"),
+         "which a router may intend"),
     ],
 )  # fmt: skip
 def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Evidence, why: str) -> None:
@@ -341,7 +341,7 @@ def test_a_real_cell_is_judged_by_its_records_alone() -> None:
     )
     found = judge(evidence)
     assert [(reason.name, reason.sentence) for reason in found.reasons] == [
-        ("samples", "8 requests succeeded in the steady part, p50 takes 11")
+        ("samples", "8 requests succeeded in the steady part, but p50 needs 11")
     ]
     assert {"steady", "warm-up"} < {unchecked.name for unchecked in found.unchecked}  # 12 requests tell neither
 

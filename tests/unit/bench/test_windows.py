@@ -267,7 +267,7 @@ def test_a_server_that_falls_far_behind_its_rate_has_no_steady_part() -> None:
     simulated = open_loop(drawn(random.Random(1), 200), [20.0 * i for i in range(200)], serial_prefill=True)
     found = open_loop_phases(simulated.records)
     assert isinstance(found, NoSteadyPart)
-    assert "requests were sent for 3.98 s, and nine of ten took up to" in found.reason
+    assert "requests were sent for 3.98 s, but nine of ten took up to" in found.reason
 
 
 ONE = Request(100, 5, 10)
@@ -278,10 +278,14 @@ FAILS = Request(100, 5, 10, fails_after_ms=100)
     ("requests", "slots", "reason"),
     [
         ([], 4, "there is no request"),
-        ([ONE], 1, "0 requests were sent between the end of the first round and the last request, 1 must be"),
+        ([ONE], 1, "0 requests were sent between the end of the first round and the last request, but 1 are needed"),
         ([ONE] * 3, 8, "never more than 3 of 8 requests were in flight at a time"),
         ([FAILS] * 64, 4, "no request succeeded"),
-        ([ONE] * 11, 4, "3 requests were sent between the end of the first round and the last request, 4 must be"),
+        (
+            [ONE] * 11,
+            4,
+            "3 requests were sent between the end of the first round and the last request, but 4 are needed",
+        ),
     ],
 )
 def test_why_a_closed_loop_has_no_steady_part(requests: list[Request], slots: int, reason: str) -> None:

@@ -58,7 +58,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--engine", "paced", "--model", "synthetic:tiny", "--osl", "9000", "--dry-run"], ["9512", "context", "8192"]),
         (["--config", "decode=decode.yaml"], ["--config 'decode=decode.yaml'", "--mode agg"]),
         (["--resume", "runs/none"], ["--output", "--resume", "leave it out"]),
-        (["--input-file", "none.jsonl"], ["none.jsonl", "not there"]),
+        (["--input-file", "none.jsonl"], ["none.jsonl", "can't be read"]),
         (["--public-dataset", "nope"], ["dataset nope", "sharegpt"]),
         (["--extra-inputs", "temperature"], ["'temperature'", "KEY:VALUE"]),
         (["--extra-inputs", "{temperature: 1"], ["not JSON"]),
@@ -136,7 +136,7 @@ def test_an_option_beside_an_axis_of_the_same_name_is_refused_and_both_are_named
     mode = "disagg" if axis in ("prefill", "decode") else "agg"
     assert run(["bench", str(sweep), "--mode", mode, *TYPED[axis], "--dry-run"]) == 2
     said = capsys.readouterr().err.strip()
-    assert TYPED[axis][0] in said and f"means nothing beside axes.{axis}, " in said and "\n" not in said
+    assert TYPED[axis][0] in said and f"has no effect with axes.{axis}, " in said and "\n" not in said
 
 
 def test_an_axis_beside_a_field_wins_or_is_refused_by_who_said_both(
@@ -148,10 +148,10 @@ def test_an_axis_beside_a_field_wins_or_is_refused_by_who_said_both(
     assert run([*argv, "--axis", "workers=1,2"]) == 0  # flags win
     assert "agg-2w" in capsys.readouterr().out
     assert run([*argv, "--axis", "workers=1,2", "--workers", "2"]) == 2
-    assert "--workers means nothing beside --axis workers" in capsys.readouterr().err
+    assert "--workers has no effect with --axis workers" in capsys.readouterr().err
     sweep.write_text("topology: {workers: 3}\naxes: {workers: [1, 2]}\n")
     assert run(argv) == 2
-    assert "topology.workers means nothing beside axes.workers" in capsys.readouterr().err
+    assert "topology.workers has no effect with axes.workers" in capsys.readouterr().err
     sweep.write_text("modes: [disagg]\naxes: {overrides.prefill.max_batch_size: [4, 8]}\n")
     assert run([*argv, "--set", "max_batch_size=16"]) == 0  # decode workers have it
 

@@ -80,7 +80,7 @@ def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
     ("argv", "words"),
     [
         (["base"], ["is one run, and there is nothing to compare it with"]),
-        (["base", "nothing"], ["'nothing' is no run directory or file, and no baseline is called 'nothing'"]),
+        (["base", "nothing"], ["'nothing' is not a run directory or file, and no baseline is called 'nothing'"]),
         (["base", "slow", "./base"], ["'./base' is the same run as 'base', so there is nothing to compare"]),
         (["main", "baselines/main.json"], ["'baselines/main.json' is the same run as 'main'"]),
         (["base", "base"], ["'base' is the same run as 'base'"]),
@@ -90,7 +90,7 @@ def test_the_window_is_the_same_on_both_sides_and_told(capsys: Said) -> None:
         (["base", ""], ["a value of RUN... is empty, as an unset variable leaves it"]),
         (
             ["base", "slow", "--allow-different", "machine"],
-            ["--allow-different means nothing without --max-regression"],
+            ["--allow-different has no effect without --max-regression"],
         ),
         (["base", "slow", "--metrics", "itl"], ["no metric is called 'itl'"]),
         (["base", "slow", "--max-regression", "5"], ["--max-regression 5: expected a percentage"]),

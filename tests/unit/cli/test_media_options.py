@@ -57,7 +57,7 @@ def test_a_limit_of_what_a_model_does_not_take_is_refused(
     said = capsys.readouterr().err
     if not taken:
         takes = "a text model; leave it out" if model == "tiny" else "which takes images and no videos; leave it out"
-        assert said.startswith(f"trtx: {typed[0]} means nothing with {model}, {takes}, or serve ")
+        assert said.startswith(f"trtx: {typed[0]} has no effect with {model}, {takes}, or serve ")
         assert len(said) < 300 and said.count("\n") == 1
 
 
@@ -93,20 +93,20 @@ def test_what_no_picture_or_video_would_ever_meet_is_refused(
 ) -> None:
     said = ["--model", "synthetic:tiny-qwen2.5-vl", "--engine", "torch", "--dry-run", *typed.split()]
     assert trtx(["serve", *said]) == 2
-    assert capsys.readouterr().err == f"trtx: {name} means nothing where {where}; leave it out, or allow some\n"
+    assert capsys.readouterr().err == f"trtx: {name} has no effect where {where}; leave it out, or allow some\n"
     for verb in (["bench"], ["eval", "--tasks", "trtx"]):  # which lay what is typed over a sweep's topology
         typed_there = said if verb == ["bench"] else [one for one in said if one != "--dry-run"]
         assert trtx([*verb, *typed_there, "-o", str(tmp_path)]) == 2
-        assert f"trtx: {name} means nothing where {where}; " in capsys.readouterr().err
+        assert f"trtx: {name} has no effect where {where}; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("topology: {media: {max_videos: 0, max_video_s: 4}}", "topology.media.max_video_s means nothing where "),
-        ("topology: {encode: 1, media: {max_images: 0, max_videos: 0}}", "topology.encode means nothing where "),
+        ("topology: {media: {max_videos: 0, max_video_s: 4}}", "topology.media.max_video_s has no effect where "),
+        ("topology: {encode: 1, media: {max_images: 0, max_videos: 0}}", "topology.encode has no effect where "),
         ("topology: {media: {max_images: 0, max_videos: 0}}\naxes: {encode_shared: [0, 1]}", "topology.encode_shared "),
-        ("arms: {a: {}, b: {encode: 2, media: {max_images: 0, max_videos: 0}}}", "topology.encode means nothing"),
+        ("arms: {a: {}, b: {encode: 2, media: {max_images: 0, max_videos: 0}}}", "topology.encode has no effect"),
     ],
 )
 def test_the_same_in_a_sweep_file_is_refused_in_its_words(text: str, says: str, tmp_path: Path) -> None:

@@ -70,4 +70,4 @@ def test_no_message_prints_the_address_of_a_package_index() -> None:
 
 def test_a_set_beside_a_url_is_called_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["bench", "--url", "http://127.0.0.1:9", "--set", "max_batch_size=1"]) == 2
-    assert capsys.readouterr().err.startswith("trtx: --set means nothing with --url")
+    assert capsys.readouterr().err.startswith("trtx: --set has no effect with --url")

@@ -347,7 +347,7 @@ def test_an_option_that_its_use_would_ignore_is_refused(
     asked = with_option(CALLS[verb][use], parameter, use)
     assert asked is not None and app.run(asked) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"trtx: {spoken_name(parameter)} means nothing ") and said.count("\n") == 1
+    assert said.startswith(f"trtx: {spoken_name(parameter)} has no effect ") and said.count("\n") == 1
     assert USES[verb][use].where in said
     assert list(tmp_path.iterdir()) == []
 
@@ -386,13 +386,13 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
-    """None where something that was typed means nothing beside the rest."""
+    """None where something that was typed has no effect with the rest."""
     try:
         code = app.run(argv)
     except Asked as asked:
         return str(asked)
     said = capsys.readouterr().err
-    assert code == 2 and " means nothing " in said, (
+    assert code == 2 and " has no effect " in said, (
         f"trtx {' '.join(argv)} ended with {code}: {said}expected a value that passes (in VALUES), and a field "
         "of the option's name in LoadSpec, Attach or TopologySpec"
     )

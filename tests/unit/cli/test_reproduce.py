@@ -52,7 +52,7 @@ def test_exact_ends_with_the_table_where_something_differs(lock: Path, capsys: p
         ([], "Missing argument 'LOCK'; see trtx bench reproduce --help"),
         (["no-such.yaml"], "no-such.yaml can't be read (No such file"),
         (["of-a-job.yaml", "--sweep", "x"], "No such option: --sweep"),
-        (["of-a-job.yaml", "--dry-run", "--json"], "--json means nothing with --dry-run"),
+        (["of-a-job.yaml", "--dry-run", "--json"], "--json has no effect with --dry-run"),
     ],
 )
 @pytest.mark.usefixtures("lock")

@@ -17,7 +17,7 @@ from trtx.cli.console import warn
 from trtx.cli.run_view import RunProgress
 from trtx.cli.sentences import fill, tell, wrapped
 
-WORDS = "agg-c1, agg-c2 request_latency:p99:le:500 no verdict: p99 takes 662 requests, and there are 20; measure more"
+WORDS = "agg-c1, agg-c2 request_latency:p99:le:500 no verdict: p99 needs 662 requests, but there are 20; measure more"
 END = "that was all"
 PATH = Path("/runs") / ("x" * 100) / "report.html"
 
@@ -55,10 +55,10 @@ def test_a_long_line_ends_between_words_at_the_width_of_the_terminal(
     terminal: Callable[[int], Callable[[], str]], columns: int
 ) -> None:
     written = terminal(columns)
-    tell(f"trtx: 6 of 9 judgements did not pass: {WORDS}")
+    tell(f"trtx: 6 of 9 checks did not pass: {WORDS}")
     lines = written().splitlines()
     assert len(lines) > 1 and max(map(len, lines)) <= columns
-    assert " ".join(lines) == f"trtx: 6 of 9 judgements did not pass: {WORDS}"
+    assert " ".join(lines) == f"trtx: 6 of 9 checks did not pass: {WORDS}"
 
 
 def test_what_goes_on_is_told_so_too_and_a_path_is_left_whole(terminal: Callable[[int], Callable[[], str]]) -> None:

@@ -141,12 +141,12 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
         (({}, {}), {"nats": ""}, ("nats '' is no address of it alone",)),
         (({}, {}), {"nats_auth": {"username": "", "password_file": "p"}}, ("nats_auth.username is empty",)),
         (({}, {}), {"lease_ttl_s": 1}, ("lease_ttl_s 1", "greater than or equal to 5")),
-        (({"roles": {"prefill": 1}}, {}), {}, ("names prefill, and --mode agg", "choose --mode disagg")),
-        (({"roles": {"encode": 1}}, {}), {}, ("encode workers hand embeddings over in files of one machine",)),
-        (({}, {}), {}, ("node2 has nothing to do",)),
+        (({"roles": {"prefill": 1}}, {}), {}, ("names prefill, but --mode agg", "choose --mode disagg")),
+        (({"roles": {"encode": 1}}, {}), {}, ("encode workers pass embeddings in files",)),
+        (({}, {}), {}, ("no process would run on node2",)),
         (({"gpus": 1}, {}), {}, ("gpus of node1: engine paced uses no GPU",)),
         (({"first_port": 32760, "roles": {"agg": 2}}, {"roles": {"agg": 1}}), {}, ("agg-1 on node1", "above 32767")),
-        (({"first_port": 7999, "roles": {"agg": 2}}, {"roles": {"agg": 1}}), {}, ("--port 8000 stands among",)),
+        (({"first_port": 7999, "roles": {"agg": 2}}, {"roles": {"agg": 1}}), {}, ("--port 8000 is one of",)),
     ],
 )  # fmt: skip
 def test_what_can_not_be_served_over_hosts_is_one_sentence(
@@ -167,7 +167,7 @@ def test_what_can_not_be_served_over_hosts_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--mode", "agg", "--port", "0"), ("--port 0 is a different port at each start",)),
+        (("--mode", "agg", "--port", "0"), ("--port 0 selects a different port at each start",)),
         (("--this-host", "node3"), ("--this-host 'node3' is not one of the hosts", "node1, node2")),
         (("--encode", "1"), ("--encode 1",)),
     ],
@@ -191,7 +191,7 @@ def test_a_host_that_is_not_this_machine_serves_nothing_here(
     assert app.run(command) == 2
     assert "this machine has none of the hosts' addresses: 10.77.0.1 (node1)" in capsys.readouterr().err
     assert app.run([*command, "--this-host", "node2"]) == 2
-    assert "--this-host node2 has address 10.77.0.2, and this machine has not" in capsys.readouterr().err
+    assert "--this-host node2 has address 10.77.0.2, but this machine does not" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_device_over_which_no_kv_can_go_is_told_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = [name for name, stats in psutil.net_if_stats().items() if not stats.isup]
-    cases = {"lo:1": "and ports are of InfiniBand devices", "nowhere9": "and this machine has not (it has"}
+    cases = {"lo:1": "and ports are of InfiniBand devices", "nowhere9": "but this machine does not (it has"}
     cases |= dict.fromkeys(down[:1], "which is down")
     for device, words in cases.items():
         host = {"address": "127.0.0.1", "device": device, "roles": {"agg": 1}}

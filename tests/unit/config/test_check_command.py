@@ -108,7 +108,7 @@ def test_the_version_asked_for_is_the_one_that_counts(capsys: pytest.CaptureFixt
         (["--check", "--recipe", "qwen3", "--trtllm-version", "stable"], "'stable' is no version of TensorRT-LLM"),
         (["--check", "--recipe", "qwen3", "--mode", "agg", "--set", "decode.max_seq_len=1"], "is for decode workers"),
         (["--check", "no/such-model"], "is not in the Hugging Face cache"),
-        (["synthetic:tiny", "--quant", "none", "--json"], "--json means nothing without --check"),
+        (["synthetic:tiny", "--quant", "none", "--json"], "--json has no effect without --check"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:

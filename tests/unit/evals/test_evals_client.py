@@ -66,7 +66,7 @@ def test_a_redirect_is_no_answer_and_not_followed() -> None:
     """To a port at which nobody listens: one that followed it would tell so."""
     found = answer_to(b"", 307, "http://127.0.0.1:9/v1/completions?token=secret")
     assert found == ServerRefusal(
-        "HTTP 307: it sends on to http://127.0.0.1:9/v1/completions, and no redirect is followed"
+        "HTTP 307: it redirects to http://127.0.0.1:9/v1/completions, and trtx follows no redirect"
     )
 
 

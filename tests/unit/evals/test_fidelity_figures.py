@@ -162,7 +162,7 @@ def test_nothing_passes_without_the_sequences_that_nobody_compared() -> None:
 
 
 def test_answers_of_several_models_are_no_verdict_and_one_other_name_is_an_alias() -> None:
-    several = topology(KL, others=OtherModels(True, "answers say that several models gave them"))
+    several = topology(KL, others=OtherModels(True, "answers name several models"))
     assert verdicts(several, max_kl=0.3) == [Verdict.PASS, Verdict.NO_VERDICT, Verdict.PASS]
     assert verdicts(topology(KL, others=OtherModels(False, "an alias")), max_kl=0.3) == [Verdict.PASS] * 2
 

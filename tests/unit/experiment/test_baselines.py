@@ -80,7 +80,7 @@ def test_a_file_that_can_not_be_read_is_named_with_the_way_out(kept: Baselines, 
     kept.save(run, "main")
     kept.path("cut").write_text("{")
     with pytest.raises(
-        UsageError, match=r"cut\.json is not JSON.*; or remove .*cut\.json, which keeps the others from"
+        UsageError, match=r"cut\.json is not valid JSON.*; or remove .*cut\.json, which keeps the others from"
     ):
         kept.all()
     assert kept.get("main").state == "candidate"
@@ -202,7 +202,7 @@ def test_a_run_a_file_or_a_name_can_be_compared(kept: Baselines, run: Path) -> N
     assert open_measured("main", kept).name == "main"
     with pytest.raises(UsageError, match="'no/such' does not exist; expected a run directory, a baseline's file, or"):
         open_measured("no/such", kept)
-    with pytest.raises(UsageError, match="is no run directory, it has no run.lock.yaml"):
+    with pytest.raises(UsageError, match="is not a run directory, because it has no run.lock.yaml"):
         open_measured(str(kept.directory), kept)
 
 
@@ -214,7 +214,7 @@ def _repeat(listed: list[Any]) -> None:
     ("change", "told"),
     [
         (lambda found: found.pop("run"), "run is missing"),
-        (lambda found: found.update(schema_version=99), "has schema_version 99, this trtx reads 1"),
+        (lambda found: found.update(schema_version=99), "has schema_version 99, but this trtx reads 1"),
         (lambda found: found["cells"][0].update(schema_version=99), r"cells\.0 has schema_version 99"),
         (lambda found: found["cells"][0]["figures"].pop("request_count"), "figures.request_count is missing"),
         (lambda found: found["conditions"].update(machine=[]), "conditions.machine is"),

@@ -54,7 +54,7 @@ def test_a_server_is_asked_past_a_proxy_of_the_environment(host: str) -> None:
 def test_a_server_that_only_a_proxy_reaches_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as told:
         ask_deployment(Attach(url="http://127.0.0.1:9"))
-    assert "; HTTP_PROXY is set, and trtx and aiperf go past it" in str(told.value) and "secret" not in str(told.value)
+    assert "; HTTP_PROXY is set, but trtx and aiperf bypass it" in str(told.value) and "secret" not in str(told.value)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UsageError) as told:
         ask_deployment(Attach(url="http://127.0.0.1:9"))
@@ -192,10 +192,10 @@ def test_what_is_no_list_of_models_is_refused_with_its_address(body: Any) -> Non
 @pytest.mark.parametrize(
     ("location", "where"),
     [
-        ("https://user:pw@other:8443/v1/x?token=secret#a", "to https://other:8443/v1/x, and no redirect is followed"),
-        ("/login", "to {url}/login, and no"),
-        ("https://[", "to what is no address, and no"),
-        ("", "and does not say to where"),
+        ("https://user:pw@other:8443/v1/x?token=secret#a", "to https://other:8443/v1/x, and trtx follows no redirect"),
+        ("/login", "to {url}/login, and trtx"),
+        ("https://[", "to something that is not an address, and trtx"),
+        ("", "without an address"),
     ],
 )
 def test_a_server_that_sends_on_is_refused_with_where_it_leads(
@@ -205,7 +205,7 @@ def test_a_server_that_sends_on_is_refused_with_where_it_leads(
         with pytest.raises(UsageError) as error:
             asked(server)
         said = str(error.value)
-        assert f"{server.url}{path} answers with HTTP {status}: it sends on" in said
+        assert f"{server.url}{path} answers with HTTP {status}: it redirects" in said
         assert where.format(url=server.url) in said and "secret" not in said and "pw" not in said
 
 

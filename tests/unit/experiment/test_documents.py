@@ -222,7 +222,7 @@ def test_a_figure_that_is_missing_or_no_number_is_named(run: Path, figure: str) 
 def test_nan_is_no_figure(run: Path) -> None:
     cell = run / "cells" / "agg-c1" / "cell.json"
     _spoil(cell, lambda document: document["figures"].update(request_throughput=float("nan")))
-    with pytest.raises(UsageError, match=r"cell\.json is not JSON.*NaN is no number"):
+    with pytest.raises(UsageError, match=r"cell\.json is not valid JSON.*NaN is no number"):
         read_cells(run)
 
 
@@ -232,7 +232,7 @@ def test_a_number_that_python_takes_for_infinity_is_no_figure(run: Path, number:
     _spoil(cell, lambda document: document["figures"].update(request_throughput="MARK"))
     cell.write_text(cell.read_text().replace('"MARK"', number))
     with pytest.raises(
-        UsageError, match=r"cell\.json is not JSON.*is larger than any number that can be computed with"
+        UsageError, match=r"cell\.json is not valid JSON.*is larger than any number that can be computed with"
     ):
         read_cells(run)
 
@@ -264,13 +264,13 @@ def test_two_files_of_one_cell_are_refused(run: Path) -> None:
     cells = run / "cells"
     shutil.copytree(cells / "agg-c1", cells / "agg-c1 copy")
     with pytest.raises(
-        UsageError, match=r"agg-c1/cell\.json and .*agg-c1 copy/cell\.json are both of the cell 'agg-c1'"
+        UsageError, match=r"agg-c1/cell\.json and .*agg-c1 copy/cell\.json both contain the cell 'agg-c1'"
     ):
         read_cells(run)
     shutil.rmtree(cells / "agg-c1 copy")
     other = next(path for path in sorted(cells.iterdir()) if path.name != "agg-c1")
     shutil.copy(cells / "agg-c1" / "cell.json", other / "cell.json")
-    with pytest.raises(UsageError, match=rf"{other.name}/cell\.json are both of the cell 'agg-c1'"):
+    with pytest.raises(UsageError, match=rf"{other.name}/cell\.json both contain the cell 'agg-c1'"):
         read_cells(run)
 
 
@@ -283,7 +283,7 @@ def test_two_files_of_one_cell_are_refused(run: Path) -> None:
 def test_a_document_of_another_version_is_refused_with_both(run: Path, file: str, version: object) -> None:
     _spoil(run / file, lambda document: (document[0] if "jsonl" in file else document).update(schema_version=version))
     with pytest.raises(
-        UsageError, match=rf"{Path(file).name}.* has schema_version .*, this trtx reads \d.*start a new"
+        UsageError, match=rf"{Path(file).name}.* has schema_version .*, but this trtx reads \d.*start a new"
     ) as refused:
         _read(run)
     assert ": ;" not in str(refused.value)  # where nothing is to be said of why

@@ -72,7 +72,7 @@ def other(group: str, **values: Any) -> Any:
         (other("load", seed=8), {}, "load.seed was 8 and is"),
         (lambda kept: kept, {"concurrency": [1, 8]}, "the baseline has no cell agg-c8"),
         (lambda kept: replace(kept, cells=(of_trials(kept.cells[0], NOISY),)), {}, "5% can't be resolved"),
-        (lambda kept: kept, {"trials": 1}, "one trial has no interval"),
+        (lambda kept: kept, {"trials": 1}, "which gives no interval"),
         (lambda kept: None, {}, "no baseline is called 'main'"),
     ],
 )
@@ -112,7 +112,7 @@ def test_as_a_person_types_it(
     ("topology", "load", "words"),
     [
         ({"engine": "torch", "model": "synthetic:tiny"}, {}, "sends images to tiny, a text model"),
-        ({"engine": "paced"}, {}, "means nothing with engine paced, whose workers take no images"),
+        ({"engine": "paced"}, {}, "has no effect with engine paced, whose workers take no images"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"isl": 9000}, r"2 image\(s\) of \d+ in all make 90\d\d"),
         ({"engine": "torch", "model": "synthetic:tiny-vl"}, {"image_batch_size": 17}, "media.max_images of agg is 16"),
         ({"engine": "torch"}, {"image_width_mean": 9000, "image_height_mean": 9000}, "make images of 81000000 pixels"),
@@ -128,7 +128,7 @@ def test_as_a_person_types_it(
             "requests of 48000000 bytes at least, with 6 images in each, and .* of agg takes bodies of 45 MiB",
         ),
         ({"engine": "torch"}, {"image_batch_size": 0, "image_width_mean": 9}, "image_batch_size is 0"),
-        ({"engine": "torch"}, {"public_dataset": "sharegpt"}, "has its own; leave it out"),
+        ({"engine": "torch"}, {"public_dataset": "sharegpt"}, "has its own prompts; leave it out"),
     ],
 )
 def test_images_are_refused_where_nobody_would_see_them(

@@ -128,7 +128,7 @@ def test_a_topology_that_was_not_scored_fails(tmp_path: Path) -> None:
     write_lock(run, evaluation_of({"tasks": ["sums"], "modes": ["agg", "disagg"]}), provenance(GOLDEN))
     SampleWriter(eval_directory(run, "disagg") / "sums").add(sample("sums", 0, 1))
     assert judge(run)["disagg scored"].verdict is Verdict.FAILED
-    assert render_evaluation(run).notes == ("disagg: it was not scored to its end; samples answered: 1",)
+    assert render_evaluation(run).notes == ("disagg: the scoring is incomplete; samples answered: 1",)
 
 
 def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,14 +140,14 @@ def test_a_restart_and_an_early_end_are_told_in_every_form(tmp_path: Path, capsy
     render_evaluation(run)
     told = "agg: 1 restart while it was measured: worker-0 (signal 9)."
     assert told in (run / "summary.md").read_text() and told in (run / "report.html").read_text()
-    assert "1 judgement, all passed" in (run / "summary.md").read_text()
+    assert "1 check, all passed" in (run / "summary.md").read_text()
     notes = json.loads((run / "summary.json").read_text())["notes"]
     assert notes[0].startswith(told) and notes[1:] == ["The run ended early: nobody answers"]
     assert trtx(["report", str(run)]) == 0
     assert told in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("path", "words"), [("none", "no run directory"), (str(GOLDEN), "has no scores")])
+@pytest.mark.parametrize(("path", "words"), [("none", "not a run directory"), (str(GOLDEN), "has no scores")])
 def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_scored_baseline(Path(path))
@@ -166,11 +166,11 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["needle"], "needle_lengths": [9, 9]}, "--needle-lengths names 9 twice"),
         ({"tasks": ["needle"], "needle_depths": [0, 101]}, "--needle-depths is 101"),
         ({"tasks": ["needle"], "needle_samples": 0}, "--needle-samples is 0"),
-        ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples means nothing without needle in --tasks"),
+        ({"tasks": ["a"], "needle_samples": 3}, "--needle-samples has no effect without needle in --tasks"),
         ({"tasks": ["a"], "modes": ["agg", "agg"]}, "--mode names agg twice"),
         ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is not an address"),
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
-        ({"tasks": ["a"], "text": "b.txt"}, "--text means nothing without perplexity in --tasks"),
+        ({"tasks": ["a"], "text": "b.txt"}, "--text has no effect without perplexity in --tasks"),
     ],
 )
 def test_what_can_not_be_asked_is_refused_with_its_option(fields: dict[str, Any], words: str) -> None:

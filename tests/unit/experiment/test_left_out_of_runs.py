@@ -125,7 +125,7 @@ def test_an_axis_over_a_field_that_the_engine_does_not_act_on_is_refused(
             "load": {"concurrency": [1], "isl": [32], "osl": [8]},
         },
     )
-    with pytest.raises(UsageError, match=f"axes.{axis} means nothing with engine {engine}") as refused:
+    with pytest.raises(UsageError, match=f"axes.{axis} has no effect with engine {engine}") as refused:
         plan_only(spec, parent=tmp_path)
     assert "same topology" in str(refused.value)
 

@@ -21,9 +21,9 @@ from trtx.experiment import gate
 
 Said = pytest.CaptureFixture[str]
 RECORDS = Path("cells") / "agg-c2" / "trial-01" / RECORDS_FILE
-CHANGED = "records of agg-c2 were changed since they were measured"
-FILE = f"(agg-c2/trial-01/{RECORDS_FILE} holds something else than as the trial ended)"
-UNNOTED = "what they were as their trial ended was not noted"
+CHANGED = "records of agg-c2 have changed since the measurement"
+FILE = f"(agg-c2/trial-01/{RECORDS_FILE} has different content from when the trial ended)"
+UNNOTED = "the journal has no SHA-256 of them from the end of their trial"
 
 
 def noted(run: Path) -> Path:
@@ -143,7 +143,7 @@ def test_the_verdict_of_a_gate_says_so_of_its_baseline_in_every_form(capsys: Sai
     judged(Path("next"), baseline="older", max_regression="5%")
     told = (
         f"the metrics of older were not checked against its records (agg-c1, agg-c2, disagg-c1 and 1 more: {UNNOTED}"
-        "; other files: what they were as the run ended was not noted)"
+        "; other files: the journal has no SHA-256 of them from the end of the run)"
     )
     assert json.loads(Path("next/verdict.json").read_text())["baseline"]["records_unchecked"] == [told]
     note_end(Path("next"))

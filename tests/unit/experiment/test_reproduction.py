@@ -148,7 +148,10 @@ def test_a_difference_is_whatever_stands_on_one_side_alone_or_has_another_value(
         (lambda document: document["provenance"].update(measured={}), "has nothing; expected agg"),
         (lambda document: document["provenance"].pop("environment"), r"provenance\.environment is missing"),
         (lambda document: document["load"].pop("seed"), r"load\.seed is missing"),
-        (lambda document: document.update(schema_version=1), f"schema_version 1, this trtx reads 2 to {LOCK.version}"),
+        (
+            lambda document: document.update(schema_version=1),
+            f"schema_version 1, but this trtx reads 2 to {LOCK.version}",
+        ),
     ],
 )
 def test_what_can_not_be_made_here_is_one_sentence_with_the_lock(

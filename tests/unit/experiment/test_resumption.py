@@ -110,12 +110,12 @@ def test_a_trial_whose_records_are_others_than_it_left_is_missing(tmp_path: Path
             text = (trial / RECORDS_FILE).read_text()
             (trial / RECORDS_FILE).write_text(text.replace("1000000000", "2000000000"))
     assert missing(run) == [(2, 1)]
-    told = "attached-c2/trial-01/profile_export.jsonl holds something else than as the trial ended"
+    told = "attached-c2/trial-01/profile_export.jsonl has different content from when the trial ended"
     assert resumption.changed_files(run) == (told,)
     (trial_directory(cell_directory(run.run_dir, "attached-c2"), 1) / RECORDS_FILE).write_text("{}\n[")  # no record
     assert missing(run) == [(2, 1)]
     (changed,) = resumption.changed_files(run)
-    assert changed.startswith("attached-c2/trial-01/profile_export.jsonl has 4 bytes, and had ")
+    assert changed.startswith("attached-c2/trial-01/profile_export.jsonl has 4 bytes, but had ")
     (trial_directory(cell_directory(run.run_dir, "attached-c2"), 1) / RECORDS_FILE).unlink()
     assert resumption.changed_files(run) == ("attached-c2/trial-01/profile_export.jsonl is gone",)
     resumption.clear_the_way(run, resumption.missing_steps(run))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from trtx.bench import ForeignProcess, Target, handoffs
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
-from trtx.bench.pictures import grown, over_trials
+from trtx.bench.image_counters import grown, over_trials
 from trtx.doctor import GpuProcess
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
 from trtx.experiment import server_readings

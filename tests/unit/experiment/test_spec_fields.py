@@ -29,7 +29,7 @@ from trtx.config.media import MediaLimits
 from trtx.config.option_field import DEFAULT, field_records, record_of, value_before
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
-from trtx.experiment.bench.spec import _COUNTED
+from trtx.experiment.bench.sweep_file import _COUNTED
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import PROVENANCE, create, read_lock, spec_of, write_lock
 from trtx.experiment.gate_spec import GateSpec
@@ -125,7 +125,7 @@ TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
 }  # fmt: skip
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
-OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it means nothing
+OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it has no effect
     "custom_dataset_type": {"input_file": f"{RECORDS}/texts.jsonl"},
     "session_turns_stddev": {"session_turns_mean": 3},
     "session_turn_delay_mean": {"session_turns_mean": 3},
@@ -136,15 +136,15 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
 }
 # Beside which no lengths are asked.
 DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
-TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it means nothing
+TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it has no effect
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; modes at the top is",
     "gpus": "--gpus 0: engine paced uses no GPU",
-    "media": "--max-images means nothing with --engine paced, whose workers take no images",
-    "encode": "--encode 2 means nothing with --engine paced, which computes nothing and sees no image",
-    "deterministic": "--deterministic means nothing with --engine paced, which computes nothing",
-    "encode_shared": "--encode-shared 2 means nothing with --engine paced, which computes nothing and sees no image",
+    "media": "--max-images has no effect with --engine paced, whose workers take no images",
+    "encode": "--encode 2 has no effect with --engine paced, which computes nothing and sees no image",
+    "deterministic": "--deterministic has no effect with --engine paced, which computes nothing",
+    "encode_shared": "--encode-shared 2 has no effect with --engine paced, which computes nothing and sees no image",
 }
 _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan
 
@@ -440,7 +440,7 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     value = free_port() if field == "port" else value
     changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
     if field in TLS:
-        with pytest.raises(UsageError, match="means nothing without"):
+        with pytest.raises(UsageError, match="has no effect without"):
             _asked(changed, tmp_path)
         own, other = make(tmp_path, "own", ["127.0.0.1"]), make(tmp_path, "other", ["127.0.0.1"])
         other.key.write_bytes(own.key.read_bytes())
@@ -456,7 +456,7 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
         return
     assert _asked(changed, tmp_path) != _asked(base, tmp_path), (
         f"topology.{field} is taken and changes no plan: use it in trtx/topology, or refuse it in "
-        "_refuse_unused of trtx/experiment/bench/spec.py"
+        "_refuse_unused of trtx/experiment/bench/sweep_file.py"
     )
 
 

@@ -68,10 +68,10 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
     ("said", "words"),
     [
         ({}, "eval.tasks is missing"),
-        ({"tasks": []}, "eval.tasks is []; expected one value at least"),
+        ({"tasks": []}, "eval.tasks is []; expected at least one value"),
         ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is not a number"),
-        ({"tasks": ["sums"], "text": "a.txt"}, "eval.text means nothing without perplexity in eval.tasks"),
-        ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples means nothing without needle in eval.tasks"),
+        ({"tasks": ["sums"], "text": "a.txt"}, "eval.text has no effect without perplexity in eval.tasks"),
+        ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples has no effect without needle in eval.tasks"),
         ([1], "eval is [1]; expected a map"),
         ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
         ({"tasks": ["sums"], "limit": "5"}, 'eval.limit is "5"; expected a whole number'),
@@ -84,7 +84,7 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ),
         ({"tasks": ["sums"], "limits": 5}, "eval.limits is not a field of a sweep; did you mean limit?"),
         ({"tasks": ["sums"], "baseline": "runs/x"}, "eval.baseline is not a field of a sweep"),
-        ({"tasks": ["sums"], "max_drop": 0.1}, "eval.max_drop means nothing without a baseline"),
+        ({"tasks": ["sums"], "max_drop": 0.1}, "eval.max_drop has no effect without a baseline"),
     ],
 )
 def test_what_can_not_be_asked_is_refused_with_its_field(said: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_topology_that_was_not_scored_fails_and_is_told(tmp_path: Path) -> Non
     run = with_scores(a_run(tmp_path / "run"), {"sums": RIGHT}, labels=["agg"])
     verdict = judged(run)
     assert verdict.exit_code == 1 and verdicts(verdict, "scored") == {"disagg": Verdict.FAILED}
-    assert "disagg: it was not scored to its end; samples answered: 0" in render(run).notes
+    assert "disagg: the scoring is incomplete; samples answered: 0" in render(run).notes
     (run / "verdict.json").unlink()  # as of a run that ended early
     render(run)
     assert "4 cells measured, and disagg not scored" in (run / "report.html").read_text()
@@ -218,7 +218,7 @@ def test_two_files_of_an_ab_run_ask_the_same(tmp_path: Path) -> None:
     b.write_text(a.read_text())
     spec = ab.ab_spec(a, b, 3, {"max_regression": "5%"})
     assert spec.eval == ScoringSpec(tasks=("sums",), max_drop=0.1)
-    with pytest.raises(UsageError, match="eval.max_drop means nothing without a baseline"):
+    with pytest.raises(UsageError, match="eval.max_drop has no effect without a baseline"):
         ab.ab_spec(a, b, 3, {})
 
 
@@ -256,7 +256,7 @@ def test_runs_are_compared_by_their_scores_too(
     assert "silent has no scores, but --max-drop judges scores" in shown("base", "silent", "--max-drop", "0.1", code=2)
     refused = shown("before", "after", "--max-regression", "5%", code=2)
     assert "before is a run of trtx eval, which measures no speed" in refused
-    assert "--metrics means nothing for runs of trtx eval" in shown(
+    assert "--metrics has no effect for runs of trtx eval" in shown(
         "before", "after", "--metrics", "request_latency:p50", code=2
     )
     assert trtx(["bench", "--baseline", "after", "--max-regression", "5%", "--dry-run", "--engine", "paced"]) == 2

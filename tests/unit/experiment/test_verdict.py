@@ -57,9 +57,7 @@ def test_requests_that_all_failed_are_the_servers_failure_and_exit_1() -> None:
 
 def test_what_else_is_bad_is_told_behind_failed_requests() -> None:
     error = judged(cells({"failed": 1}, {}), slo=["time_to_first_token:p50:le:1"])
-    assert str(error).startswith(
-        "1 of 20 failed: HTTP 500 boom (agg-c1); expected none; 2 of 3 judgements did not pass"
-    )
+    assert str(error).startswith("1 of 20 failed: HTTP 500 boom (agg-c1); expected none; 2 of 3 checks did not pass")
 
 
 def test_half_of_the_requests_failed_in_each_cell() -> None:

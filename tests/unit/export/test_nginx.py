@@ -62,13 +62,13 @@ REFUSED = {
     "every address": (["--listen", "0.0.0.0:8000"], "is the address of a frontend"),
     "a variable": (["--api-keys", "$home/keys"], "has a character that nginx's configuration gives a meaning"),
     "a directory": (["--api-keys", "."], "is a directory; expected a file with a key in each line"),
-    "a key alone": (["--listen-key", "own.key"], "--listen-key means nothing without --listen-cert"),
+    "a key alone": (["--listen-key", "own.key"], "--listen-key has no effect without --listen-cert"),
     "a certificate alone": (["--tls-cert", "own.pem"], "--tls-key is missing beside a certificate"),
     "an authority that is not there": (
         ["--tls-cert", "leaf.pem", "--tls-key", "leaf.key"],
         "nginx could not verify frontends by it .*issuer.*put the certificates of its authority behind it",
     ),
-    "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends means nothing with --hosts"),
+    "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends has no effect with --hosts"),
 }
 
 

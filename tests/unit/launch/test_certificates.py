@@ -50,9 +50,9 @@ def _swapped(at: Path) -> Pair:
 REFUSED: dict[str, tuple[Callable[[Path], Pair], str]] = {
     "no key": (_absent, "--tls-key .* can't be read .No such file"),
     "a directory": (lambda at: Pair(at, _good(at).key, _good(at).signed, _good(at).private), "it is a directory"),
-    "DER": (_der, "--tls-cert .* holds no certificate in PEM; .*openssl x509 -inform der"),
-    "swapped": (_swapped, "--tls-cert .* holds no certificate in PEM"),
-    "no key in it": (lambda at: _with(_good(at), key=b"secret"), "--tls-key .* holds no private key in PEM"),
+    "DER": (_der, "--tls-cert .* has no certificate in PEM; .*openssl x509 -inform der"),
+    "swapped": (_swapped, "--tls-cert .* has no certificate in PEM"),
+    "no key in it": (lambda at: _with(_good(at), key=b"secret"), "--tls-key .* has no private key in PEM"),
     "another's key": (
         lambda at: _with(_good(at), key=make(at, "other", ["localhost"]).key.read_bytes()),
         "--tls-key .* is not the key of --tls-cert",
@@ -138,7 +138,7 @@ def test_a_plan_has_it_absolute_on_its_frontends_command_line_and_keeps_it(
 @pytest.mark.parametrize("lacked", ["tls_cert", "tls_key"])
 def test_one_without_the_other_is_refused(lacked: str, tmp_path: Path) -> None:
     means_nothing = {
-        "tls_cert": "tls_key means nothing without tls_cert",
+        "tls_cert": "tls_key has no effect without tls_cert",
         "tls_key": "tls_key is missing beside a certificate",
     }
     with pytest.raises(ValueError, match=means_nothing[lacked]):
@@ -165,7 +165,9 @@ def test_a_client_that_goes_by_names_is_asked_before_it_measures(tmp_path: Path)
     private = make(tmp_path, "private", ["127.0.0.1"], signer=authority)
     local = make(tmp_path, "local", ["127.0.0.1"])
     check_usual_client(_planned(tmp_path, tls_cert=local.certificate, tls_key=local.key))
-    with pytest.raises(UsageError, match=r"is for llm\.example\.com, and aiperf asks for 127\.0\.0\.1.*--host"):
+    with pytest.raises(
+        UsageError, match=r"is for llm\.example\.com, but aiperf verifies the name 127\.0\.0\.1.*--host"
+    ):
         check_usual_client(_planned(tmp_path, tls_cert=public.certificate, tls_key=public.key))
     with pytest.raises(UsageError, match="aiperf would not trust it .*issuer.*SSL_CERT_FILE"):
         check_usual_client(_planned(tmp_path, tls_cert=private.certificate, tls_key=private.key))

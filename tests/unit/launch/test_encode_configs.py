@@ -52,18 +52,16 @@ def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> 
     with pytest.raises(UsageError) as refused:
         planned(tmp_path, "dtype=float16", "encode.dtype=bfloat16", encode=1)
     assert str(refused.value) == (
-        "encode makes embeddings in bfloat16 (--set) and agg takes them in float16 (--set) alone; leave encode.dtype "
+        "encode makes embeddings in bfloat16 (--set), but agg accepts them only in float16 (--set); leave encode.dtype "
         "out, or --set encode.dtype=float16"
     )
-    with pytest.raises(UsageError, match=r"agg takes them in float32 \(default\) alone"):
+    with pytest.raises(UsageError, match=r"agg accepts them only in float32 \(default\)"):
         with_embedding_dtype(configs(encode="bfloat16", agg=None), "float32", is_gpu=False)
 
 
 @pytest.mark.parametrize("encode", [0, 1])
 def test_prefill_and_decode_of_two_dtypes_are_refused(tmp_path: Path, encode: int) -> None:
-    says = (
-        r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), and decode continues where prefill"
-    )
+    says = r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), but decode continues"
     with pytest.raises(UsageError, match=says):
         planned(tmp_path, "prefill.dtype=bfloat16", encode=encode, mode="disagg")
     same = configs(prefill="bfloat16", decode="bfloat16")
@@ -90,7 +88,7 @@ def test_what_auto_becomes_is_compared_and_the_same_is_left_as_it_is(
 
 
 def test_auto_that_becomes_another_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\) and agg .* bfloat16"):
+    with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\), but agg .* bfloat16"):
         with_embedding_dtype(configs(encode="auto", agg="bfloat16"), "bfloat16", is_gpu=False)
 
 
@@ -104,7 +102,7 @@ def test_an_encoder_of_tensorrt_llm_follows_too() -> None:
         return resolve(spec, None, has_gpu=True).configs["encode"].values.get("dtype")
 
     assert (encode_dtype(), encode_dtype("dtype=bfloat16"), encode_dtype("dtype=float16")) == (None, None, "float16")
-    with pytest.raises(UsageError, match=r"encode makes embeddings in bfloat16 \(--set\) and prefill .* float16"):
+    with pytest.raises(UsageError, match=r"encode makes embeddings in bfloat16 \(--set\), but prefill .* float16"):
         encode_dtype("dtype=float16", "encode.dtype=bfloat16")
 
 
@@ -113,10 +111,10 @@ def test_a_deterministic_topology_encodes_each_picture_alone(tmp_path: Path) -> 
     file.write_text("max_batch_size: 16\n")
     made = planned(tmp_path, encode=1, engine_configs={"encode": file}, deterministic=True)
     assert made.engine_configs["encode"]["max_batch_size"] == 1
-    assert "encode: max_batch_size = 1 because --deterministic has each picture encoded alone" in made.reasons
+    assert "encode: max_batch_size = 1 because --deterministic encodes each image alone" in made.reasons
     for worker in made.workers:  # an encoder of their own is told by it
         assert ("--deterministic" in worker.argv) == (worker.role != "encode")
     assert planned(tmp_path, encode=1).engine_configs["encode"]["max_batch_size"] != 1
     assert planned(tmp_path, "encode.max_batch_size=1", encode=1, deterministic=True)
-    with pytest.raises(UsageError, match=r"encode\.max_batch_size is 8 \(--set\), and with --deterministic"):
+    with pytest.raises(UsageError, match=r"encode\.max_batch_size is 8 \(--set\), but --deterministic"):
         planned(tmp_path, "encode.max_batch_size=8", encode=1, deterministic=True)

@@ -182,7 +182,7 @@ def test_a_frontend_that_waited_long_for_its_workers_is_not_silent_before_it_is_
 @pytest.mark.parametrize(
     ("age_s", "cause"),
     [
-        (2, "found gone 2 s after it had renewed them, and not deleted by trtx here"),
+        (2, "2 s after it renewed them, and this trtx did not delete them"),
         (11, "it had not renewed them for 11 s: it was fr"),
     ],
 )

@@ -36,7 +36,7 @@ def test_last_words_are_those_of_this_life_alone(tmp_path: Path) -> None:
     assert "its last lines:\nCUDA error: out of memory" in first.last_words("agg-0 exited 4")
     second = Log(tmp_path / "agg-0.log")
     assert second.tail() == ""
-    assert second.last_words("agg-0 was killed").endswith("it wrote nothing there")
+    assert second.last_words("agg-0 was killed").endswith("it is empty")
     assert (tmp_path / "agg-0.log").read_text().splitlines()[1:] == ["trtx: agg-0 exited 4", "trtx: agg-0 was killed"]
 
 
@@ -45,7 +45,7 @@ def test_a_log_on_a_full_disk_is_not_called_empty(tmp_path: Path) -> None:
     log = Log(tmp_path / "agg-0.log")
     say(log, "what nobody will read")
     words = log.last_words("agg-0 exited 4")
-    assert "can't be written (No space left on device): what it said last is lost" in words
+    assert "can't be written (No space left on device), so its last output is lost" in words
     assert "nothing" not in words
 
 
@@ -134,7 +134,9 @@ def test_a_run_directory_that_was_removed_is_made_again_and_told_once_each_time(
     assert run.mend() is None
     for _ in range(2):
         shutil.rmtree(plan.run_dir)
-        assert "was removed by something other than trtx; it was made again, but what running" in str(run.mend())
+        assert "was removed by something other than trtx; trtx recreated it, but the output of running" in str(
+            run.mend()
+        )
         assert run.mend() is None
         assert (plan.run_dir / "serve" / "logs").is_dir()
         assert (plan.run_dir / "plan.json").read_text().startswith("{")
@@ -146,7 +148,7 @@ def test_a_run_directory_that_cannot_be_made_again_is_told_once(tmp_path: Path) 
     run.write()
     shutil.rmtree(plan.run_dir)
     plan.run_dir.write_text("a file in its place")
-    assert "can't be made again (" in str(run.mend())
+    assert "can't be recreated (" in str(run.mend())
     assert run.mend() is None
 
 
@@ -181,7 +183,7 @@ def test_what_is_not_this_users_directory_is_never_removed_for_its_name(whose: s
             expected = "is a symbolic link"
         case _:
             share.scratch_dir.write_text("of weeks")
-            expected = "is no directory"
+            expected = "is not a directory"
     with pytest.raises(UsageError, match=expected) as error:
         clear_leftovers(share)
     assert str(share.scratch_dir) in str(error.value) and "TMPDIR" in str(error.value)
@@ -209,7 +211,9 @@ def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tm
         assert first.stdin is not None and first.stdout is not None
         try:
             first.stdout.readline()
-            left = rf"are on node1 already \(pid {first.pid}\), and none that watches over them; `trtx doctor`"
+            left = (
+                rf"are on node1 already \(pid {first.pid}\), but neither their launcher nor its guardian; `trtx doctor`"
+            )
             with pytest.raises(UsageError, match=left):
                 take_place(share)
             watches = Guardian(share.marker, share.scratch_dir)

@@ -152,7 +152,7 @@ def test_a_pair_without_kv_is_named_with_its_devices_and_the_cause(
     assert proofs.prove_missing(proofs.worker_ids(), 5) == (
         "no KV came from prefill-0 (on node1, UCX_NET_DEVICES=eth1) to decode-1 (on node2, UCX_NET_DEVICES=lo): "
         "it can't be reached (NIXL_ERR_BACKEND); UCX says: tcp/lo - no route to 10.0.0.1; "
-        "correct the device of node1 and of node2 in the hosts file: it has to name on each side a device by which it "
+        "correct the device of node1 and of node2 in the hosts file: it has to name a network device on each side that "
         "reaches the other"
     )
     assert WorkerPair("prefill-0", "decode-1") in proofs.missing(IDS)

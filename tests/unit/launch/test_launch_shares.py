@@ -137,16 +137,16 @@ def test_a_frontend_whose_lease_has_ended_is_started_again_once_what_is_register
 def test_workers_of_other_hosts_are_waited_for_missed_and_proved_again(tmp_path: Path) -> None:
     share = Share(tmp_path, "agg", "agg")
     share.serve()
-    assert not share.supervisor.is_whole and share.supervisor.elsewhere == "1 of 3 workers are registered"
+    assert not share.supervisor.is_whole and share.supervisor.missing_workers == "1 of 3 workers are registered"
     share.register_there(0xCD)
     share.register_there(0xEF)
-    assert share.supervisor.is_whole and share.supervisor.elsewhere == ""
+    assert share.supervisor.is_whole and share.supervisor.missing_workers == ""
     share.supervisor.mark_ready()
     share.run(1)
     share.lose(0xEF)
     share.run(1)
     assert share.told("lost") == [
-        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on"
+        "workers of other hosts are gone: 2 of 3 workers are registered; the remaining workers continue to serve"
     ]
     assert share.told("recovered") == [] and share.lives() == {"frontend-0": 1, "frontend-1": 1, "agg-0": 1}
     share.register_there(0x99)
@@ -209,10 +209,10 @@ def test_a_role_of_which_no_worker_is_left_is_told_as_what_requests_are_refused_
     share.register_there(0x99, "decode")
     share.run(1)
     assert share.told("lost") == [
-        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on",
+        "workers of other hosts are gone: 2 of 3 workers are registered; the remaining workers continue to serve",
         "workers of other hosts are gone: 1 of 3 workers are registered; no decode worker is left on any host, so "
         "requests are refused until there is one",
-        "workers of other hosts are gone: 2 of 3 workers are registered; what is there serves on",
+        "workers of other hosts are gone: 2 of 3 workers are registered; the remaining workers continue to serve",
     ]
     assert share.told("recovered") == []
 
@@ -221,9 +221,9 @@ def test_records_of_a_dead_worker_of_this_host_do_not_stand_for_a_worker_of_anot
     share = Share(tmp_path, "agg")
     share.serve()
     share.register(0x77)
-    assert share.supervisor.elsewhere == "1 of 2 workers are registered" and not share.supervisor.is_whole
+    assert share.supervisor.missing_workers == "1 of 2 workers are registered" and not share.supervisor.is_whole
     share.register_there(0xCD)
-    assert share.supervisor.elsewhere == "" and share.supervisor.is_whole
+    assert share.supervisor.missing_workers == "" and share.supervisor.is_whole
 
 
 def test_a_worker_that_is_stopped_is_started_again_long_before_its_lease_ends(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_host_without_a_frontend_tells_whole_again_once_every_frontend_of_the_
     assert len(share.told("lost")) == 1 and share.told("recovered") == []  # counted, and proved by one of two
     share.routes["frontend-1"].handoff_problem = "no KV came"
     share.run(1)
-    assert share.told("unproved") == ["every process here is up, but asked of another host's frontend-1: no KV came"]
+    assert share.told("unproved") == ["every process here is up, but at another host's frontend-1: no KV came"]
     share.answering.add("frontend-1")
     share.run(1)
     assert share.told("recovered") == ["the topology is whole again: a request went through"]
@@ -308,7 +308,7 @@ def test_nothing_starts_while_etcd_or_nats_takes_no_connection(tmp_path: Path) -
 
 def test_this_machine_is_the_host_whose_address_it_has() -> None:
     assert host_here((THERE, HERE), None) == host_here((THERE, HERE), "here") == "here"
-    with pytest.raises(UsageError, match="--this-host there has address 192.0.2.1, and this machine has not"):
+    with pytest.raises(UsageError, match="--this-host there has address 192.0.2.1, but this machine does not"):
         host_here((THERE, HERE), "there")
     with pytest.raises(UsageError, match="none of the hosts' addresses: 192.0.2.1"):
         host_here((THERE,), None)

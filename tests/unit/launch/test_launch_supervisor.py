@@ -133,7 +133,7 @@ def test_processes_of_a_dead_workers_engine_are_ended_by_what_it_recorded(tmp_pa
         assert rank.wait(10) == -signal.SIGKILL
         assert stranger.poll() is None
         died = next(event for event in history.events if event.kind == "exited")
-        assert f"processes of its engine that outlived it were ended: pid {rank.pid}" in died.message
+        assert f"processes of its engine outlived it, and trtx ended them: pid {rank.pid}" in died.message
     finally:
         for process in (rank, stranger):
             process.kill()
@@ -161,10 +161,10 @@ def test_prompts_that_were_computed_a_second_time_are_told_at_the_first_and_when
         told = [event.message for event in history.events if event.kind == "recomputed"]
     assert len(told) == 2
     assert told[0] == (
-        "decode-0 computed 1 of 81 prompts a second time, whose KV had to come from a prefill worker; of the last one "
-        "it was prefill-1: no way"
+        "decode-0 recomputed 1 of 81 prompts, because their KV did not come from a prefill worker; the last one "
+        "was from prefill-1: no way"
     )
-    assert told[1].startswith("decode-0 computed 3 of 83 prompts")
+    assert told[1].startswith("decode-0 recomputed 3 of 83 prompts")
 
 
 def test_the_records_of_the_others_stay(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_an_llm_of_tensorrt_llm_leaves_room_for_the_encode_workers_on_its_gpu() 
     own = with_memory(_for_tensorrt_llm(machine, mode="agg", encode=1), machine)
     assert (own.memory[0].shared_bytes, "kv_cache_config" in own.engine_configs["agg"]) == (0, False)
     assert [reason for reason in own.reasons if "encode" in reason] == [
-        "no memory plan for encode workers because what their engine takes is not known"
+        "no memory plan for encode workers because the memory use of their engine is not known"
     ]
 
 

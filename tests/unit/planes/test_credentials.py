@@ -65,11 +65,11 @@ def test_what_a_child_got_is_read_back_and_never_shown(files: Path) -> None:
     ("changed", "expected"),
     [
         ({"ca": "absent.pem"}, "etcd_auth.ca .* can't be read .No such file"),
-        ({"ca": "no-pem"}, "etcd_auth.ca .* holds no PEM"),
-        ({"key": "other-key.pem"}, "make no connection .certificate and key don't match"),
+        ({"ca": "no-pem"}, "etcd_auth.ca .* is not a PEM file"),
+        ({"key": "other-key.pem"}, "can't be used .certificate and key don't match"),
         ({"key": "locked-key.pem"}, "the key is encrypted"),
-        ({"certificate": "client-key.pem"}, "make no connection"),
-        ({"ca": "client-key.pem"}, "make no connection"),
+        ({"certificate": "client-key.pem"}, "can't be used"),
+        ({"ca": "client-key.pem"}, "can't be used"),
     ],
 )
 def test_files_that_make_no_connection_are_told_by_name(files: Path, changed: dict[str, str], expected: str) -> None:

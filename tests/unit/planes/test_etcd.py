@@ -15,7 +15,8 @@ from services import EtcdService, certificates, etcd
 
 from trtx.errors import UsageError
 from trtx.planes.credentials import EtcdAuth, EtcdSecrets
-from trtx.planes.etcd import Absent, Delete, Etcd, EtcdError, EtcdUnreachable, KeyValue, Put, Unchanged
+from trtx.planes.etcd import Absent, Delete, Etcd, KeyValue, Put, Unchanged
+from trtx.planes.etcd_errors import EtcdError, EtcdUnreachable
 from trtx.planes.published_plan import (
     Standing,
     add_share,
@@ -222,10 +223,10 @@ def test_a_password_gets_in_again_after_its_token_has_ended_and_a_wrong_one_neve
             assert client.get("v1/a") == b"1"
             with pytest.raises(EtcdError, match="give it a role with v1/ and trtx/"):
                 client.put("elsewhere", b"1")
-        with pytest.raises(EtcdError, match="wants other credentials") as error:
+        with pytest.raises(EtcdError, match="rejects the credentials") as error:
             Etcd([service.url], EtcdAuth(username="trtx", password_file=tmp_path / "wrong").read()).get("v1/a")
         assert "wrong word" not in str(error.value)
-        with pytest.raises(EtcdError, match="wants other credentials"):
+        with pytest.raises(EtcdError, match="rejects the credentials"):
             Etcd([service.url]).get("v1/a")
 
 
@@ -294,5 +295,5 @@ def test_a_plan_that_etcd_takes_is_as_large_as_is_said(client: Etcd) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../etc", "-a", "a" * 64, "a\n"])
 def test_a_name_that_would_be_another_key_is_refused(client: Etcd, name: str) -> None:
-    with pytest.raises(UsageError, match="no topology can be called"):
+    with pytest.raises(UsageError, match="is not a valid topology name"):
         publish_plan(client, name, b"", "node1", 0, instead_of=None)

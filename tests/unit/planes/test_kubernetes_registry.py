@@ -145,17 +145,17 @@ def test_a_worker_that_is_removed_takes_the_object_of_its_pod_along_and_no_other
 def test_what_the_api_server_refuses_or_does_not_answer_is_not_known(api: Api) -> None:
     registry = KubernetesRegistry("serving", "serving-shown")
     api.status = 403
-    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be asked .403 Forbidden"):
+    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be queried .403 Forbidden"):
         registry.instances()
     api.status = 200
     assert registry.instances() == []
     api.server.server_close()
-    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be asked"):
+    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be queried"):
         KubernetesRegistry("serving", "serving-shown", timeout_s=0.5).worker_ids()
 
 
 def test_without_a_cluster_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be asked"):
+    with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be queried"):
         KubernetesRegistry("serving", "serving-shown").cards()

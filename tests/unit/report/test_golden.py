@@ -80,9 +80,19 @@ def test_a_cell_that_was_written_earlier_says_what_its_records_give(measured_run
     earlier, now = (
         json.loads((run / "cells" / name / CELL.file).read_text()) for run in (GOLDEN / "run", measured_run)
     )
+    earlier, now = (
+        _without_sentences(earlier),
+        _without_sentences(now),
+    )  # an earlier trtx may have worded them otherwise
     assert _same_fields(earlier, now) == earlier | {"schema_version": CELL.version}, (
         f"the cells of {GOLDEN / 'run'} are from an earlier trtx, and a formula in {METRICS} now gives another value"
     )
+
+
+def _without_sentences(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_sentences(one) for name, one in value.items() if name not in ("sentence", "why")}
+    return [_without_sentences(one) for one in value] if isinstance(value, list) else value
 
 
 def _same_fields(earlier: Any, now: Any) -> Any:

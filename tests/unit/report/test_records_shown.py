@@ -36,7 +36,9 @@ def test_records_that_are_what_their_trials_left_are_said_to_be(run: Path, capsy
     assert trtx(["report", str(run)]) == 0
     assert "records" not in capsys.readouterr().out.replace(str(run), "RUN")
     page = (run / "report.html").read_text()
-    assert "Load by aiperf. What figures and validity follow from lies beside this page under cells/, unchanged" in page
+    assert (
+        "Load by aiperf. The records under cells/, from which metrics and validity are computed, are unchanged" in page
+    )
 
 
 def _cut(path: Path) -> None:
@@ -51,7 +53,7 @@ def _same_size(path: Path) -> None:
 @pytest.mark.parametrize("name", FOLLOWED)
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(_cut, "has 2,000 bytes, and had"), (_same_size, "holds something else than as the trial ended")],
+    [(_cut, "has 2,000 bytes, but had"), (_same_size, "has different content from when the trial ended")],
 )
 def test_a_file_that_was_changed_makes_its_cell_invalid_in_every_form_and_the_exit_code_2(
     run: Path, name: str, change: Callable[[Path], None], said: str, capsys: pytest.CaptureFixture[str]
@@ -62,13 +64,13 @@ def test_a_file_that_was_changed_makes_its_cell_invalid_in_every_form_and_the_ex
     told = f"trial-01/{name} {said}"
     assert f"INVALID agg-c2: records: {told}" in " ".join(shown.out.split())
     (sentence,) = shown.err.splitlines()
-    assert sentence.startswith("trtx: records of agg-c2 were changed since they were measured")
+    assert sentence.startswith("trtx: records of agg-c2 have changed since the measurement")
     assert f"(agg-c2/{told}" in sentence and f"trtx bench --resume {run}" in sentence
     for form in FORMS:
         text = (run / form).read_text(encoding="utf-8")
         assert "INVALID" in text and told in text, form
     page = (run / "report.html").read_text()
-    assert "follow from lies beside this page under cells/ no more: of agg-c2 it was changed" in page
+    assert "are computed, have changed since the trials ended: agg-c2" in page
     assert "1 of 4 cells INVALID: agg-c2" in page
     rows = {
         (row["topology"], row["load"]): row["validity"]
@@ -90,7 +92,7 @@ def test_several_are_named_and_the_first_few_files_told(run: Path, capsys: pytes
         for name in FOLLOWED:
             _same_size(run / "cells" / cell / "trial-01" / name)
     assert trtx(["report", str(run)]) == 2
-    assert "records of agg-c1, disagg-c2 were changed" in capsys.readouterr().err
+    assert "records of agg-c1, disagg-c2 have changed" in capsys.readouterr().err
 
 
 def test_records_that_are_gone_and_those_of_an_older_run_are_not_checked(
@@ -102,10 +104,10 @@ def test_records_that_are_gone_and_those_of_an_older_run_are_not_checked(
     validity = json.loads((run / "summary.json").read_text())["validity"]
     assert validity["agg-c2"]["unchecked"][-1] == {"name": "records", "why": f"trial-01/{FOLLOWED[0]} gone"}
     assert "records" not in [one["name"] for one in validity["agg-c1"]["unchecked"]]
-    assert "whether it is unchanged was not checked of agg-c2" in (run / "report.html").read_text()
+    assert "could not be checked for changes: agg-c2" in (run / "report.html").read_text()
     (run / "journal.jsonl").unlink()
     render(run)
-    assert "whether it is unchanged was not checked of all cells" in (run / "report.html").read_text()
+    assert "could not be checked for changes: all cells" in (run / "report.html").read_text()
 
 
 def test_a_trial_that_was_begun_again_has_the_digests_of_its_last_end(tmp_path: Path) -> None:

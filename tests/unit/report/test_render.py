@@ -356,7 +356,7 @@ def test_cells_survive_their_file(golden_run: Path, tmp_path: Path) -> None:
             "load is 5; expected a map",
         ),
         ("run.lock.yaml", "\0", "a character that no YAML may hold"),
-        ("plan.json", '{"modes": {"agg": ', "is not JSON, it was cut short or is another's (Expecting value"),
+        ("plan.json", '{"modes": {"agg": ', "is not valid JSON (Expecting value"),
     ],
 )
 def test_a_record_that_was_cut_short_or_is_anothers_is_one_sentence(

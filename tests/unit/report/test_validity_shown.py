@@ -20,7 +20,7 @@ from trtx.report.charts import charts
 from trtx.report.validity import not_checked
 
 FORMS = ("summary.md", "summary.csv", "summary.json", "junit.xml", "report.html")
-RESTARTED = "started again while it was measured: decode-0"
+RESTARTED = "restarted during the measurement: decode-0"
 LATE = "14 of 16 requests were in flight on average"
 VALID: dict[str, Any] = {"level": "VALID", "reasons": [], "unchecked": []}
 

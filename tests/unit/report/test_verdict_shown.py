@@ -95,7 +95,7 @@ def test_no_verdict_is_an_error_of_junit(tmp_path: Path) -> None:
     render(run)
     suite = ElementTree.parse(run / "junit.xml").getroot()
     assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("0", "4", "12")
-    assert "p99 takes 662 requests" in str(next(iter(suite.iter("error"))).get("message"))
+    assert "p99 needs 662 requests" in str(next(iter(suite.iter("error"))).get("message"))
 
 
 def cases(run: Path) -> dict[str, dict[str, ElementTree.Element]]:
@@ -170,13 +170,13 @@ def test_failed_requests_that_a_limit_allows_fail_no_case_of_a_judged_run(tmp_pa
 def test_markdown_and_page_have_the_reasons(run: Path) -> None:
     render(run)
     markdown = (run / "summary.md").read_text()
-    assert "## Verdict" in markdown and "**missed**: 16 of 24 judgements did not pass." in markdown
+    assert "## Verdict" in markdown and "**missed**: 16 of 24 checks did not pass." in markdown
     row = next(line for line in markdown.splitlines() if line.startswith("| agg-c1 | inter_token_latency:p50 |"))
-    assert row.count("|") == 6 and "all of it beyond the limit 1.05" in row
+    assert row.count("|") == 6 and "all beyond the limit 1.05" in row
     page = (run / "report.html").read_text()
     section = page[page.index('aria-label="Verdict"') : page.index("</section>", page.index('aria-label="Verdict"'))]
-    assert "all of it beyond the limit 1.05" in section and section.count("<tr><td>") == 24
-    assert "16 of 24 judgements did not pass" in page[: page.index("</header>")]
+    assert "all beyond the limit 1.05" in section and section.count("<tr><td>") == 24
+    assert "16 of 24 checks did not pass" in page[: page.index("</header>")]
 
 
 def test_what_a_server_wrote_ends_no_row_and_no_tag(run: Path) -> None:

@@ -194,21 +194,21 @@ def test_frontends_are_one_on_the_first_host_unless_it_is_said_otherwise() -> No
 
 
 def test_what_is_too_much_for_the_hosts_is_said_with_what_they_have() -> None:
-    with pytest.raises(UsageError, match="4 workers need 4 GPUs, and the hosts have 3"):
+    with pytest.raises(UsageError, match="4 workers need 4 GPUs, but the hosts have 3"):
         plan_of(hosts_of({"gpus": 2}, {"gpus": 1}), workers=4)
-    with pytest.raises(UsageError, match=r"takes 4 GPUs, and no host has more than 2; .*trtx export slurm"):
+    with pytest.raises(UsageError, match=r"needs 4 GPUs, but no host has more than 2; .*trtx export slurm"):
         plan_of(hosts_of({"gpus": 2}, {"gpus": 2}), engine="tensorrt-llm", tp={"agg": 4})
-    with pytest.raises(UsageError, match="not in pieces of their sizes"):
+    with pytest.raises(UsageError, match="their sizes don't fit"):
         plan_of(hosts_of({"gpus": 3}, {"gpus": 3}), engine="tensorrt-llm", workers=3, tp={"agg": 2})
-    with pytest.raises(UsageError, match="node2 has 1 GPUs, and what is placed there needs 2"):
+    with pytest.raises(UsageError, match="node2 has 1 GPUs, but its workers need 2"):
         plan_of(hosts_of({"gpus": 1, "roles": {"agg": 1}}, {"gpus": 1, "roles": {"agg": 2}}))
     with pytest.raises(UsageError, match="no host has a decode worker"):
         plan_of(hosts_of({"roles": {"prefill": 1}}, {"roles": {"prefill": 1}}), mode="disagg")
     with pytest.raises(UsageError, match="no host has an agg worker"):
         plan_of(hosts_of({"roles": {"agg": 0}}, {"roles": {"agg": 0}}))
-    with pytest.raises(UsageError, match="engine tensorrt-llm needs a GPU, and node2 names none"):
+    with pytest.raises(UsageError, match="engine tensorrt-llm needs a GPU, but node2 has none"):
         plan_of(hosts_of({"gpus": 1, "roles": {"agg": 1}}, {"roles": {"agg": 1}}), engine="tensorrt-llm")
-    with pytest.raises(UsageError, match="node2 has no gpus and other hosts have some"):
+    with pytest.raises(UsageError, match="node2 has no gpus but other hosts have some"):
         plan_of(hosts_of({"gpus": 1, "roles": {"agg": 1}}, {"roles": {"agg": 1}}))
 
 
@@ -230,7 +230,7 @@ def test_a_settled_share_has_this_machines_paths_gpus_and_threads_and_the_plans_
         assert f"--name {after.name}" in " ".join(after.argv)
     assert [one.env["CUDA_VISIBLE_DEVICES"] for one in settled.workers] == ["GPU-0001", "GPU-0000"]
     assert settled.gpu_names == ("Test GPU", "Test GPU")
-    with pytest.raises(UsageError, match=r"gives GPU 1 of node2 to \w+-1, and 0 are visible here"):
+    with pytest.raises(UsageError, match=r"gives GPU 1 of node2 to \w+-1, but 0 are visible here"):
         settle(share, machine(1), **there)
     on_cpu = plan_of(hosts_of({"roles": {"agg": 1}}, {"roles": {"agg": 2}})).share("node2")
     assert {one.env["OMP_NUM_THREADS"] for one in settle(on_cpu, machine(0), **there).workers} == {"2"}
@@ -252,6 +252,6 @@ def test_no_share_has_what_another_one_has() -> None:
 @pytest.mark.parametrize(("first_port", "taken"), [(2379, "2379"), (2375, "2379"), (4220, "4222")])
 def test_no_process_gets_a_port_that_etcd_or_nats_has(first_port: int, taken: str) -> None:
     roles = {"roles": {"agg": 1}}
-    with pytest.raises(UsageError, match=rf"port {taken} of node1 is that of \w+://10\.0\.0\.1:{taken}.*first_port"):
+    with pytest.raises(UsageError, match=rf"port {taken} of node1 is used by \w+://10\.0\.0\.1:{taken}.*first_port"):
         plan_of(hosts_of({"first_port": first_port, **roles}, roles), workers=2)
     plan_of(hosts_of(roles, {"first_port": first_port, **roles}), workers=2)  # they are on the other host

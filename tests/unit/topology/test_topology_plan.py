@@ -131,7 +131,9 @@ def test_encode_workers_that_share_are_with_who_takes_embeddings(
         assert by_name[name].gpu_indices == by_name[other].gpu_indices
         assert by_name[name].env["CUDA_VISIBLE_DEVICES"] == by_name[other].env["CUDA_VISIBLE_DEVICES"] != ""
         assert by_name[name] in made.sharers(by_name[other])
-        assert any(r.startswith(f"{name} on ") and r.endswith(f"puts it beside {other}") for r in made.reasons)
+        assert any(
+            r.startswith(f"{name} on ") and r.endswith(f"--encode-shared, together with {other}") for r in made.reasons
+        )
     lonely = [worker for worker in made.workers if worker.name not in {*beside, *beside.values()}]
     assert not [worker.name for worker in lonely if made.sharers(worker)]
     assert all(
@@ -150,7 +152,7 @@ def test_without_gpus_an_encode_worker_that_shares_is_one_like_any_other() -> No
 
 @pytest.mark.parametrize("engine", ["paced", "simulated"])
 def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: str) -> None:
-    with pytest.raises(UsageError, match=f"--encode 1 means nothing with --engine {engine}, wh.*leave it out"):
+    with pytest.raises(UsageError, match=f"--encode 1 has no effect with --engine {engine}, wh.*leave it out"):
         plan_of(machine(2), engine=engine, encode=1)
 
 
@@ -159,9 +161,9 @@ def test_an_engine_whose_workers_take_no_images_has_no_encode_workers(engine: st
     [
         (1 << 20, 45, None),
         (32 << 20, 45, None),
-        (100_000_000, 130, "bodies of 130 MiB because --max-media-bytes 100000000"),
-        (199753728, 256, "bodies of 256 MiB"),
-        (4 << 30, 256, "at most 199753728 bytes, not the 4294967296 of --max-media-bytes"),
+        (100_000_000, 130, "bodies of up to 130 MiB because a data: URL of --max-media-bytes 100000000"),
+        (199753728, 256, "bodies of up to 256 MiB"),
+        (4 << 30, 256, "at most 199753728 bytes, because"),
     ],
 )
 def test_a_body_holds_the_largest_medium_in_base64_and_a_message_holds_the_body(
@@ -360,15 +362,15 @@ def test_temporary_files_of_every_process_go_where_the_topology_ends() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--http-host", "0.0.0.0"), "--http-host, which is trtx's own --host"),
-        (("--http-port=9",), "--http-port, which is trtx's own --port"),
+        (("--http-host", "0.0.0.0"), "--http-host, which trtx sets itself, from --host"),
+        (("--http-port=9",), "--http-port, which trtx sets itself, from --port"),
         (("--http-po", "9"), "--http-po (--http-port)"),
         (("--router-temperature", "0.5", "--router-mode", "kv"), "--router-mode"),
         (("--namesp", "x"), "--namesp (--namespace)"),
-        (("--discovery-backend", "etcd"), "keep it apart from others"),
-        (("--tls-cert-path=cert.pem",), "trtx's own --tls-cert"),
-        (("-i",), "serves no HTTP"),
-        (("--help",), "ends at once"),
+        (("--discovery-backend", "etcd"), "isolate topologies from each other"),
+        (("--tls-cert-path=cert.pem",), "from --tls-cert"),
+        (("-i",), "would serve no HTTP"),
+        (("--help",), "exits at once"),
     ],
 )
 def test_flags_of_the_frontend_that_are_trtxs_own_are_refused(words: tuple[str, ...], named: str) -> None:
@@ -393,7 +395,7 @@ def test_more_workers_than_a_topology_can_have_are_refused_with_the_limit() -> N
 
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x1b[31mred", "a\u2028b"])
 def test_a_name_with_control_characters_is_no_models_name(name: str) -> None:
-    with pytest.raises(UsageError, match="expected printable characters alone") as refused:
+    with pytest.raises(UsageError, match="expected only printable characters") as refused:
         plan_of(machine(0), served_model_name=name)
     assert str(refused.value).isprintable()
     assert plan_of(machine(0), served_model_name="Qwen/Qwen3-0.6B é").model == "Qwen/Qwen3-0.6B é"

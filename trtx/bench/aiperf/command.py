@@ -59,8 +59,9 @@ def check_endpoint() -> None:
     """Raises UsageError if aiperf would not find trtx's endpoint plugin. Call this before a server is started."""
     if not entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT):
         raise UsageError(
-            f"the installed trtx does not offer aiperf its endpoint {ENDPOINT_TYPE!r} (entry point {ENTRY_POINT!r} of "
-            f"{ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again (make setup, pip install)"
+            f"the installed trtx does not provide aiperf with the endpoint {ENDPOINT_TYPE!r} (entry point "
+            f"{ENTRY_POINT!r} of {ENTRY_POINT_GROUP!r}), without which no answer is checked; install trtx again (make "
+            "setup, pip install)"
         )
 
 
@@ -72,8 +73,8 @@ def check_settings() -> None:
     """
     if found := sorted(name for name in os.environ if name.startswith(_SETTINGS)):
         raise UsageError(
-            f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set, which aiperf would measure by and no run "
-            "tells of; unset it, and name what has a flag with --aiperf-args"
+            f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set, so aiperf would apply a setting that no "
+            "file of the run records; unset it, and pass settings that have a flag with --aiperf-args"
         )
 
 

@@ -73,8 +73,7 @@ def check_load(spec: LoadSpec) -> None:
         return
     if spec.input_file is not None and not is_readable(spec.input_file):
         raise UsageError(
-            f"input_file {quoted(str(spec.input_file))} is not there to be read; expected a file of records, or a "
-            "directory"
+            f"input_file {quoted(str(spec.input_file))} can't be read; expected a file of records, or a directory"
         )
     from aiperf.config.flags.resolver import resolve_config
     from aiperf.config.loader import build_benchmark_plan
@@ -83,8 +82,8 @@ def check_load(spec: LoadSpec) -> None:
     dataset = dataset_of(spec)
     if dataset is not None and dataset.has_all_lengths and spec.osl:
         raise UsageError(
-            f"osl means nothing beside input_file {quoted(str(dataset.path))}, of which each record says how long its "
-            "answer shall be; leave it out"
+            f"osl has no effect with input_file {quoted(str(dataset.path))}, because each record sets the "
+            "length of its answer; leave it out"
         )
     sent = spec if dataset is None else spec.model_copy(update={"custom_dataset_type": dataset.sent_as})
     argv = command(_NOBODY, sent, spec.loads[0], 1, Path("trial"))
@@ -110,8 +109,8 @@ def _refuse_owned(words: tuple[str, ...]) -> None:
     except Exception as error:
         if "headers" in fields:  # aiperf's message would show the header's value
             raise UsageError(
-                "--aiperf-args holds a header, and aiperf can't read all of it; expected --header NAME:VALUE, and "
-                "flags that aiperf profile --help lists"
+                "--aiperf-args has a header, but aiperf can't parse all of its arguments; expected --header "
+                "NAME:VALUE, and flags that aiperf profile --help lists"
             ) from error
         return  # the check of the whole command line reports this
     fields = given.model_fields_set - {"model_names"}
@@ -120,8 +119,8 @@ def _refuse_owned(words: tuple[str, ...]) -> None:
     for name, _ in given.headers or ():
         if _SECRET.search(str(name)):
             raise UsageError(
-                f"--aiperf-args holds a header {shown(name)}, which would stand in every report; a key that the server "
-                "asks for is sent as Authorization where OPENAI_API_KEY is exported"
+                f"--aiperf-args has the header {shown(name)}, which every report would show; leave it out, and export "
+                "the server's key as OPENAI_API_KEY"
             )
     _refuse_fields(fields)
 
@@ -129,17 +128,17 @@ def _refuse_owned(words: tuple[str, ...]) -> None:
 def _refuse_fields(fields: Set[str]) -> None:
     for name in sorted(fields & owned().keys()):
         raise UsageError(
-            f"--aiperf-args sets {name} of aiperf, which trtx sets itself or which would measure something else; "
+            f"--aiperf-args sets {name}, which trtx sets itself or which would change what is measured; "
             f"{_way_out(name)}"
         )
 
 
 def _way_out(name: str) -> str:
     if (field := owned()[name]) is None:
-        return f"say it with {_SAID_BY[name]}" if name in _SAID_BY else "leave it out"
+        return f"use {_SAID_BY[name]}" if name in _SAID_BY else "leave it out"
     if field_records(LoadSpec)[field].help or field in _TYPED_OTHERWISE:
-        return f"say it with --{field.replace('_', '-')}, or load.{field} of a sweep file"
-    return f"say it with load.{field} of a sweep file"
+        return f"use --{field.replace('_', '-')}, or load.{field} of a sweep file"
+    return f"use load.{field} of a sweep file"
 
 
 @functools.cache

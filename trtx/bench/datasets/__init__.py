@@ -1,7 +1,7 @@
 """The records of an ``input_file``: recognises their form, checks each record, and passes them to aiperf.
 
 Owns reading (encodings, arrays, gzip), the forms of other tools, and the check of every field by aiperf's own models.
-Does not send anything: aiperf's loaders do, of the file itself or of the copy that :func:`write_records` makes.
+Does not send anything: aiperf's loaders read the file itself, or the copy that :func:`write_records` makes.
 Enter through :func:`read_dataset`; what it returns says what was recognised.
 No field of a record is dropped without a word: it is sent, or refused with its file, line and name.
 """

@@ -1,4 +1,4 @@
-"""Asks aiperf 0.13.0's own loaders about files in forms that trtx can't check itself."""
+"""Uses aiperf 0.13.0's own loaders to recognise files in formats that trtx can't check itself."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def loader_of(path: Path, form: Any) -> str:
         fits = False
     if not fits:
         raise UsageError(
-            f"input_file {quoted(str(path))} holds no records of custom_dataset_type {form}, as aiperf's loader of it "
-            "looks for them; leave the type out, or correct it"
+            f"input_file {quoted(str(path))} has no records of custom_dataset_type {form}, according to aiperf's "
+            "loader; leave the type out, or correct it"
         )
     return str(form)
 
@@ -40,7 +40,7 @@ def loader_of(path: Path, form: Any) -> str:
 def recognised(path: Path, first: Any, *, without: Collection[str]) -> str | None:
     """The aiperf form whose loader accepts the file; None if no loader does, or several do.
 
-    ``first``: the first record. ``without``: forms whose loaders are not asked.
+    ``first``: the first record. ``without``: forms whose loaders are not tried.
     """
     from aiperf.plugin import plugins
     from aiperf.plugin.enums import PluginType

@@ -1,7 +1,7 @@
 """Checks the records of an ``input_file`` with aiperf 0.13.0's models, and writes the copy that aiperf reads.
 
-aiperf's models validate the values. They accept unknown fields, which aiperf's loaders then drop, so this module checks
-the field names itself.
+aiperf's models validate the values. They accept unknown fields, which aiperf's loaders then drop, so
+``field_names.py`` checks the names.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtx.bench.datasets.aiperf_loaders import loader_of, recognised
+from trtx.bench.datasets.field_names import check_names, sentence_of
 from trtx.bench.datasets.forms import (
-    BODY_FIELDS,
     FOREIGN,
     MULTI_TURN,
     RANDOM_POOL,
@@ -36,22 +36,6 @@ if TYPE_CHECKING:
 
 # Forms whose records are complete request bodies. aiperf sends them unchanged, without the load's settings.
 _VERBATIM = ("raw_payload", "inputs_json")
-# Other tools' names for a field, for hints where the names are not similar.
-_ELSEWHERE = {
-    "text": "prompt",
-    "max_tokens": "output_length",
-    "max_completion_tokens": "output_length",
-    "output_tokens": "output_length",
-    "osl": "output_length",
-    "prompt": "text",
-    "question": "text",
-    "instruction": "text",
-    "input": "text",
-    "isl": "input_length",
-}
-
-
-_NEAR = 0.7  # minimum similarity of two names, as computed by difflib, for a hint
 
 
 def _second(pair: tuple[str, float]) -> float:
@@ -131,16 +115,16 @@ def read_dataset(
 
     if form in _VERBATIM:
         raise UsageError(
-            f"custom_dataset_type {form} sends whole bodies as they are, without what the load asks for; leave it out: "
-            "records with messages, max_tokens and other fields of a chat request are read"
+            f"custom_dataset_type {form} sends each record as a complete request body, without the load's settings; "
+            "leave it out: trtx reads records with messages, max_tokens and other fields of a chat request"
         )
     known = (*_models(), *FOREIGN, *map(str, CustomDatasetType))
     if form is not None and form not in known:
         near = difflib.get_close_matches(form, known, n=1)
         hint = f"did you mean {near[0]}" if near else f"expected one of {', '.join((*_models(), *FOREIGN))}"
         raise UsageError(
-            f"custom_dataset_type {quoted(form)} is no form of a dataset; {hint}, or another one "
-            "that aiperf profile --help lists, or leave it out"
+            f"custom_dataset_type {quoted(form)} is not a dataset format; {hint}, use another one that aiperf profile "
+            "--help lists, or leave it out"
         )
     if path.is_dir():
         return _directory(path, form)
@@ -199,7 +183,7 @@ def _directory(path: Path, form: str | None) -> Dataset:
     """Checks a directory: one pool per file, or a form whose aiperf loader reads the whole directory."""
     if form is not None and form != RANDOM_POOL:
         if form in _models() or form in FOREIGN:
-            raise UsageError(f"input_file {quoted(str(path))} is a directory; a {form} is one file: name that")
+            raise UsageError(f"input_file {quoted(str(path))} is a directory; expected one file for {form}")
         from aiperf.plugin.enums import CustomDatasetType
 
         return Dataset(path, form, loader_of(path, CustomDatasetType(form)))
@@ -207,12 +191,14 @@ def _directory(path: Path, form: str | None) -> Dataset:
     if form is None and (found := recognised(path, None, without=_known_here())) is not None:
         return Dataset(path, found, found)
     if not files:
-        raise UsageError(f"input_file {quoted(str(path))} is a directory without a file; expected one with records")
+        raise UsageError(f"input_file {quoted(str(path))} is an empty directory; expected files with records")
     tally = _Tally()
     for file in files:
         checked = _Checked(open_records(file), RANDOM_POOL, is_scheduled=False)
         if not checked.source.is_lines or file.suffix == ".gz":
-            checked.source.refuse("", "a pool of a directory is plain lines of JSON; unpack it, or write it so")
+            checked.source.refuse(
+                "", "expected one JSON object per line, uncompressed, in each file of a directory; convert it"
+            )
         for _ in checked.walk(tally):
             pass
     return Dataset(path, RANDOM_POOL, RANDOM_POOL, False, tally.records, tally.records, "–")
@@ -233,13 +219,20 @@ class _Checked:
         if source.is_text and form in (None, "plain_text"):
             form, self.foreign = "plain_text", FOREIGN["plain_text"]
         elif source.is_text:
-            source.refuse(first.where, f"it is plain text; expected a JSON object a line of {form}, or no type")
+            source.refuse(
+                first.where,
+                f"it is plain text; expected one JSON object per line for {form}, or no custom_dataset_type",
+            )
         elif form == "plain_text":
-            source.refuse(first.where, "it is JSON; expected plain text, a prompt a line, or no custom_dataset_type")
+            source.refuse(
+                first.where, "it is JSON; expected plain text with one prompt per line, or no custom_dataset_type"
+            )
         elif form is None:
             form = self._guess(first)
         if self.aiperfs is None and self.is_scheduled and form != TRACE:
-            source.refuse(first.where, f"its form is {form}, and fixed_schedule sends a {TRACE} alone; leave it out")
+            source.refuse(
+                first.where, f"its format is {form}, but fixed_schedule needs {TRACE}; leave fixed_schedule out"
+            )
         self.form = form
 
     def _guess(self, first: Record) -> str:
@@ -311,20 +304,21 @@ class _Checked:
                 if other not in (None, self.form):
                     self.source.refuse(
                         record.where,
-                        f"its form is {other}, and that of the records before it is {self.form}; write all of them in "
-                        "one form",
+                        f"its format is {other}, but earlier records are {self.form}; write all records in one format",
                     )
-                self.source.refuse(record.where, self._sentence(error))
+                self.source.refuse(record.where, sentence_of(error, self.form))
             yield converted
         if not tally.records:
-            self.source.refuse("", f"none of its records asks anything, as {self.form}; expected at least one")
+            self.source.refuse(
+                "", f"none of its records contains a request in the format {self.form}; expected at least one"
+            )
 
     def found(self, tally: _Tally) -> Dataset:
         notes = []
         if tally.skipped:
-            notes.append(f"left out, as no question in them is answered: {counted(tally.skipped, 'record')}")
+            notes.append(f"left out because they contain no answered question: {counted(tally.skipped, 'record')}")
         if tally.unsent:
-            notes.append(f"not sent, as the load says it: {', '.join(tally.unsent)}")
+            notes.append(f"not sent because the load sets them: {', '.join(tally.unsent)}")
         is_copied = self.foreign is not None or not self.source.is_lines
         return Dataset(
             self.source.path, str(self.form), self.sent_as, is_copied, tally.records, tally.requests,
@@ -335,14 +329,14 @@ class _Checked:
 
     def _lengths(self, tally: _Tally) -> str:
         if self.form == "sharegpt":
-            return "those of the answers in the file, in the model's tokens"
+            return "the lengths of the answers in the file, in the model's tokens"
         if not tally.known:
             return "–"
         spread = f"{tally.shortest} to {tally.longest}" if tally.shortest != tally.longest else f"{tally.shortest}"
         return (
             spread
             if tally.known == tally.requests
-            else f"{spread} of {counted(tally.known, 'request')}, – of the others"
+            else f"{spread} of {counted(tally.known, 'request')}, – for the others"
         )
 
     def _turns(self, value: Mapping[str, Any]) -> list[Any]:
@@ -350,7 +344,7 @@ class _Checked:
         from pydantic import ValidationError
 
         model = self.models[self.sent_as]
-        _check_names(value, model, "")
+        check_names(value, model)
         refuse_truth(value)
         try:
             parsed: Any = model.model_validate(value)
@@ -359,7 +353,7 @@ class _Checked:
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
             said = first["msg"].removeprefix("Value error, ")
             if said.startswith("At least one modality"):  # every field of the turn is empty
-                raise WrongRecord(f"{where.lstrip('.') or 'it'} asks nothing; expected text") from error
+                raise WrongRecord(f"{where.lstrip('.') or 'it'} has no content; expected text") from error
             raise WrongRecord(f"{where.lstrip('.')}: {said}" if where else said) from error
         turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]
         for number, turn in enumerate(turns):
@@ -368,41 +362,7 @@ class _Checked:
         asked = [turn for turn in turns if getattr(turn, "role", None) != "system" or len(turns) == 1]
         return [_NoLength() for _ in asked] if self.sent_as == RANDOM_POOL else asked
 
-    def _sentence(self, error: WrongRecord) -> str:
-        if error.field is None:
-            return str(error)
-        known = error.known - {"type"}
-        if error.field in BODY_FIELDS and "extra" in known:
-            return f"{error}; a field of the request's body stands in extra: {{{json.dumps(error.field)}: …}}"
-        near = next((one for one in known if one.lower() == error.field.lower()), _ELSEWHERE.get(error.field))
-        if near not in known:
-            near = next(iter(difflib.get_close_matches(error.field, known, n=1, cutoff=_NEAR)), None)
-        in_body = difflib.get_close_matches(error.field, BODY_FIELDS, n=1, cutoff=0.8)
-        if near is None and in_body and "extra" in known:
-            near = f"extra: {{{json.dumps(in_body[0])}: …}}"
-        if near:
-            return f"{error} of {self.form}; did you mean {near}?"
-        shown = ", ".join(sorted(known)) if len(known) < 30 else "those of a chat request"
-        otherwise = ", or write it into extra if it is one of the request's body" if "extra" in known else ""
-        return f"{error} of {self.form}, which is not sent; leave it out{otherwise}; known fields are {shown}"
-
 
 @dataclass(frozen=True, slots=True)
 class _NoLength:
     output_length: None = None
-
-
-def _check_names(value: Mapping[str, Any], model: type[BaseModel], of: str) -> None:
-    from aiperf.common.models import Audio, Image, Text, Video
-    from aiperf.dataset.loader.models import SingleTurn
-
-    inner: dict[str, type[BaseModel]] = {"turns": SingleTurn}
-    inner |= {"texts": Text, "images": Image, "audios": Audio, "videos": Video}
-    known = frozenset(model.model_fields)
-    for name, each in value.items():
-        if name not in known:
-            raise WrongRecord(f"unknown field {quoted(of + name)}", name, known)
-        if name in inner and isinstance(each, list):
-            for number, item in enumerate(each):
-                if isinstance(item, dict):
-                    _check_names(item, inner[name], f"{of}{name}[{number}].")

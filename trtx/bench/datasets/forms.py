@@ -91,14 +91,14 @@ def _sharegpt(record: Any) -> Converted:
     _refuse_unknown(record, _SHAREGPT)
     said = record.get("conversations")
     if not isinstance(said, list):
-        raise WrongRecord('conversations is no list; expected [{"from": "human", "value": "…"}, …]')
+        raise WrongRecord('conversations is not a list; expected [{"from": "human", "value": "…"}, …]')
     turns: list[dict[str, Any]] = []
     answers: list[str] = []
     asked: str | None = None
     for number, message in enumerate(said):
         of = f"conversations[{number}]."
         if not isinstance(message, dict):
-            raise WrongRecord(f"conversations[{number}] is no object; expected from and value")
+            raise WrongRecord(f"conversations[{number}] is not an object; expected one with from and value")
         _refuse_unknown(message, _SAID, of)
         message = {"value": message.get("content"), "from": message.get("role"), **message}
         role = message["from"]
@@ -113,7 +113,7 @@ def _sharegpt(record: Any) -> Converted:
                 answers.append(answer)
             asked = None
         else:
-            raise WrongRecord(f"{of}from is {role!r:.60}; expected human, gpt, or system at the beginning")
+            raise WrongRecord(f"{of}from is {role!r:.60}; expected human, gpt, or, for the first message, system")
     session = {"session_id": str(record["id"])} if isinstance(record.get("id"), (str, int)) else {}
     return Converted({**session, "turns": turns} if answers else None, tuple(answers))
 
@@ -124,14 +124,16 @@ def _body(body: Mapping[str, Any], of: str = "") -> tuple[dict[str, Any], tuple[
     for name in _SINGLE_CHOICE:
         if body.get(name) not in (None, 1):
             raise WrongRecord(
-                f"{of}{name} is {body[name]!r:.60}; one choice of each request is measured, so leave it out"
+                f"{of}{name} is {body[name]!r:.60}, but only one choice per request is measured; leave it out"
             )
     for name, instead in _MUST_BE_SAID.items():
         if body.get(name):
-            raise WrongRecord(f"{of}{name} is {body[name]!r:.60}; say it for all with {instead}, and leave it out here")
+            raise WrongRecord(
+                f"{of}{name} is {body[name]!r:.60}; set it for all records with {instead}, and leave it out here"
+            )
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise WrongRecord(f"{of}max_tokens is {limit!r:.60}; expected a whole number from 1 on")
+        raise WrongRecord(f"{of}max_tokens is {limit!r:.60}; expected a whole number of at least 1")
     extra = {name: value for name, value in body.items() if name in BODY_FIELDS - {"tools"} and value is not None}
     found = {**({"output_length": limit} if limit else {}), **({"extra": extra} if extra else {})}
     return found, tuple(name for name in _OF_THE_LOAD if body.get(name) is not None)
@@ -142,12 +144,12 @@ def _prompt(record: Any) -> Converted:
     body = {name: value for name, value in record.items() if name != "output_tokens"}
     if tokens is not None:
         if any(body.get(name) is not None for name in _LIMITS):
-            raise WrongRecord("output_tokens and max_tokens are two ways to say one length; leave one of them out")
+            raise WrongRecord("output_tokens and max_tokens both set the output length; leave one of them out")
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-            raise WrongRecord(f"output_tokens is {tokens!r:.60}; expected a whole number from 1 on")
+            raise WrongRecord(f"output_tokens is {tokens!r:.60}; expected a whole number of at least 1")
         body["max_tokens"] = tokens
     if "messages" in body:
-        raise WrongRecord("prompt and messages are two ways to say what is asked; leave one of them out")
+        raise WrongRecord("prompt and messages both set the prompt; leave one of them out")
     fields, unsent = _body(body)
     return Converted({"text": _text(record, "prompt"), **fields}, unsent=unsent)
 
@@ -159,21 +161,23 @@ def _chat(record: Any) -> Converted:
 def _batch(record: Any) -> Converted:
     _refuse_unknown(record, {"custom_id", "method", "url", "body"})
     if record.get("url") not in (None, "/v1/chat/completions"):
-        raise WrongRecord(f"url is {record['url']!r:.60}; expected /v1/chat/completions, which alone is asked")
+        raise WrongRecord(
+            f"url is {record['url']!r:.60}; expected /v1/chat/completions, the only route that trtx bench measures"
+        )
     if record.get("method") not in (None, "POST"):
-        raise WrongRecord(f"method is {record['method']!r:.60}; expected POST, as each request is sent")
+        raise WrongRecord(f"method is {record['method']!r:.60}; expected POST, the method of every request")
     body = record.get("body")
     if not isinstance(body, dict):
-        raise WrongRecord("body is no object; expected a chat request with messages")
+        raise WrongRecord("body is not an object; expected a chat request with messages")
     return _asked(body, "body.")
 
 
 def _asked(body: Mapping[str, Any], of: str) -> Converted:
     if "prompt" in body:
-        raise WrongRecord(f"unknown field {of}'prompt' of a chat request; expected messages alone")
+        raise WrongRecord(f"unknown field {of}'prompt' of a chat request; expected messages instead")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise WrongRecord(f'{of}messages is no list of messages; expected [{{"role": "user", "content": "…"}}, …]')
+        raise WrongRecord(f'{of}messages is not a list of messages; expected [{{"role": "user", "content": "…"}}, …]')
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise WrongRecord(f"{of}messages[{number}] has no role; expected role and content")

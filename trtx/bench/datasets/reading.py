@@ -58,11 +58,11 @@ def open_records(path: Path) -> RecordFile:
         head = file.read(8)
         for magic, name in _OTHERS.items():
             if head.startswith(magic):
-                probe.refuse("", f"it is {name}; expected UTF-8 text, a JSON object a line")
+                probe.refuse("", f"it is {name}; expected UTF-8 text with one JSON object per line")
         file.seek(len(_MARK) if head.startswith(_MARK) else 0)
         first = next((line.strip() for line in file if line.strip()), None)
     if first is None:
-        probe.refuse("", f"it has no record; expected a JSON object a line, such as {EXAMPLE}")
+        probe.refuse("", f"it has no record; expected one JSON object per line, such as {EXAMPLE}")
     is_array = first.startswith(b"[")
     is_text = not is_array and not first.startswith(b"{") and path.name.removesuffix(".gz").endswith(".txt")
     with path.open("rb") as raw:
@@ -94,7 +94,7 @@ def _opened(source: RecordFile) -> Iterator[BufferedReader]:
         try:
             yield cast(BufferedReader, gzip.GzipFile(fileobj=file)) if is_compressed else file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            source.refuse("", f"it can't be decompressed ({error}); make it anew")
+            source.refuse("", f"it can't be decompressed ({error}); compress it again")
 
 
 def _lines(source: RecordFile) -> Iterator[Record]:
@@ -116,7 +116,7 @@ def _array(source: RecordFile) -> Iterator[Record]:
         source.refuse("", f"its array is empty; expected records, such as {EXAMPLE}")
     for number, value in enumerate(found, start=1):
         if not isinstance(value, dict):
-            source.refuse(f"record {number}", f"it is no object; expected one, such as {EXAMPLE}")
+            source.refuse(f"record {number}", f"it is not an object; expected one, such as {EXAMPLE}")
         yield Record(f"record {number}", value)
 
 
@@ -133,9 +133,11 @@ def _parsed(source: RecordFile, where: str, text: str) -> Any:
         if "\\u" in text:  # may be a lone surrogate, which no server accepts
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        source.refuse(where, "it nests too deep to be read")
+        source.refuse(where, f"it is nested too deeply; expected a record such as {EXAMPLE}")
     except UnicodeEncodeError:
-        source.refuse(where, "it holds half of a character, a lone surrogate, which is no text; write it anew")
+        source.refuse(
+            where, "it has half a Unicode character (a lone surrogate), which no server accepts; correct the text"
+        )
     except _Twice as error:
         source.refuse(where, f"{error}; leave one of them out")
     except ValueError as error:
@@ -143,21 +145,24 @@ def _parsed(source: RecordFile, where: str, text: str) -> Any:
         if isinstance(error, json.JSONDecodeError) and not where:
             where = f"line {error.lineno}"
         if source.is_array:
-            source.refuse(where, f"it is no array of records ({said}); expected one, or an object a line: {EXAMPLE}")
+            source.refuse(
+                where,
+                f"it is not a JSON array ({said}); expected an array of records, or one object per line: {EXAMPLE}",
+            )
         if where and not text.startswith("{"):
             source.refuse(
                 where,
-                f"it is no JSON; expected an object a line, such as {EXAMPLE}, or a name that ends in .txt for a "
-                "prompt a line",
+                f"it is not JSON; expected one object per line, such as {EXAMPLE}, or a file name that ends in .txt "
+                "for one prompt per line",
             )
-        source.refuse(where, f"it is no JSON ({said}); expected one object a line, each on a line of its own")
+        source.refuse(where, f"it is not JSON ({said}); expected one complete object per line")
     if where and not isinstance(value, dict):
-        source.refuse(where, f"it holds no object; expected one, such as {EXAMPLE}")
+        source.refuse(where, f"it is not an object; expected one, such as {EXAMPLE}")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 class _Twice(Exception):
@@ -168,5 +173,5 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Twice(f"the field {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
+        raise _Twice(f"the field {next(name for name in names if names.count(name) > 1)!r:.60} occurs twice")
     return found

@@ -32,13 +32,13 @@ def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | 
     for name in ("timestamp", "delay"):
         time = getattr(turn, name, None)
         if time is not None and not (math.isfinite(time) and time >= 0):
-            raise WrongRecord(f"{of}{name} is {time}; expected ms from 0 on")
+            raise WrongRecord(f"{of}{name} is {time}; expected milliseconds, 0 or more")
     if is_scheduled and turn.timestamp is None:
-        raise WrongRecord(f"{of}timestamp is missing, by which fixed_schedule sends each request")
+        raise WrongRecord(f"{of}timestamp is missing, but fixed_schedule sends each request at its timestamp; add it")
     if getattr(turn, "payload", None) is not None:
         raise WrongRecord(
-            f"{of}payload is a whole body, sent without what the load asks for; write its messages, its max_tokens "
-            "as output_length, and its other fields as extra"
+            f"{of}payload is a complete request body, which aiperf would send without the load's settings; write its "
+            "messages as messages, its max_tokens as output_length, and its other fields as extra"
         )
     _check_blocks(turn, of, block_tokens)
     for number, message in enumerate(getattr(turn, "messages", None) or ()):
@@ -70,8 +70,9 @@ def _check_blocks(turn: Any, of: str, block_tokens: int | None) -> None:
     ids, length = getattr(turn, "hash_ids", None), getattr(turn, "input_length", None)
     if ids and length is not None and block_tokens is not None and (len(ids) - 1) * block_tokens >= length:
         raise WrongRecord(
-            f"{of}hash_ids has {len(ids)} blocks of {block_tokens} tokens, and input_length is {length}; expected at "
-            f"most {math.ceil(length / block_tokens)}, or the size of a block with --aiperf-args '--isl-block-size N'"
+            f"{of}hash_ids has {len(ids)} blocks of {block_tokens} tokens, but input_length is {length}; expected at "
+            f"most {math.ceil(length / block_tokens)} blocks, or another block size with --aiperf-args "
+            "'--isl-block-size N'"
         )
 
 
@@ -84,7 +85,7 @@ def _check_message(message: Mapping[str, Any], name: str) -> None:
     if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
         return
     said = f"is {content!r:.60}" if "content" in message else "is missing"
-    raise WrongRecord(f"{name}.content {said}; expected text, or a list of parts")
+    raise WrongRecord(f"{name}.content {said}; expected text or a list of parts")
 
 
 def _check_extra(extra: Mapping[str, Any], of: str) -> None:
@@ -93,8 +94,8 @@ def _check_extra(extra: Mapping[str, Any], of: str) -> None:
         for name in fields:
             if name in OWNED_FIELDS:
                 instead = "output_length" if name in ("max_tokens", "max_completion_tokens") else OWNED_FIELDS[name]
-                do = f"say it with {instead}" if instead else "leave it out"
-                raise WrongRecord(f"{of}{prefix}{name} would change what is measured, which trtx sets itself; {do}")
+                do = f"set {instead} instead" if instead else "leave it out"
+                raise WrongRecord(f"{of}{prefix}{name} is set by trtx, because it would change what is measured; {do}")
     for name, value in extra.items():
         if name in RANGES and value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise WrongRecord(f"{of}{name} is {quoted(value)}; expected {RANGES[name]}")
@@ -107,4 +108,6 @@ def _check_media(content: Any, name: str, kind: str) -> None:
         if kind == "audio" and one.partition(",")[0].lower() in ("wav", "mp3"):
             continue
         if not Path(one).is_file():
-            raise WrongRecord(f"{name} is {quoted(one)}, no file here; expected a file, an address or a data: URL")
+            raise WrongRecord(
+                f"{name} is {quoted(one)}, and there is no such file; expected a file, an address or a data: URL"
+            )

@@ -90,7 +90,5 @@ def _unread(answer: Answer, texts: int) -> str | None:
     if not texts and not answer.texts:
         return "no text" if answer.tokens is None else f"{answer.tokens} tokens without text"
     if texts < answer.texts:
-        return (
-            f"aiperf finds text in {texts} of the {answer.texts} events that carry some, so none of its times is right"
-        )
+        return f"aiperf finds text in only {texts} of {answer.texts} events with text, so its times are wrong"
     return None

@@ -61,14 +61,14 @@ class GateLimit:
         return Verdict.NO_VERDICT if sign * worst > sign * limit else Verdict.PASS
 
     def _sign(self, metric: MetricColumn) -> int:
-        return 1 if metric.figure.better == "lower" else -1
+        return 1 if metric.metric.better == "lower" else -1
 
 
 def parse_limit(text: str) -> GateLimit:
     """Parses the value of ``--max-regression``, such as ``5%``. Raises UsageError."""
     percent = parse_percent("--max-regression", text)
     if not 0 < percent < 100:
-        raise UsageError(f"--max-regression {text}: expected above 0% and below 100%; no measurement resolves 0%")
+        raise UsageError(f"--max-regression {text}: expected above 0% and below 100%; no measurement can resolve 0%")
     return GateLimit(percent)
 
 
@@ -79,16 +79,19 @@ def parse_metrics(texts: Sequence[str]) -> tuple[MetricColumn, ...]:
     metrics = [_compared(text) for text in texts]
     twice = [metric.name for place, metric in enumerate(metrics) if metric in metrics[:place]]
     if twice:
-        raise UsageError(f"--metrics: {twice[0]} stands there twice; expected each once")
+        raise UsageError(f"--metrics: {twice[0]} is listed twice; list each metric once")
     return tuple(metrics)
 
 
 def _compared(text: str) -> MetricColumn:
     metric = parse_metric(text, f"--metrics {text}")
-    if metric.figure.better is None:
-        raise UsageError(f"--metrics {text}: it is neither better high nor low, so it can't regress; expected another")
-    if metric.figure.unit in ("%", "requests"):
-        raise UsageError(f"--metrics {text}: 0 is its best, and 0 has no ratio; use --max-error-rate")
+    if metric.metric.better is None:
+        raise UsageError(
+            f"--metrics {text}: neither a high nor a low value of it is better, so it can't regress; choose another "
+            "metric"
+        )
+    if metric.metric.unit in ("%", "requests"):
+        raise UsageError(f"--metrics {text}: its best value is 0, which has no ratio; use --max-error-rate")
     return metric
 
 
@@ -147,16 +150,16 @@ def comparable_values(
     known = tuple(value for value in values if value is not None)
     if len(known) < len(values):
         return UnjudgedValue(
-            Verdict.FAILED, f"{len(values) - len(known)} of {len(values)} trials lack it; expected all"
+            Verdict.FAILED, f"{len(values) - len(known)} of {len(values)} trials lack it; expected it in all"
         )
     if sample.fewest_samples(metric) < metric.samples_needed:
         return UnjudgedValue(
             Verdict.NO_VERDICT,
-            f"it takes {metric.samples_needed} requests in each trial, and one has {sample.fewest_samples(metric)}; "
-            "measure more a trial, or compare a smaller percentile",
+            f"it needs {metric.samples_needed} requests in each trial, but one has {sample.fewest_samples(metric)}; "
+            "measure more requests per trial, or compare a smaller percentile",
         )
     if min(known, default=1) <= 0:
-        return UnjudgedValue(Verdict.NO_VERDICT, "it is 0 in a trial, and 0 has no ratio")
+        return UnjudgedValue(Verdict.NO_VERDICT, "it is 0 in a trial, so there is no ratio")
     return known
 
 
@@ -180,19 +183,19 @@ def measured_ratio(
     of_baseline = comparable_values(baseline, metric, max_error_rate)
     if isinstance(of_baseline, UnjudgedValue):  # not the candidate's fault
         return UnjudgedValue(Verdict.NO_VERDICT, f"{_BASELINE}{of_baseline.reason}")
-    if isinstance(metric.figure, PerDevice) and baseline.device != candidate.device:
-        over = " and ".join(
-            "devices" if kind is None else f"{DEVICES[kind]}s" for kind in (baseline.device, candidate.device)
+    if isinstance(metric.metric, PerDevice) and baseline.device != candidate.device:
+        over = " and the other per ".join(
+            "device" if kind is None else DEVICES[kind] for kind in (baseline.device, candidate.device)
         )
-        return UnjudgedValue(Verdict.NO_VERDICT, f"the two are over {over}, which are no measure of each other")
+        return UnjudgedValue(Verdict.NO_VERDICT, f"one side is per {over}, so they can't be compared")
     if design == "paired" and len(of_candidate) != len(of_baseline):
         told = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
-        return UnjudgedValue(Verdict.NO_VERDICT, f"{told} are no pairs; expected as many of each")
+        return UnjudgedValue(Verdict.NO_VERDICT, f"{told} don't form pairs; expected equal numbers")
     interval = (paired_ratio_interval if design == "paired" else ratio_interval)(of_candidate, of_baseline, confidence)
     return interval or UnjudgedValue(
         Verdict.NO_VERDICT,
-        f"{len(of_baseline)} and {len(of_candidate)} trials have no interval; expected 2 or more of each, 5 to begin "
-        "with",
+        f"{len(of_baseline)} and {len(of_candidate)} trials give no interval; expected at least 2 on each side, "
+        "preferably 5",
     )
 
 
@@ -202,8 +205,8 @@ def _judgement(
     verdict, bound = limit.verdict(metric, ratio), f"the limit {limit.ratio(metric):.4g}"
     meaning = {
         Verdict.PASS: f"within {bound}",
-        Verdict.REGRESSED: f"all of it beyond {bound}",
-        Verdict.NO_VERDICT: f"and {bound} lies between; take more trials, or longer ones",
+        Verdict.REGRESSED: f"all beyond {bound}",
+        Verdict.NO_VERDICT: f"which contains {bound}; measure more or longer trials",
     }[verdict]
     return CheckResult(
         cell=sample.cell,

@@ -29,12 +29,12 @@ def request_bounds(objectives: Sequence[Objective]) -> Bounds:
     """
     bounds: dict[Spread, Bound] = {}
     for objective in objectives:
-        figure, bound = objective.metric.figure, objective.bound
-        if isinstance(figure, Spread) and (figure not in bounds or bound.threshold > bounds[figure].threshold):
-            bounds[figure] = bound
+        metric, bound = objective.metric.metric, objective.bound
+        if isinstance(metric, Spread) and (metric not in bounds or bound.threshold > bounds[metric].threshold):
+            bounds[metric] = bound
     if not bounds:
         raise UsageError(
-            "--min-goodput means nothing without the --slo of a latency, which a request has to meet to be good; "
+            "--min-goodput has no effect without the --slo of a latency, which a request has to meet to be good; "
             "expected one, as --slo time_to_first_token:p99:le:500"
         )
     return bounds
@@ -82,4 +82,4 @@ def _is_good(record: RequestRecord, bounds: Bounds) -> bool:
 
 def _samples(record: RequestRecord, bounds: Bounds) -> list[tuple[list[float], Bound]]:
     """Latencies from the metrics' own formulas, which return none for a failed request."""
-    return [(figure.formula([record]), bound) for figure, bound in bounds.items()]
+    return [(metric.formula([record]), bound) for metric, bound in bounds.items()]

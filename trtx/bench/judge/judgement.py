@@ -99,7 +99,9 @@ def outcome(judgements: Sequence[CheckResult]) -> TrtxError | None:
     were no checks.
     """
     if not judgements:
-        return NoVerdictError("nothing was judged: no cell, or no metric; expected at least one of each")
+        return NoVerdictError(
+            "nothing was judged, because there is no cell or no metric; expected at least one of each"
+        )
     found = [one for verdict in Verdict for one in judgements if one.verdict is verdict is not Verdict.PASS]
     if not found:
         return None
@@ -111,7 +113,7 @@ def outcome(judgements: Sequence[CheckResult]) -> TrtxError | None:
     left = len(found) - sum(len(alike) for _, alike in shown)
     error = GateError if found[0].verdict in _BAD else NoVerdictError
     more = f"; and {left} more" if left else ""
-    return error(f"{len(found)} of {len(judgements)} judgements did not pass: {told}{more}")
+    return error(f"{len(found)} of {len(judgements)} checks did not pass: {told}{more}")
 
 
 def _names(alike: Sequence[CheckResult]) -> str:

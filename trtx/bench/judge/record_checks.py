@@ -36,10 +36,10 @@ _SILENT_MS = 10.0
 
 @check(
     name="samples",
-    suspect="fewer requests succeeded (in the steady part, where there is one) than the percentiles need that are "
-    "concluded from: 11 for p50, 64 for p90, 662 for p99",
+    suspect="fewer requests succeeded (in the steady part, if there is one) than a percentile in use needs: 11 for "
+    "p50, 64 for p90, 662 for p99",
     invalid="no request succeeded",
-    why="below, a percentile is the maximum under another name",
+    why="with fewer requests, a percentile is effectively the maximum",
 )
 def _samples(evidence: Evidence) -> Found | NotObserved | None:
     if not evidence.answered:
@@ -47,16 +47,16 @@ def _samples(evidence: Evidence) -> Found | NotObserved | None:
     has_steady = not any(isinstance(phases, NoSteadyPart) for phases in evidence.phases)
     held = [record for records in evidence.steady for record in records if record.succeeded]
     count, where = (len(held), " in the steady part") if has_steady else (len(evidence.answered), "")
-    short = [f"p{q} takes {samples_needed(q)}" for q in evidence.percentiles if count < samples_needed(q)]
-    return Found(ValidityLevel.SUSPECT, f"{count} requests succeeded{where}, {', '.join(short)}") if short else None
+    short = [f"p{q} needs {samples_needed(q)}" for q in evidence.percentiles if count < samples_needed(q)]
+    return Found(ValidityLevel.SUSPECT, f"{count} requests succeeded{where}, but {', '.join(short)}") if short else None
 
 
 @check(
     name="model",
-    suspect="answers name another model than was asked",
-    invalid="they name several",
-    why="an alias may stand for another name, which no client can tell from another model; an answer without a name "
-    "proves nothing",
+    suspect="answers name a different model from the requested one",
+    invalid="answers name several models",
+    why="a different name may be an alias or a different model, and a client can't tell which; an answer without a "
+    "name proves nothing",
 )
 def _model(evidence: Evidence) -> Found | NotObserved | None:
     named = [record.models for record in evidence.answered if record.models]
@@ -69,9 +69,10 @@ def _model(evidence: Evidence) -> Found | NotObserved | None:
 
 @check(
     name="output length",
-    suspect=f"the mean of the complete answers is more than {_OUTPUT_SHARE:.0%} off",
-    invalid=f"more than {_WRONG_SHARE:.0%} off",
-    why="latency and tokens/s follow the length; where lengths are drawn, three standard errors are allowed",
+    suspect=f"the mean length of complete answers is more than {_OUTPUT_SHARE:.0%} off",
+    invalid=f"it is more than {_WRONG_SHARE:.0%} off",
+    why="latency and tokens/s depend on the length; if lengths are random, three standard errors are allowed in "
+    "addition",
 )
 def _output_length(evidence: Evidence) -> Found | NotObserved | None:
     found = [record.output_sequence_length for record in evidence.answered]
@@ -80,25 +81,26 @@ def _output_length(evidence: Evidence) -> Found | NotObserved | None:
 
 @check(
     name="input length",
-    suspect=f"the mean is more than {_INPUT_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
-    invalid=f"more than {_WRONG_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
-    why="TTFT follows the length; servers count a chat template's tokens differently, up to 16 of a system message; "
-    "drawn lengths as above; what images expand to is the model's, so beside them nobody can tell",
+    suspect=f"the mean prompt length is more than {_INPUT_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
+    invalid=f"it is more than {_WRONG_SHARE:.0%} and {_INPUT_TOKENS} tokens off",
+    why="TTFT depends on the length; servers count a chat template's tokens differently, up to 16 for a system "
+    "message; random lengths get the same allowance as above; with images there is no check, because the model "
+    "determines how many tokens an image has",
 )
 def _input_length(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.has_images and evidence.input_length is not None:
-        return NotObserved("the load asks for a length of text, and usage counts its images' tokens with it")
+        return NotObserved("the load sets the length of the text, but usage counts image tokens too")
     found = [record.input_sequence_length for record in evidence.answered]
     return _length("input", found, evidence.input_length, _INPUT_SHARE, _INPUT_TOKENS)
 
 
 @check(
     name="silent end",
-    suspect=f"half of the answers go on for more than {_SILENT_SHARE:.0%} of their time, {_SILENT_TOKENS} tokens' "
-    f"time and {_SILENT_MS:g} ms after their last text",
-    invalid=f"more than {_SILENT_INVALID:.0%}",
-    why="tokens that have no text (special ones, what a server holds back, or counts and never sends) are in the "
-    "tokens/s and in no latency",
+    suspect=f"the median answer continues after its last text for more than {_SILENT_SHARE:.0%} of its duration, the "
+    f"time of {_SILENT_TOKENS} tokens and {_SILENT_MS:g} ms",
+    invalid=f"for more than {_SILENT_INVALID:.0%} of its duration",
+    why="tokens without text (special tokens, or tokens that a server holds back or counts but never sends) raise "
+    "tokens/s but are part of no latency",
 )
 def _silent_end(evidence: Evidence) -> Found | NotObserved | None:
     spans = [
@@ -115,13 +117,13 @@ def _silent_end(evidence: Evidence) -> Found | NotObserved | None:
     if share <= _SILENT_SHARE or silent_ms <= least_ms:
         return None
     level = ValidityLevel.INVALID if share > _SILENT_INVALID else ValidityLevel.SUSPECT
-    return Found(level, f"answers go on for {silent_ms:.3g} ms after their last text, {share:.0%} of their time")
+    return Found(level, f"answers continue for {silent_ms:.3g} ms after their last text, {share:.0%} of their duration")
 
 
 @check(
     name="one piece",
-    suspect=f"more than {_ONE_PIECE_SHARE:.0%} of the answers of several tokens came in one piece, and not all",
-    why="ITL and tokens/s/user are of the others alone; a proxy, or a server, that gathers text makes them nobody's",
+    suspect=f"more than {_ONE_PIECE_SHARE:.0%} of the answers with several tokens came in one piece, but not all",
+    why="ITL and tokens/s/user then cover only the other answers; a proxy or server may be collecting text",
 )
 def _one_piece(evidence: Evidence) -> Found | NotObserved | None:
     streamed = [
@@ -134,16 +136,18 @@ def _one_piece(evidence: Evidence) -> Found | NotObserved | None:
         return None
     return Found(
         ValidityLevel.SUSPECT,
-        f"{gathered:,} of {len(streamed):,} answers came in one piece, so ITL is of {len(streamed) - gathered:,}",
+        f"{gathered:,} of {len(streamed):,} answers came in one piece, so ITL covers only {len(streamed) - gathered:,}",
     )
 
 
 @check(
     name="late client",
-    suspect=f"the client takes more than {CLIENT_SUSPECT:.0%} of the time: of a closed loop's slots, the share that "
-    "is empty over the steady part; at a rate, what requests wait to be sent over what they take in all",
-    invalid=f"more than {CLIENT_INVALID:.0%}",
-    why="that share of a server's slow-down does not show, and a closed loop has fewer requests in flight than asked",
+    suspect=f"the client takes more than {CLIENT_SUSPECT:.0%} of the time. In a closed loop, that is the share of "
+    "slots that are empty in the steady part; at a request rate, the time that requests wait to be sent divided by "
+    "their total time",
+    invalid=f"it takes more than {CLIENT_INVALID:.0%}",
+    why="the metrics hide that share of a server's slow-down, and a closed loop has fewer requests in flight than "
+    "requested",
 )
 def _late_client(evidence: Evidence) -> Found | NotObserved | None:
     held = [phases.mean_in_flight for phases in evidence.phases]
@@ -157,7 +161,7 @@ def _late_client(evidence: Evidence) -> Found | NotObserved | None:
             if record.credit_issued_ns is not None
         ]
         if not timed:
-            return NotObserved("no record says when its request was due")
+            return NotObserved("no record has the time at which its request was due")
         waited, served = (sum(times) for times in zip(*timed, strict=True))
         share = waited / (waited + served) if waited else 0.0
         said = f"requests were sent {waited / len(timed) / 1e6:.3g} ms late on average"
@@ -166,12 +170,13 @@ def _late_client(evidence: Evidence) -> Found | NotObserved | None:
 
 @check(
     name="steady",
-    suspect="a trial has no steady part; or TTFT, by more than 25 %, or ITL (E2E without a stream), by more than 10 %, "
-    "differs from its first half to its second, at 99 %",
-    why="a mean of a changing level depends on when one stops; an interval between those is too noisy to tell",
+    suspect="a trial has no steady part; or, with 99 % confidence, TTFT differs by more than 25 % between the two "
+    "halves of the steady part, or ITL (E2E without streaming) by more than 10 %",
+    why="the mean of a changing latency depends on when the trial ends; if the confidence interval contains the bound, "
+    "the check is not made",
 )
 def _steady(evidence: Evidence) -> Found | NotObserved | None:
-    judgements = [
+    results = [
         SteadinessResult(
             Steadiness.NOT_STEADY, "; ".join(filter(None, [f"no steady part: {phases.reason}", phases.remedy]))
         )
@@ -179,46 +184,49 @@ def _steady(evidence: Evidence) -> Found | NotObserved | None:
         else judge_trend(steady)
         for phases, steady in zip(evidence.phases, evidence.steady, strict=True)
     ]
-    return _of_trials(judgements)
+    return _of_trials(results)
 
 
 @check(
     name="warm-up",
-    suspect="its later half differs from the measured steady part, by the same bounds",
-    why="what was cold as measurement began is measured too; few requests can't tell, and no warm-up can't be judged",
+    suspect="latencies in the later half of the warm-up differ from the measured steady part, by the same bounds",
+    why="the measurement would include a cold server; the check is not made with too few or no warm-up requests",
 )
 def _warm_up(evidence: Evidence) -> Found | NotObserved | None:
     if not any(trial.warm_up for trial in evidence.trials):
         return NotObserved("no warm-up request was recorded")
-    judgements = [
-        SteadinessResult(Steadiness.UNKNOWN, "the measured part is not steady itself")
+    results = [
+        SteadinessResult(Steadiness.UNKNOWN, "the measured part itself is not steady")
         if isinstance(phases, NoSteadyPart)
         else judge_warm_up(warm_up, trial.warm_up, steady)
         for trial, warm_up, phases, steady in zip(
             evidence.trials, evidence.warm_up_phases, evidence.phases, evidence.steady, strict=True
         )
     ]
-    found = _of_trials(judgements)
+    found = _of_trials(results)
     fewest = min(len(trial.warm_up) for trial in evidence.trials)
     if isinstance(found, NotObserved) and evidence.concurrency and fewest < warm_up_needed(evidence.concurrency):
-        return NotObserved(f"{found.why}; it takes {warm_up_needed(evidence.concurrency)} warm-up requests to tell")
+        return NotObserved(f"{found.why}; the check needs {warm_up_needed(evidence.concurrency)} warm-up requests")
     return found
 
 
 @check(
     name="prefix hits",
-    suspect=f"prompts are unique, and more than {_HIT_SHARE:.0%} of their tokens came from the prefix cache",
-    invalid=f"more than {_WRONG_SHARE:.0%}",
-    why="those were not computed, so TTFT is another load's; a chat template's first block may be one of them",
+    suspect=f"prompts are unique, but more than {_HIT_SHARE:.0%} of their tokens came from the prefix cache",
+    invalid=f"more than {_WRONG_SHARE:.0%} of their tokens did",
+    why="cached tokens are not computed, so TTFT belongs to an easier load; a few hits are normal, because prompts "
+    "share the beginning of the chat template",
 )
 def _prefix_hits(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.prompts != "unique":
-        return NotObserved("prompts share beginnings" if evidence.prompts else "nobody said whether prompts are unique")
+        return NotObserved(
+            "prompts share prefixes" if evidence.prompts else "it is not known whether prompts are unique"
+        )
     cached = [record.cached_input_tokens for record in evidence.answered]
     total = [record.input_sequence_length for record in evidence.answered]
     hits, tokens = _all_known(cached), _all_known(total)
     if not hits or not tokens:
-        return NotObserved("not every answer's usage counts cached tokens")
+        return NotObserved("not every answer reports its cached tokens")
     share = sum(hits) / sum(tokens)
     if share <= _HIT_SHARE:
         return None
@@ -230,9 +238,9 @@ def _length(
     kind: str, lengths: Sequence[float | None], asked: AskedLength | None, share: float, slack_tokens: float
 ) -> Found | NotObserved | None:
     if asked is None:
-        return NotObserved(f"the load asks for no {kind} length")
+        return NotObserved(f"the load sets no {kind} length")
     if not (known := _all_known(lengths)):
-        return NotObserved("not every answer has a usage" if lengths else "no request succeeded")
+        return NotObserved("not every answer reports its usage" if lengths else "no request succeeded")
     mean = fmean(known)
     off = abs(mean - asked.mean)
     allowed = 3 * asked.stddev / math.sqrt(len(known))
@@ -240,16 +248,16 @@ def _length(
     if off <= max(slack_tokens, share * asked.mean + allowed):
         return None
     level = ValidityLevel.INVALID if off > _WRONG_SHARE * asked.mean + allowed else ValidityLevel.SUSPECT
-    return Found(level, f"{kind} was {mean:.4g} tokens on average, {asked.mean:.4g} were asked")
+    return Found(level, f"the mean {kind} length was {mean:.4g} tokens, but {asked.mean:.4g} were requested")
 
 
-def _of_trials(judgements: Sequence[SteadinessResult]) -> Found | NotObserved | None:
+def _of_trials(results: Sequence[SteadinessResult]) -> Found | NotObserved | None:
     """Combines the trials: one unsteady trial counts against the cell; an undecided one leaves the check unanswered."""
 
     def first(wanted: Steadiness) -> str | None:
-        for number, judgement in enumerate(judgements, start=1):
-            if judgement.steadiness is wanted:
-                return f"trial {number}: {judgement.reason}" if len(judgements) > 1 else judgement.reason
+        for number, result in enumerate(results, start=1):
+            if result.steadiness is wanted:
+                return f"trial {number}: {result.reason}" if len(results) > 1 else result.reason
         return None
 
     if said := first(Steadiness.NOT_STEADY):

@@ -32,7 +32,7 @@ def check_resolvable(
     of_baseline = {sample.cell: sample for sample in baseline}
     if lacking := [cell for cell in cells if cell not in of_baseline]:
         raise UsageError(
-            f"the baseline has no cell {', '.join(lacking)}; expected each that is measured, and it has "
+            f"the baseline has no cell {', '.join(lacking)}; expected all cells of this run, but it has only "
             f"{', '.join(of_baseline) or 'none'}"
         )
     each = per_interval(confidence, max(1, len(cells) * len(metrics)))
@@ -40,7 +40,7 @@ def check_resolvable(
         for metric in metrics:
             values = comparable_values(of_baseline[cell], metric, max_error_rate)
             if isinstance(values, UnjudgedValue):
-                raise UsageError(f"the baseline's {cell} can't be compared with in {metric.name}: {values.reason}")
+                raise UsageError(f"{metric.name} can't be compared with the baseline's {cell}: {values.reason}")
             _check(of_baseline[cell], metric, values, trials, limit, each)
 
 
@@ -50,10 +50,9 @@ def _check(
     option = f"--max-regression {limit.percent:g}%"
     spread = relative_spread(values)
     if spread is None or trials < 2:
-        side = "the baseline has" if spread is None else "the candidate is to have"
+        side = "the baseline has" if spread is None else "the candidate would have"
         raise UsageError(
-            f"{option}: {side} one trial of {sample.cell}, and one trial has no interval; expected 2 or more, 5 to "
-            "begin with"
+            f"{option}: {side} one trial of {sample.cell}, which gives no interval; expected at least 2, preferably 5"
         )
     margin = expected_margin(spread, (trials, len(values)), confidence)
     if margin <= limit.margin(metric):
@@ -63,10 +62,10 @@ def _check(
     advice = (
         f"take {needed} trials of {requests:.0f} requests ({needed * requests:,.0f} in all) on each side"
         if needed
-        else "no affordable number of trials does"
+        else "no affordable number of trials would be enough"
     )
     raise UsageError(
         f"{option} can't be resolved: {metric.name} of {sample.cell} varies by {100 * spread:.2g} % between the "
-        f"baseline's trials, so {len(values)} of them and {trials} new ones tell no factor below {margin:.3g} from "
-        f"chance; {advice}, or raise the limit"
+        f"baseline's trials, so {len(values)} of them and {trials} new ones can't distinguish a factor below "
+        f"{margin:.3g} from chance; {advice}, or raise the limit"
     )

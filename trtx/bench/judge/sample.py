@@ -21,15 +21,15 @@ Window = Literal["whole", "steady"]  # part of each trial that counts: all of it
 class MetricColumn:
     """Selects one number of a cell: a metric and, if the metric is a distribution, one of its columns."""
 
-    figure: Metric[Any]
-    column: int | None  # one of figure.columns
+    metric: Metric[Any]
+    column: int | None  # one of metric.columns
     device: DeviceKind | None = None  # requested device kind of a per-device metric; None: the cell's own
 
     @property
     def name(self) -> str:
         """The name as typed on the command line: ``time_to_first_token:p99``."""
-        figure = self.figure
-        return f"{figure.name if self.device is None else figure.key(DEVICES[self.device])}:{self.statistic}"
+        metric = self.metric
+        return f"{metric.name if self.device is None else metric.key(DEVICES[self.device])}:{self.statistic}"
 
     @property
     def unit(self) -> str:
@@ -37,12 +37,12 @@ class MetricColumn:
 
     def unit_over(self, device: DeviceKind | None) -> str:
         """The metric's unit with the kind of device filled in, such as tokens/s/GPU; None: "device"."""
-        return self.figure.unit.format(device="device" if device is None else DEVICES[device])
+        return self.metric.unit.format(device="device" if device is None else DEVICES[device])
 
     @property
     def statistic(self) -> str:
         """aiperf's name of the statistic: avg, p99."""
-        return _statistic(self.figure, self.column)
+        return _statistic(self.metric, self.column)
 
     @property
     def samples_needed(self) -> int:
@@ -51,18 +51,18 @@ class MetricColumn:
 
     def of(self, figures: Figures | None, device_count: int | None) -> float | None:
         """The value among the metrics of a cell or a trial; None if it can't be computed."""
-        return None if figures is None else self.figure.number(self.figure.read(figures, device_count), self.column)
+        return None if figures is None else self.metric.number(self.metric.read(figures, device_count), self.column)
 
     def count(self, figures: Figures | None, device_count: int | None) -> int:
         """Number of requests behind the value; 0 if there is no value."""
         if figures is None:
             return 0
-        value = self.figure.read(figures, device_count)
+        value = self.metric.read(figures, device_count)
         if isinstance(value, Distribution):
             return value.count
         if value is None:
             return 0
-        samples = self.figure.samples if isinstance(self.figure, Number) else None
+        samples = self.metric.samples if isinstance(self.metric, Number) else None
         return figures[request_count] if samples is None else samples(figures)
 
 
@@ -123,7 +123,7 @@ class CellSample:
         if metric.device is None or self.device in (None, metric.device):
             return None
         asked, there = DEVICES[metric.device], DEVICES[self.device]
-        return f"it is over {asked}s, and of this topology none is known; expected {metric.figure.key(there)}"
+        return f"it is per {asked}, but the topology's number of {asked}s is not known; use {metric.metric.key(there)}"
 
     def missing_trials(self) -> list[int]:
         """Numbers (from 1) of trials without a result.
@@ -165,8 +165,8 @@ class CellSample:
         return (0, 0) if self.figures is None else (self.figures[request_count], self.figures[error_request_count])
 
 
-def _statistic(figure: Metric[Any], column: int | None) -> str:
-    return figure.statistic if column is None else f"p{column}"
+def _statistic(metric: Metric[Any], column: int | None) -> str:
+    return metric.statistic if column is None else f"p{column}"
 
 
 def parse_metric(text: str, typed: str) -> MetricColumn:
@@ -176,26 +176,26 @@ def parse_metric(text: str, typed: str) -> MetricColumn:
     be given by its name in the summaries, ``output_token_throughput_per_gpu``.
     """
     name, colon, statistic = text.partition(":")
-    figure, device = _figure(name, typed)
-    columns = {_statistic(figure, column): column for column in figure.columns}
+    metric, device = _metric(name, typed)
+    columns = {_statistic(metric, column): column for column in metric.columns}
     if not colon and len(columns) == 1:
-        return MetricColumn(figure, None, device)
+        return MetricColumn(metric, None, device)
     if not colon:
-        raise UsageError(f"{typed}: {name} is a distribution; expected which number of it, as {name}:p50")
+        raise UsageError(f"{typed}: {name} is a distribution; name one of its statistics, such as {name}:p50")
     if statistic not in columns:
         raise UsageError(f"{typed}: {name} has no statistic {statistic!r}; expected one of {', '.join(columns)}")
-    return MetricColumn(figure, columns[statistic], device)
+    return MetricColumn(metric, columns[statistic], device)
 
 
-def _figure(name: str, typed: str) -> tuple[Metric[Any], DeviceKind | None]:
-    judged = [figure for figure in all_figures() if figure.columns]
+def _metric(name: str, typed: str) -> tuple[Metric[Any], DeviceKind | None]:
+    judged = [metric for metric in all_figures() if metric.columns]
     known: dict[str, tuple[Metric[Any], DeviceKind | None]] = {
-        figure.key(spoken): (figure, kind) for figure in judged for kind, spoken in DEVICES.items()
+        metric.key(spoken): (metric, kind) for metric in judged for kind, spoken in DEVICES.items()
     }
-    known |= {figure.name: (figure, None) for figure in judged}
+    known |= {metric.name: (metric, None) for metric in judged}
     if name in known:
         return known[name]
-    titles = {figure.title.lower(): figure.name for figure in judged}
+    titles = {metric.title.lower(): metric.name for metric in judged}
     near = [titles[name.lower()]] if name.lower() in titles else get_close_matches(name, known, n=3, cutoff=0.5)
     expected = f"did you mean {' or '.join(near)}" if near else f"expected one of {', '.join(known)}"
     raise UsageError(f"{typed}: no metric is called {name!r}; {expected}")
@@ -209,5 +209,7 @@ def parse_percent(option: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not text.endswith("%") or not 0 <= value <= 100:
-        raise UsageError(f"{option} {text}: expected a percentage from 0% to 100%, with its sign, as {option} 5%")
+        raise UsageError(
+            f"{option} {text}: expected a percentage from 0% to 100% with the percent sign, such as {option} 5%"
+        )
     return value

@@ -39,13 +39,13 @@ _NOT_READ = NotObserved("GPUs were not read throughout the measured part")
 
 @check(
     name="client's event loops",
-    suspect=f"one that sends or receives was blocked for more than {CLIENT_SUSPECT:.0%} of the measured time",
-    invalid=f"more than {CLIENT_INVALID:.0%}",
-    why="an answer that arrives meanwhile gets its time late",
+    suspect=f"an event loop that sends or receives was blocked for more than {CLIENT_SUSPECT:.0%} of the measured time",
+    invalid=f"it was blocked for more than {CLIENT_INVALID:.0%}",
+    why="an answer that arrives while the loop is blocked gets a time stamp that is too late",
 )
 def _event_loops(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.event_loop_delays_ms is None:
-        return NotObserved("nobody read the client's log")
+        return NotObserved("the client's log was not read")
     measured = [trial.measured for trial in evidence.trials if trial.measured]
     total_ms = sum(max(r.end_ns for r in trial) - min(r.start_ns for r in trial) for trial in measured) / 1e6
     blocked = {
@@ -62,33 +62,33 @@ def _event_loops(evidence: Evidence) -> Found | NotObserved | None:
 
 @check(
     name="restarts",
-    invalid="a process of the topology was started again while it was measured",
-    why="a part of the figures is of a smaller topology, then of a cold one",
+    invalid="a process of the topology was restarted during the measurement",
+    why="part of the measurement covers a smaller topology, and then a cold one",
 )
 def _restarts(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.restarted is None:
-        return NotObserved("nobody watched the server's processes")
+        return NotObserved("the server's processes were not supervised")
     if not evidence.restarted:
         return None
-    return Found(ValidityLevel.INVALID, f"started again while it was measured: {', '.join(evidence.restarted)}")
+    return Found(ValidityLevel.INVALID, f"restarted during the measurement: {', '.join(evidence.restarted)}")
 
 
 @check(
     name="uneven workers",
-    suspect=f"a worker of a role got {_UNEVEN_SHARE:.0%} more or fewer requests than an equal share, and that has a "
-    f"chance below {_UNEVEN_CHANCE:.0%} where each request goes to any worker alike",
-    why="some idled while others were full; where a KV router meets prompts that repeat, it is meant to, and is told "
-    "as not checked",
+    suspect=f"a worker got over {_UNEVEN_SHARE:.0%} more or fewer requests than its equal share among the workers "
+    f"of its role, and random routing would do that with a probability below {_UNEVEN_CHANCE:.0%}",
+    why="some workers were idle while others were full; with a KV router and shared prefixes this may be intended, so "
+    "the check is not made",
 )
 def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.requests_by_worker is None:
-        return NotObserved("nobody counted requests by worker")
+        return NotObserved("requests were not counted by worker")
     told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
     if not told:
         return None
     # The router may prefer workers that cache a prefix, and prompts may share one, so uneven counts may be intended.
     if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
-        return NotObserved(f"{told[0]}, as a router may choose that goes by what prompts share")
+        return NotObserved(f"{told[0]}, which a router may intend if prompts share prefixes")
     return Found(ValidityLevel.SUSPECT, told[0])
 
 
@@ -106,19 +106,19 @@ def _uneven(counts: Mapping[str, int]) -> str | None:
     # Any worker could be the outlier, in either direction (Bonferroni).
     if 2 * len(counts) * binomial_tail(counts[worst], total, 1 / len(counts)) >= _UNEVEN_CHANCE:
         return None
-    return f"{worst} got {counts[worst]} of {total} requests, an equal share is {share:.4g}"
+    return f"{worst} got {counts[worst]} of {total} requests; an equal share is {share:.4g}"
 
 
 @check(
     name="lost handoffs",
-    suspect="a decode worker computed a prompt whose KV had to come from a prefill worker",
-    invalid=f"more than {_LOST_HANDOFFS:.0%} of them",
-    why="those prompts were computed twice, or by the decode worker alone: nothing of a split topology is left but its "
-    "costs, and no request fails of it",
+    suspect="a decode worker computed a prompt whose KV should have come from a prefill worker",
+    invalid=f"this happened to more than {_LOST_HANDOFFS:.0%} of the prompts",
+    why="such a prompt is computed twice, or by the decode worker alone, so a disaggregated topology has only its "
+    "costs left, although no request fails",
 )
 def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.handoffs is None:
-        return NotObserved("nobody counted handoffs")
+        return NotObserved("handoffs were not counted")
     pairs = {
         told_pair(decode, prefill): counts
         for decode, by_prefill in evidence.handoffs.items()
@@ -128,18 +128,18 @@ def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
     if lost:
         worst = max(pairs, key=lambda name: pairs[name].lost)
         level = ValidityLevel.INVALID if lost > _LOST_HANDOFFS * requests else ValidityLevel.SUSPECT
-        most = f", {pairs[worst].lost} of them from {worst}"
+        most = f"; {pairs[worst].lost} of them went from {worst}"
         return Found(level, f"{lost} of {requests} prompts were computed without the KV of a prefill worker{most}")
     if any(one.unknown for one in pairs.values()):
-        return NotObserved("the decode workers' engine does not say what becomes of KV")
+        return NotObserved("the decode workers' engine does not report whether KV arrived")
     return None
 
 
 @check(
     name="throttled GPU",
-    suspect="a GPU was slowed down by heat or its power brake while it was measured",
-    why="it comes and goes with the room, not with what is compared; a power limit is a GPU's own under full load and "
-    "no reason",
+    suspect="heat or the power brake slowed down a GPU during the measurement",
+    why="this depends on the machine room and not on what is compared; reaching the power limit is normal under full "
+    "load and is not a reason",
 )
 def _throttled(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.gpus is None:
@@ -151,14 +151,15 @@ def _throttled(evidence: Evidence) -> Found | NotObserved | None:
             often = f"in {len(slowed)} of {len(readings)} readings ({'; '.join(reasons)})"
             return Found(ValidityLevel.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
     unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
-    return NotObserved(f"NVML does not say what slows down {unsaid[0]}") if unsaid else None
+    return NotObserved(f"NVML does not report why clocks of {unsaid[0]} are reduced") if unsaid else None
 
 
 @check(
     name="foreign GPU use",
-    suspect="a process that is not the topology's is on one of its GPUs",
-    invalid=f"and has {_FOREIGN_PERCENT:.0f} % or more of its time",
-    why="the figures are of a shared GPU; one that only holds memory, as a display server does, may do no harm",
+    suspect="a process outside the topology is on one of its GPUs",
+    invalid=f"it uses {_FOREIGN_PERCENT:.0f} % or more of the GPU's time",
+    why="the metrics describe a shared GPU; a process that only holds memory, such as a display server, may be "
+    "harmless",
 )
 def _foreign(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.gpus is None:
@@ -167,35 +168,36 @@ def _foreign(evidence: Evidence) -> Found | NotObserved | None:
     if foreign:
         most, gpu, process = max(foreign, key=lambda entry: entry[0])
         level = ValidityLevel.INVALID if most >= _FOREIGN_PERCENT else ValidityLevel.SUSPECT
-        used = "use not known" if process.sm_percent is None else f"up to {most:.3g} % of its time"
+        used = "its use is unknown" if process.sm_percent is None else f"using up to {most:.3g} % of its time"
         return Found(level, f"{process.name or 'a process'} (pid {process.pid}) was on {gpu.name}, {used}")
     unseen = [gpu.name for gpu in evidence.gpus if gpu.foreign is None]
     if not unseen:
         return None
     return NotObserved(
-        f"NVML does not show here whose processes are on {unseen[0]}, as in a container without --pid=host"
+        f"NVML does not show here which processes are on {unseen[0]}, as in a container without --pid=host"
     )
 
 
 @check(
     name="foreign CPU use",
-    suspect=f"processes that are not the run's had {_FOREIGN_CPU:.0%} or more of the time of its cores, counted while "
-    f"less than {1 - SHORT:.0%} of them was idle",
-    why="frontend, workers and client wait for a core then; beside idle ones, others take nothing from them",
+    suspect=f"processes outside the run used {_FOREIGN_CPU:.0%} or more of the time of its cores; only times at which "
+    f"less than {1 - SHORT:.0%} of the cores was idle count",
+    why="frontend, workers and client then had to wait for a core; while cores are idle, other processes take nothing "
+    "from them",
 )
 def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
     cpu = evidence.cpu
     if cpu is None:
         return NotObserved("cores were not read throughout the measured part")
     if cpu.scope == "unknown":
-        return NotObserved("the deployment answers on this machine, and which processes are its own is not known")
+        return NotObserved("the deployment runs on this machine, and its processes are not known")
     if cpu.foreign_share >= _FOREIGN_CPU:
         machine = "" if cpu.scope == "run" else " of the client's machine"
         who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
-        most = f", above all {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
-        had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} busy core(s){machine}"
-        return Found(ValidityLevel.SUSPECT, f"processes that are not the run's had {had}{most}")
-    return NotObserved("only the client's machine was read, not the deployment's") if cpu.scope == "client" else None
+        most = f", most of it by {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
+        had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} core(s){machine}"
+        return Found(ValidityLevel.SUSPECT, f"processes outside the run used {had}{most}")
+    return NotObserved("only the client's machine was checked, not the deployment's") if cpu.scope == "client" else None
 
 
 def _sm_percent(process: ForeignProcess) -> float:

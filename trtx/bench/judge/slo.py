@@ -62,31 +62,31 @@ def parse_objective(text: str) -> Objective:
     parts = text.split(":")
     if len(parts) != 4:
         raise UsageError(
-            f"--slo {text}: it has {len(parts)} of 4 parts; expected metric:statistic:operator:value, as "
+            f"--slo {text}: it has {len(parts)} of 4 parts; expected metric:statistic:operator:value, such as "
             "time_to_first_token:p99:le:500"
         )
     name, statistic, operator, value = parts
     metric = parse_metric(f"{name}:{statistic}", f"--slo {text}")
     threshold = _number(value)
     if threshold is None:
-        raise UsageError(f"--slo {text}: {value!r} is no number; expected one in {metric.unit}, as 500")
+        raise UsageError(f"--slo {text}: {value!r} is not a number; expected one in {metric.unit}, such as 500")
     bound = Bound(_operator(operator, metric, text), threshold, metric.unit)
     if threshold < 0 or (threshold == 0 and bound.operator in ("lt", "ge")):
         sense = "kept" if bound.operator in ("lt", "le") else "missed"
-        raise UsageError(f"--slo {text}: no figure is below 0, so it could never be {sense}; expected a value above 0")
+        raise UsageError(f"--slo {text}: no metric is below 0, so it could never be {sense}; expected a value above 0")
     return Objective(metric, bound)
 
 
 def _operator(typed: str, metric: MetricColumn, text: str) -> Operator:
-    better = metric.figure.better
+    better = metric.metric.better
     sound: list[Operator] = [known for known in get_args(Operator) if better in (None, _ASKS_FOR[known])]
     for known in sound:
         if typed == known:
             return known
     fault = (
-        f"{metric.figure.name} is better {better}, and {typed} asks for the other"
+        f"{metric.metric.name} is better when {better}, but {typed} requires the opposite"
         if typed in _HOLDS
-        else f"no operator is called {typed!r}"
+        else f"there is no operator {typed!r}"
     )
     raise UsageError(f"--slo {text}: {fault}; expected {' or '.join(sound)}")
 
@@ -138,7 +138,7 @@ def _why_not_known(sample: CellSample, objective: Objective) -> UnjudgedValue | 
     metric = objective.metric
     succeeded, failed = sample.requests()
     if succeeded + failed == 0:
-        return UnjudgedValue(Verdict.NO_VERDICT, "no request was measured; expected some")
+        return UnjudgedValue(Verdict.NO_VERDICT, "no request was measured; expected at least one")
     value = sample.value(metric)
     if value is None:
         if failed and not succeeded:
@@ -150,7 +150,7 @@ def _why_not_known(sample: CellSample, objective: Objective) -> UnjudgedValue | 
         return UnjudgedValue(Verdict.MISSED, missed)
     return UnjudgedValue(
         Verdict.NO_VERDICT,
-        f"{metric.statistic} takes {metric.samples_needed} requests, and there are {sample.count(metric)}; "
+        f"{metric.statistic} needs {metric.samples_needed} requests, but there are {sample.count(metric)}; "
         "measure more, or judge a smaller percentile",
     )
 
@@ -162,7 +162,7 @@ def _missed_already(sample: CellSample, objective: Objective) -> str | None:
     asked, bound = objective.metric, objective.bound
     if _ASKS_FOR[bound.operator] != "lower":
         return None
-    for smaller in (replace(asked, column=column) for column in asked.figure.columns if column is not None):
+    for smaller in (replace(asked, column=column) for column in asked.metric.columns if column is not None):
         value = sample.value(smaller)  # a larger percentile needs even more requests
         if sample.supports(smaller) and value is not None and not bound.holds(value):
             return f"{smaller.statistic} is {value:.6g} {bound.unit}{sample.where} already; expected {bound}"
@@ -172,8 +172,8 @@ def _missed_already(sample: CellSample, objective: Objective) -> str | None:
 def _why_none(sample: CellSample) -> str:
     uncounted = 0 if sample.figures is None else sample.figures[uncounted_request_count]
     if uncounted:
-        return f"{uncounted} answers carry no usage, so nobody counted their tokens; switch usage on at the server"
-    return "it can't be computed of these answers"
+        return f"{uncounted} answers carry no usage, so their tokens were not counted; switch usage on at the server"
+    return "it can't be computed from these answers"
 
 
 def _number(text: str) -> float | None:

@@ -121,7 +121,7 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
         ratio = level_ratio(*sides)
         if ratio is None:
             few = min(map(len, sides))
-            open_.append(f"{few} requests have {_an(level.title)} to compare by, {BATCHES} a side are needed")
+            open_.append(f"{few} requests have {_an(level.title)}, but {BATCHES} are needed on each side")
             continue
         said = (
             f"{level.title} was {ratio.value:.3g} times as long {when_after} as {when_before} "

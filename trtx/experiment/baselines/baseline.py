@@ -107,7 +107,7 @@ def of_run(run_dir: Path) -> Baseline:
     metrics were computed.
     """
     if not (run_dir / LOCK.file).exists():
-        raise UsageError(f"{run_dir} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
+        raise UsageError(f"{run_dir} is not a run directory, because it has no {LOCK.file}; expected one of trtx bench")
     if is_evaluation(run_dir):
         raise UsageError(
             f"{run_dir} is a run of trtx eval, which measures no speed; save a baseline from a run of trtx bench"

@@ -71,7 +71,7 @@ class Baselines:
         """Raises UsageError if baselines can't be written here. Writes nothing."""
         there = next(one for one in (self.directory, *self.directory.absolute().parents) if os.access(one, os.F_OK))
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            why = "is no directory" if not there.is_dir() else "can't be written to"
+            why = "is not a directory" if not there.is_dir() else "can't be written to"
             raise UsageError(
                 f"no baseline can be saved in {str(self.directory)!r}, as {str(there)!r} {why}; name another with "
                 "--baseline-dir"
@@ -192,7 +192,7 @@ def open_measured(text: str, baselines: Baselines) -> Baseline:
     try:
         return baselines.get(text)
     except UsageError as error:
-        raise UsageError(f"{quoted(text)} is no run directory or file, and {error}") from error
+        raise UsageError(f"{quoted(text)} is not a run directory or file, and {error}") from error
 
 
 def located(text: str) -> Path:

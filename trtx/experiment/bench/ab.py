@@ -22,7 +22,8 @@ from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 from trtx.experiment.baselines.comparison import judged, measured
 from trtx.experiment.baselines.conditions import Conditions, differences, model_of, unchecked
-from trtx.experiment.bench.spec import ExperimentSpec, load_sweep
+from trtx.experiment.bench.spec import ExperimentSpec
+from trtx.experiment.bench.sweep_file import load_sweep
 from trtx.experiment.bench.verdict import sample_of
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scores import compare_scores, scores_of_run

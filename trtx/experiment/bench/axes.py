@@ -22,14 +22,14 @@ _SET = "overrides."  # prefix of an axis over an engine-config field
 _OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field → the only mode that has it
 _ENCODERS = {"encode": "e", "encode_shared": "s"}  # topology field of either mode → its letter in a label
 _NO_AXIS = {
-    "mode": "modes is the list of them",
+    "mode": "the modes are listed in modes",
     "overrides": "name the field, as overrides.max_batch_size",
     "engine_configs": "recipe names the configs of every role",
     "port": "each topology takes a free one",
     "host": "it changes nothing that is measured",
     "tls_cert": "it belongs to the machine, and tls_key to it",
     "tls_key": "it belongs to tls_cert",
-    "model": "figures of two models do not compare; make a run of each",
+    "model": "metrics of two models can't be compared; run each model separately",
     "served_model_name": "it changes nothing that is measured",
 }
 AXIS_FIELDS = (*(name for name in TopologySpec.model_fields if name not in _NO_AXIS), "recipe")
@@ -93,9 +93,9 @@ def refuse_replaced(document: Mapping[str, Any], typed: Mapping[str, Any], sourc
         name = next(iter(options["media"])) if field == "media" else field
         option = _OPTIONS.get(name, f"--{name.replace('_', '-')}") + text
         by = f"--axis {axis}" if axis in typed_axes else f"axes.{axis}"
-        raise UsageError(f"{source}{shown(option)} means nothing beside {shown(by)}, {_IN_PLACE}")
+        raise UsageError(f"{source}{shown(option)} has no effect with {shown(by)}, {_IN_PLACE}")
     for field, text, axis in _replaced(own, [name for name in axes if name not in typed_axes]):
-        raise UsageError(f"{source}{shown(f'topology.{field}{text}')} means nothing beside axes.{axis}, {_IN_PLACE}")
+        raise UsageError(f"{source}{shown(f'topology.{field}{text}')} has no effect with axes.{axis}, {_IN_PLACE}")
 
 
 # For fields whose option has a different name.

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trtx.bench import LoadSpec
-from trtx.bench.documents import problem
 from trtx.config import Mode, TopologySpec
 from trtx.config.hosts import Certificates, Password, parse_auth
 from trtx.config.option_field import OptionField
-from trtx.config.strict_json import validate_strictly
-from trtx.config.strict_yaml import read_yaml
-from trtx.config.topology import Name, in_topology, refuse_idle
-from trtx.config.wording import a_kind, quoted, shown, shown_address
+from trtx.config.topology import Name
+from trtx.config.wording import quoted, shown_address
 from trtx.errors import UsageError
-from trtx.experiment.bench.axes import Axes, NamedTopology, expand, refuse_replaced
+from trtx.experiment.bench.axes import Axes, NamedTopology, expand
 from trtx.experiment.gate_spec import GateSpec
-from trtx.experiment.scoring_spec import ScoringSpec, in_keys
+from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.planes.credentials import EtcdAuth, check_endpoints
 from trtx.planes.secret_files import judge_secrets, look_at_secrets
 from trtx.topology import body_mib
@@ -53,7 +48,7 @@ class Attach(BaseModel):
     @model_validator(mode="after")
     def _etcd_and_its_files(self) -> Self:
         if self.etcd_auth is not None and not self.etcd:
-            raise ValueError("etcd_auth means nothing without etcd; add it, or leave it out")
+            raise ValueError("etcd_auth has no effect without etcd; add it, or leave it out")
         if self.etcd:
             try:
                 auth = self.etcd_files()
@@ -156,7 +151,7 @@ class ExperimentSpec(BaseModel):
         """Raises ValueError if the gate judges a streaming metric although the load doesn't stream."""
         judged = [objective.metric for objective in self.gate.objectives]
         judged += self.gate.compared if self.gate.limit is not None else ()
-        if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.figure.of_stream]):
+        if not self.load.streaming and (lacking := [metric.name for metric in judged if metric.metric.of_stream]):
             raise ValueError(
                 f"gate judges {', '.join(lacking)}, which only streamed answers have, but load.streaming is false; "
                 "judge request_latency or a throughput, or set load.streaming to true"
@@ -222,184 +217,3 @@ class ExperimentSpec(BaseModel):
         document["load"]["prompts"] = self.load.said
         document["topologies"] = list(self.labels)
         return document
-
-
-def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None:
-    """Refuses two YAML pitfalls: an ``eval:`` whose lines are all commented out, and ``true`` in place of a number."""
-    if "eval" in document and document["eval"] is None:
-        raise UsageError(f"{_source(path)}eval is empty; expected tasks below it, such as tasks: [trtx], or no eval")
-    models: dict[str, type[BaseModel]] = {"load": LoadSpec, "gate": GateSpec, "eval": ScoringSpec}
-    for part, model in models.items():
-        said = document.get(part)
-        for name, value in said.items() if isinstance(said, dict) else ():
-            field = model.model_fields.get(name)
-            takes = "" if field is None else str(field.annotation)
-            values = value if isinstance(value, list) else [value]
-            if any(isinstance(one, bool) for one in values) and not any(kind in takes for kind in ("bool", "Any")):
-                said_so = shown(json.dumps(value, default=str, ensure_ascii=False))
-                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected no boolean")
-
-
-def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
-    """Reads a sweep file, or uses the defaults, and merges ``overrides`` into it. Raises UsageError that names
-    the key.
-    """
-    document: Any = (
-        None if path is None else read_yaml(path, "sweep file", "a YAML file with keys such as modes and load")
-    )
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise UsageError(f"sweep file {shown(path)} holds {a_kind(document)}; expected keys such as modes and load")
-    if path is not None:
-        _refuse_unused(document, path, narrowed="modes" in overrides)
-    refuse_replaced(document, overrides, _source(path))
-    document = _laid_over(document, overrides)
-    _refuse_unencoded(document, path)
-    if document.get("attach") is not None and (unused := [key for key in ("modes", "topology") if key in document]):
-        raise UsageError(
-            f"{_source(path)}attach measures a running server, and {unused[0]} configures what trtx serves; "
-            "leave one of them out"
-        )
-    if document.get("arms") and (unused := [key for key in ("modes", "topology", "axes") if key in document]):
-        raise UsageError(
-            f"{_source(path)}arms are complete topologies, so {unused[0]} would have no effect; leave one of them out"
-        )
-    _refuse_what_yaml_blurs(document, path)
-    topology = document.get("topology") or {}
-    if isinstance(topology, dict):  # other types are refused by the model
-        document["topology"] = {"port": 0, **topology}
-    if isinstance(arms := document.get("arms"), dict):
-        document["arms"] = {label: {"port": 0, **arm} if isinstance(arm, dict) else arm for label, arm in arms.items()}
-    try:
-        if isinstance(document.get("eval"), dict):  # its own errors use the wording of trtx eval
-            try:
-                ScoringSpec.model_validate(document["eval"])
-            except UsageError as error:
-                raise UsageError(f"{_source(path)}{in_keys(str(error))}") from error
-            except ValidationError:
-                pass  # reported below, with the position in the file
-        spec = validate_strictly(ExperimentSpec, document)
-    except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid":
-            raise UsageError(
-                f"{_source(path)}it has a text with half a Unicode character (a lone surrogate); write the text again"
-            ) from error
-        raise UsageError(_sentence(error, path)) from error
-    for one in spec.topologies:
-        refuse_idle(one.spec, in_topology, _source(path))
-    if spec.eval is not None and "max_drop" in spec.eval.model_fields_set and spec.gate.baseline is None:
-        raise UsageError(
-            f"{_source(path)}eval.max_drop means nothing without a baseline (--baseline); name one, or leave it out"
-        )
-    return spec
-
-
-_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field -> the only mode that has it
-_ROLE_MODES = {"agg": "agg", "prefill": "disagg", "decode": "disagg"}
-
-
-def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> None:
-    """Raises UsageError for topology settings in a sweep file that none of its topologies would use.
-
-    ``narrowed``: modes were given on the command line, so the modes of the file don't apply.
-    """
-    topology = document.get("topology")
-    if not isinstance(topology, dict):
-        return
-    if "mode" in topology:
-        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; modes at the top is")
-    modes = document.get("modes", ["agg"])
-    if narrowed or not isinstance(modes, list):
-        return
-    configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    said = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
-    for role, mode in _ROLE_MODES.items():
-        said += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
-        said += [
-            (f"topology.overrides {quoted(text)}", mode)
-            for text in (sets if isinstance(sets, list) else ())
-            if isinstance(text, str) and text.startswith(f"{role}.")
-        ]
-    for name, mode in said:
-        if mode not in modes:
-            raise UsageError(
-                f"{_source(path)}{name} belongs to mode {mode}, and modes are {shown(', '.join(map(str, modes)))}; "
-                "leave it out, or add the mode"
-            )
-
-
-_COUNTS_ENCODERS = ("encode", "encode_shared")
-
-
-def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
-    """Raises UsageError for encode-worker configs if no topology has encode workers."""
-    topology, axes = document.get("topology"), document.get("axes")
-    if not isinstance(topology, dict) or (isinstance(axes, dict) and axes.keys() & _COUNTS_ENCODERS):
-        return
-    if any(map(topology.get, _COUNTS_ENCODERS)):
-        return
-    configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    said = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []
-    said += [
-        f"topology.overrides {quoted(text)}"
-        for text in (sets if isinstance(sets, list) else ())
-        if isinstance(text, str) and text.startswith("encode.")
-    ]
-    if said:
-        raise UsageError(
-            f"{_source(path)}{said[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
-            "encode: 1"
-        )
-
-
-_JOINED = ("overrides", "router_args")  # command-line values are appended to those of the file; the last one wins
-
-
-def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            merged[key] = _laid_over(before, value)
-        elif key in _JOINED and isinstance(before, list):
-            merged[key] = [*before, *value]
-        else:
-            merged[key] = value
-    return merged
-
-
-def _source(path: Path | None) -> str:
-    return "" if path is None else f"{shown(path)}: "
-
-
-def _sentence(error: ValidationError, path: Path | None) -> str:
-    first = error.errors()[0]
-    if first["type"] != "extra_forbidden":
-        told = problem(error)
-        return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
-    said = ".".join(str(part) for part in first["loc"])
-    places, section = _places(), said.rpartition(".")[0]
-    near = get_close_matches(str(first["loc"][-1]), places, n=1)
-    hint = ""
-    if near:
-        is_here = any(place.rpartition(".")[0] == section for place in places[near[0]])
-        hint = f"; did you mean {near[0] if is_here else places[near[0]][0]}?"
-    return f"{_source(path)}{shown(said)} is not a field of a sweep{hint}"
-
-
-def _places() -> dict[str, list[str]]:
-    """Of each name of a field, its paths in a sweep file."""
-    sections: dict[str, type[BaseModel]] = {
-        "": ExperimentSpec,
-        "topology.": TopologySpec,
-        "load.": LoadSpec,
-        "attach.": Attach,
-        "gate.": GateSpec,
-        "eval.": ScoringSpec,
-    }
-    found: dict[str, list[str]] = {}
-    for section, model in sections.items():
-        for name in model.model_fields:
-            found.setdefault(name, []).append(f"{section}{name}")
-    return found

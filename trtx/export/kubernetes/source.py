@@ -78,7 +78,7 @@ def source_of(named: str, checkpoint: Checkpoint, target: KubernetesTarget) -> M
     if named.startswith("synthetic:"):
         if target.hub_secret is not None:
             raise UsageError(
-                f"--hub-secret means nothing with --model {named}, which is fetched from nowhere; leave it out"
+                f"--hub-secret has no effect with --model {named}, which is fetched from nowhere; leave it out"
             )
         return ModelSource(MOUNT / "model", None, fetched=named)
     return ModelSource(

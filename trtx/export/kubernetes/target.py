@@ -160,7 +160,7 @@ class KubernetesTarget(BaseModel):
                 )
             if self.hub_secret is not None:
                 raise ValueError(
-                    "hub_secret means nothing beside model_claim, which has the model already; leave one of them out"
+                    "hub_secret has no effect with model_claim, which has the model already; leave one of them out"
                 )
         if self.nats is not None and is_own_address(self.nats):
             raise ValueError(

@@ -125,7 +125,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             "mounted in a container; give another with --model-dir"
         )
     if job.mpi is not None and max(spans.values()) == 1:
-        raise UsageError(f"--mpi {job.mpi} means nothing here, where no engine is larger than a node; leave it out")
+        raise UsageError(f"--mpi {job.mpi} has no effect here, where no engine is larger than a node; leave it out")
     sizes = [(role, world_size(values[role]) if per_node else 0) for role in _in_turn(spec)]
     count, places = place_on_nodes([size for _, size in sizes], gpus_per_node=per_node, nodes=job.nodes)
     units = _units(zip((role for role, _ in sizes), places, strict=True))

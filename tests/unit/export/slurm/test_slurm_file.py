@@ -285,7 +285,7 @@ REFUSED = {
     "too few nodes": ({"workers": 9}, {"gpus_per_node": 4, "nodes": 2}, "must be at least 3, and --nodes is 2"),
     "idle nodes": ({"workers": 2}, {"gpus_per_node": 4, "nodes": 3}, "more than 2 nodes would have nothing to do"),
     "frontends": ({}, {"frontends": 2}, "--frontends 2: the job has 1 places"),
-    "mpi": ({}, {"mpi": "pmi2"}, "--mpi pmi2 means nothing here"),
+    "mpi": ({}, {"mpi": "pmi2"}, "--mpi pmi2 has no effect here"),
     "port": ({"port": 0}, {}, "--port 0 is another port each time"),
     "space": (
         {"engine": "tensorrt-llm", "tp": 2, "served_model_name": "two words"},

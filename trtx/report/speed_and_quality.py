@@ -13,7 +13,7 @@ from trtx.report.view import Row, RunView
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SpeedAndQuality:
     """Speed and scores of one topology."""
 
     topology: str
@@ -30,12 +30,12 @@ def throughput_title(view: RunView) -> str:
     return output_token_throughput_per_device.title.format(device=view.device)
 
 
-def beside(view: RunView) -> tuple[Beside, ...]:
+def speed_and_quality(view: RunView) -> tuple[SpeedAndQuality, ...]:
     """Each topology; empty for a run without scoring."""
-    return () if view.scores is None else tuple(_beside(view, view.scores))
+    return () if view.scores is None else tuple(_of_topologies(view, view.scores))
 
 
-def _beside(view: RunView, scores: Scores) -> Iterator[Beside]:
+def _of_topologies(view: RunView, scores: Scores) -> Iterator[SpeedAndQuality]:
     for label in view.labels:
         rates = [
             (rate, row)
@@ -43,7 +43,7 @@ def _beside(view: RunView, scores: Scores) -> Iterator[Beside]:
             if row.topology == label and row.can_be_best and (rate := row.value(output_token_throughput_per_device))
         ]
         most, at = max(rates, key=lambda pair: pair[0], default=(None, None))
-        yield Beside(
+        yield SpeedAndQuality(
             label,
             MISSING if most is None else number(most),
             "" if at is None else _load(view, at),
@@ -60,7 +60,7 @@ def scores_markdown(view: RunView) -> list[str]:
     """Lines of the section on scores; empty for a run without scoring."""
     if view.scores is None:
         return []
-    speed = {one.topology: one.throughput_text for one in beside(view)}
+    speed = {one.topology: one.throughput_text for one in speed_and_quality(view)}
     rows = [
         f"| {line.topology} | {speed.get(line.topology, MISSING)} | {table_cell(line.task.task)} | {line.metric} | "
         f"{line.value} | {line.interval} | {line.chance} | {line.answered} |"

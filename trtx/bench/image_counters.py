@@ -13,7 +13,7 @@ N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class PictureCounts:
+class ImageCounts:
     """Counters of one worker since its start, or of a role over a trial."""
 
     lookups: Mapping[str, int]  # in the embedding cache, by outcome: hit, joined, miss
@@ -22,9 +22,9 @@ class PictureCounts:
     ]  # images by stage: prepare, encode, remote, put; fetch counts the images of a request as one
     seconds: Mapping[str, float]  # total time by stage
 
-    def since(self, before: PictureCounts) -> PictureCounts | None:
+    def since(self, before: ImageCounts) -> ImageCounts | None:
         """The increase since ``before``; None if a counter fell, because the worker was restarted."""
-        found = PictureCounts(
+        found = ImageCounts(
             {name: count - before.lookups.get(name, 0) for name, count in self.lookups.items()},
             {name: count - before.pictures.get(name, 0) for name, count in self.pictures.items()},
             {name: value - before.seconds.get(name, 0.0) for name, value in self.seconds.items()},
@@ -32,8 +32,8 @@ class PictureCounts:
         grown = (*found.lookups.values(), *found.pictures.values(), *found.seconds.values())
         return None if any(value < 0 for value in grown) else found
 
-    def __add__(self, other: PictureCounts) -> PictureCounts:
-        return PictureCounts(
+    def __add__(self, other: ImageCounts) -> ImageCounts:
+        return ImageCounts(
             _added(self.lookups, other.lookups),
             _added(self.pictures, other.pictures),
             _added(self.seconds, other.seconds),
@@ -55,14 +55,14 @@ class PictureCounts:
         return 1000 * self.seconds.get(stage, 0.0) / count if count else None
 
 
-CountsByWorker = Mapping[str, Mapping[str, PictureCounts]]  # by role, then by worker
+CountsByWorker = Mapping[str, Mapping[str, ImageCounts]]  # by role, then by worker
 
 
-def grown(first: CountsByWorker | None, last: CountsByWorker | None) -> dict[str, PictureCounts] | None:
+def grown(first: CountsByWorker | None, last: CountsByWorker | None) -> dict[str, ImageCounts] | None:
     """The increase per role between two readings; None if their workers differ or a counter was reset."""
     if not first or not last or _workers(first) != _workers(last):
         return None
-    total: dict[str, PictureCounts] = {}
+    total: dict[str, ImageCounts] = {}
     for role, by_worker in last.items():
         for worker, counts in by_worker.items():
             if (found := counts.since(first[role][worker])) is None:
@@ -71,9 +71,9 @@ def grown(first: CountsByWorker | None, last: CountsByWorker | None) -> dict[str
     return total
 
 
-def over_trials(trials: Sequence[Mapping[str, PictureCounts] | None]) -> dict[str, PictureCounts] | None:
+def over_trials(trials: Sequence[Mapping[str, ImageCounts] | None]) -> dict[str, ImageCounts] | None:
     """Counts per role over all trials; None if a trial has none or there are no counts at all."""
-    total: dict[str, PictureCounts] = {}
+    total: dict[str, ImageCounts] = {}
     for of_trial in trials:
         if of_trial is None:
             return None

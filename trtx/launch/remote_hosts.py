@@ -12,7 +12,7 @@ _COMPONENT_OF_REST = "backend"
 _COMPONENTS = {"prefill": "prefill", "encode": "encode"}
 
 
-class Elsewhere:
+class RemoteWorkers:
     """Counts the registered workers of all hosts. For a topology on one machine it expects none and reports nothing."""
 
     def __init__(self, whole: Plan | None, here: str) -> None:
@@ -62,6 +62,6 @@ class Elsewhere:
         follows = (
             f"no {' and no '.join(missing)} worker is left on any host, so requests are refused until there is one"
             if missing
-            else "what is there serves on"
+            else "the remaining workers continue to serve"
         )
         return f"workers of {whose} are gone: {self.lack}; {follows}"

@@ -32,7 +32,7 @@ _PASSED = rb'^trtx_media_pictures_total\{[^}]*stage="%s"[^}]*\} (\S+)$'
 _TOO_LONG = "and the context holds"  # part of the worker's message if its max_seq_len is too small for any image
 
 
-class PictureProofs:
+class ImageProofs:
     """The encoders of one plan that have encoded an image since their start, as tested through one frontend.
 
     ``unchecked``: why no image was or can be sent; empty if everything is proved or nothing has to be.
@@ -59,10 +59,10 @@ class PictureProofs:
     def told(self) -> str:
         """What was proved, as the end of a sentence, once nothing is missing; "" if there is nothing to report."""
         if self.unchecked:
-            return f"; pictures are not checked: {self.unchecked}"
+            return f"; images are not checked: {self.unchecked}"
         if not self.encoders:
             return ""
-        return f", and a picture through {', '.join(worker.name for worker in self.encoders)}"
+        return f", and an image through {', '.join(worker.name for worker in self.encoders)}"
 
     def prove_missing(self, timeout_s: float) -> str | None:
         """Sends images until each encoder has encoded one. Returns None, or a clause with the encoder and the cause.
@@ -75,11 +75,11 @@ class PictureProofs:
                 return None
             target = missing[0]
             if turn == _TURNS * len(self.encoders):
-                return f"no picture went through {target.name}, of {turn} that were answered; see its log"
+                return f"none of {turn} answered images went through {target.name}; see its log"
             if (refused := self._send(target, timeout_s)) is None:
                 continue
             if _TOO_LONG not in refused:
-                return f"no picture went through {target.name}: {refused}"
+                return f"no image went through {target.name}: {refused}"
             self.unchecked = refused
         return None
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
-from trtx.launch.picture_proofs import PictureProofs
+from trtx.launch.image_proofs import ImageProofs
 from trtx.topology import Plan, ProcessSpec
 
 
@@ -105,11 +105,11 @@ def plan_of(model: Path, ports: list[int], *, role: str = "encode", limits: str 
 def test_a_picture_goes_through_every_encoder_and_through_none_twice_for_nothing(model: Path, role: str) -> None:
     deployment = Deployment(3)
     with serving(deployment) as ports:
-        proofs = PictureProofs(plan_of(model, ports, role=role))
+        proofs = ImageProofs(plan_of(model, ports, role=role))
         assert [one.name for one in proofs.encoders] == [f"{role}-{number}" for number in range(3)]
         assert proofs.prove_missing(5) is None
         assert deployment.encoded == [1, 1, 1]
-        assert proofs.told == f", and a picture through {role}-0, {role}-1, {role}-2"
+        assert proofs.told == f", and an image through {role}-0, {role}-1, {role}-2"
         assert proofs.prove_missing(5) is None
         assert len(deployment.pictures) == 3, "who has encoded one since it began is asked no more"
         deployment.encoded[1] = 0  # it was started again
@@ -124,39 +124,39 @@ def test_an_encoder_that_encodes_none_is_named_though_every_picture_is_answered(
     deployment = Deployment(2)
     deployment.dead = {1}
     with serving(deployment) as ports:
-        said = PictureProofs(plan_of(model, ports)).prove_missing(5)
-    assert said == "no picture went through encode-1, of 40 that were answered; see its log"
+        said = ImageProofs(plan_of(model, ports)).prove_missing(5)
+    assert said == "none of 40 answered images went through encode-1; see its log"
 
 
 def test_what_a_picture_is_refused_with_is_the_cause(model: Path) -> None:
     deployment = Deployment(1)
     deployment.refusal = "image 1 can't be encoded: no such file"
     with serving(deployment) as ports:
-        said = PictureProofs(plan_of(model, ports)).prove_missing(5)
-    assert said == "no picture went through encode-0: HTTP 400: image 1 can't be encoded: no such file"
+        said = ImageProofs(plan_of(model, ports)).prove_missing(5)
+    assert said == "no image went through encode-0: HTTP 400: image 1 can't be encoded: no such file"
 
 
 def test_a_context_that_holds_no_picture_is_told_and_keeps_nobody_from_text(model: Path) -> None:
     deployment = Deployment(1)
     deployment.refusal = "the prompt has 99 tokens and the context holds 64 together with the output; send at most 63"
     with serving(deployment) as ports:
-        proofs = PictureProofs(plan_of(model, ports))
+        proofs = ImageProofs(plan_of(model, ports))
         assert proofs.prove_missing(5) is None
-    assert proofs.told.startswith("; pictures are not checked: HTTP 400: the prompt has 99 tokens")
+    assert proofs.told.startswith("; images are not checked: HTTP 400: the prompt has 99 tokens")
 
 
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        ('{"max_images": 0}', "; pictures are not checked: max_images is 0"),
-        ('{"max_image_pixels": 100}', "; pictures are not checked: max_image_pixels is 100"),
-        ('{"max_media_bytes": 9}', "; pictures are not checked: max_media_bytes is 9"),
+        ('{"max_images": 0}', "; images are not checked: max_images is 0"),
+        ('{"max_image_pixels": 100}', "; images are not checked: max_image_pixels is 100"),
+        ('{"max_media_bytes": 9}', "; images are not checked: max_media_bytes is 9"),
     ],
 )
 def test_limits_that_refuse_every_picture_are_told_and_none_is_sent(model: Path, limits: str, told: str) -> None:
     deployment = Deployment(1)
     with serving(deployment) as ports:
-        proofs = PictureProofs(plan_of(model, ports, limits=limits))
+        proofs = ImageProofs(plan_of(model, ports, limits=limits))
         assert (proofs.prove_missing(5), proofs.told) == (None, told)
     assert deployment.pictures == []
 
@@ -164,7 +164,7 @@ def test_limits_that_refuse_every_picture_are_told_and_none_is_sent(model: Path,
 def test_nothing_is_sent_to_a_text_model_or_another_engine(model: Path) -> None:
     text = plan_of(resolve_checkpoint("synthetic:tiny").path, [1, 2])
     for plan in (text, replace(plan_of(model, [1, 2]), engine="paced")):
-        proofs = PictureProofs(plan)
+        proofs = ImageProofs(plan)
         assert (proofs.encoders, proofs.told, proofs.prove_missing(1)) == ((), "", None)
 
 
@@ -177,5 +177,5 @@ def test_a_request_is_sent_to_the_worker_whose_encoder_is_asked_for(model: Path,
     published = [PublishedWorker(7 + number, "vl", replace(facts, name=f"{role}-{number}")) for number in range(2)]
     deployment.published = to_body(published)
     with serving(deployment) as ports:
-        assert PictureProofs(plan_of(model, ports, role=role)).prove_missing(5) is None
+        assert ImageProofs(plan_of(model, ports, role=role)).prove_missing(5) is None
     assert deployment.pins == [pinned, pinned]
