@@ -33,6 +33,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=Path,
         help="model directory; if Dynamo may make its prompts differently, transformers makes them",
     )
+    parser.add_argument("--prompts-template", type=Path, help="file with the chat template that replaces the model's")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -55,8 +56,10 @@ def address_of(host: str, port: int) -> str:
         ) from error
 
 
-def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[list[str], int]:
+def open_door(model: Path, template: str | None, address: tuple[str, int], flags: list[str]) -> tuple[list[str], int]:
     """Listens on ``address`` and makes prompts with transformers. Raises UsageError.
+
+    ``template`` replaces the model's chat template.
 
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
     terminates.
@@ -77,7 +80,7 @@ def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[
         Door(
             address,
             inner,
-            partial(rewrite, PromptMaker(model)),
+            partial(rewrite, PromptMaker(model, template)),
             paths=frozenset(PATHS),
             body_limit=int(os.environ.get("DYN_HTTP_BODY_LIMIT_MB", _DYNAMOS_BODY_LIMIT_MB)) << 20,
             tls=server_tls(tls.tls_cert_path, tls.tls_key_path) if tls.tls_cert_path else None,
@@ -112,8 +115,9 @@ def main(argv: list[str]) -> None:
     if args.broker_xsub is not None:
         Broker(args.broker_xsub, args.broker_xpub).start()
     host, port = address_of(args.http_host, args.http_port), args.http_port
-    if args.prompts_of is not None and difference(args.prompts_of) is not None:
-        rest, port = open_door(args.prompts_of, (host, port), rest)
+    template = None if args.prompts_template is None else args.prompts_template.read_bytes().decode()
+    if args.prompts_of is not None and difference(args.prompts_of, template) is not None:
+        rest, port = open_door(args.prompts_of, template, (host, port), rest)
         host = "127.0.0.1"
     NodelayListener(port).start()
     from dynamo.frontend.main import (

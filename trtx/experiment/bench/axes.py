@@ -29,6 +29,7 @@ _NO_AXIS = {
     "host": "it changes nothing that is measured",
     "tls_cert": "it belongs to the machine, and tls_key to it",
     "tls_key": "it belongs to tls_cert",
+    "chat_template": "figures of other prompts do not compare; make a run of each",
     "model": "figures of two models do not compare; make a run of each",
     "served_model_name": "it changes nothing that is measured",
 }
