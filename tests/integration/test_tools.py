@@ -140,12 +140,21 @@ def test_reasoning_that_the_template_begins_is_found_by_its_end_alone(served: Pl
 def test_half_a_call_is_never_told_as_a_whole_one(served: Plan) -> None:
     message, finish = both(served, "half", tools=TOOLS)
     assert (message["calls"], finish) == ({}, "stop")
+    for length in range(13, 34, 4):  # within the name, before the arguments, and within them
+        cut, finish = both(served, "two", tools=TOOLS, max_tokens=length)
+        assert (cut["calls"], finish) == ({}, "length")
 
 
-def test_tool_choice_none_hides_the_tools_and_a_stream_has_no_call(served: Plan) -> None:
-    message, finish = joined(chat(served, "agent", tools=TOOLS, tool_choice="none", stream=True))
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}])
+def test_an_answer_to_a_request_without_callable_tools_has_no_call(served: Plan, fields: dict[str, Any]) -> None:
+    message, finish = both(served, "agent", **fields)
     assert (message["calls"], finish) == ({}, "stop")
     assert message["content"].strip() == CALL
+
+
+def test_a_request_that_a_worker_refuses_gets_its_sentence_beside_tools(served: Plan) -> None:
+    code, body = chat(served, "text", tools=TOOLS, logit_bias={}, allowed_token_ids=[70])
+    assert code == 400 and "allowed_token_ids" in body["message"]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

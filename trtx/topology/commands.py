@@ -41,6 +41,7 @@ OWNED_FRONTEND_FLAGS = {
     "--broker-xpub": _OF_THE_TOPOLOGY,
     "--prompts-of": "which is trtx's own --model",
     "--prompts-template": "which is trtx's own --chat-template",
+    "--parser-of-calls": "which is trtx's own --tool-call-parser",
     "--tls-cert-path": "which is trtx's own --tls-cert",
     "--tls-key-path": "which is trtx's own --tls-key",
     "--kserve-grpc-server": "with which the frontend serves no HTTP, and trtx could not tell whether it is ready",
@@ -250,6 +251,8 @@ def frontend_command(
         command += ["--prompts-of", str(prompts_of)]
         if chat_template is not None:
             command += ["--prompts-template", str(chat_template)]
+        if (parser := spec.registered_parsers.get("--tool-call-parser")) is not None:
+            command += ["--parser-of-calls", parser]
     if spec.tls_cert is not None:
         command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]

@@ -30,6 +30,7 @@ FLAGS_DROPPED: Mapping[str, tuple[Form, ...]] = {
     "--status-file": ("operator", "plain"),
     "--prompts-of": ("operator", "plain"),  # frontends' pods have no model files
     "--prompts-template": ("operator", "plain"),
+    "--parser-of-calls": ("operator", "plain"),
     "--prompts-by": ("operator", "plain"),
     "--namespace": ("operator",),
 }

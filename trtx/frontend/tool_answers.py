@@ -1,0 +1,203 @@
+"""Answers to chat requests whose tool calls Dynamo parses: always read as a stream, and without calls that were cut.
+
+Dynamo 1.4.2 completes a call that ``max_tokens`` cuts, so a client would get half a name or half of the arguments as a
+whole call. An answer that is no stream is worse: its finish reason hides the cut, and it is parsed for calls even where
+``tool_choice`` is none. So the door asks for a stream, drops a call in the chunk that says ``length``, and joins the
+chunks if the client wants no stream. Remove this module once Dynamo returns no call that is not closed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import h11
+
+from trtx.frontend.rewriting import CHAT
+
+_READ_BY_THE_PARSER = (None, "auto", "none")
+"""Values of ``tool_choice`` with which a parser reads the text; Dynamo reads other answers as JSON."""
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+def with_calls(path: str, body: bytes) -> tuple[bytes, ToolAnswer] | None:
+    """The body that asks Dynamo for a stream, and the reader of its answer; None for a request without a reader."""
+    if path != CHAT:
+        return None
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # Dynamo refuses it
+    if not isinstance(request, dict) or request.get("n") not in (None, 1):
+        return None
+    choice, is_streamed = request.get("tool_choice"), request.get("stream")
+    if isinstance(choice, dict) or choice not in _READ_BY_THE_PARSER or is_streamed not in (None, True, False):
+        return None
+    if is_streamed:
+        return body, ToolAnswer(is_streamed=True)
+    if request.get("stream_options") is not None:
+        return None  # Dynamo refuses it
+    changed = {**request, "stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass"), ToolAnswer(is_streamed=False)
+
+
+class ToolAnswer:
+    """Reads Dynamo's answer to one request and makes the client's from it.
+
+    ``is_streamed``: the client asked for a stream. ``is_done``: the answer has ended. ``is_refused``: it ended with an
+    error before any text; only Dynamo's answer without a stream has the reason.
+    """
+
+    def __init__(self, *, is_streamed: bool) -> None:
+        self._is_streamed = is_streamed
+        self._connection = h11.Connection(h11.CLIENT)
+        self._connection.send(h11.Request(method="POST", target=CHAT, headers=[("host", "-"), ("content-length", "0")]))
+        self._connection.send(h11.EndOfMessage())
+        self._response: h11.Response | None = None
+        self._is_events = False
+        self._pending = b""  # the part of an event, or of a body that is no stream, that has arrived
+        self._message = _Message()
+        self.is_done = self.is_refused = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes Dynamo's next bytes and returns the client's. Raises h11.RemoteProtocolError, ValueError."""
+        self._connection.receive_data(data)
+        return b"".join(self._read())
+
+    def _read(self) -> Iterator[bytes]:
+        while not self.is_done:
+            event = self._connection.next_event()
+            if isinstance(event, h11.Response):
+                self._response = event
+                kind = next((value for name, value in event.headers if name == b"content-type"), b"")
+                self._is_events = event.status_code == 200 and kind.startswith(b"text/event-stream")
+                if self._is_events and self._is_streamed:
+                    yield _head(event, b"transfer-encoding: chunked")
+            elif isinstance(event, h11.Data):
+                self._pending += event.data
+                if self._is_events:
+                    yield from self._events()
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_done = True
+                yield self._end()
+            elif not isinstance(event, h11.InformationalResponse):
+                return
+
+    def _events(self) -> Iterator[bytes]:
+        *whole, self._pending = self._pending.split(b"\n\n")
+        for text in whole:
+            event = _without_cut_call(text)
+            if self._is_streamed:
+                yield _chunk(event + b"\n\n")
+            else:
+                self._message.add(event)
+
+    def _end(self) -> bytes:
+        assert self._response is not None
+        if not self._is_events:
+            return _head(self._response, b"content-length: %d" % len(self._pending)) + self._pending
+        if self._is_streamed:
+            return (_chunk(self._pending) if self._pending else b"") + b"0\r\n\r\n"
+        if self._message.error is not None and not self._message.has_text:
+            self.is_refused = True
+            return b""
+        status, document = self._message.answer()
+        body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        kept = [one for one in self._response.headers.raw_items() if one[0].lower() not in (b"content-type", *_FRAMING)]
+        lines = [b"%s: %s" % one for one in kept]
+        lines += [b"content-type: application/json", b"content-length: %d" % len(body)]
+        reason = b"OK" if status == 200 else b"Internal Server Error"
+        return b"HTTP/1.1 %d %s\r\n" % (status, reason) + b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+class _Message:
+    """Joins the chunks of a streamed answer to the answer that is no stream."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Any] = {}
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._logprobs: list[Any] | None = None
+        self._finish: str | None = None
+        self._further: dict[str, Any] = {}  # usage and nvext, of the chunks that have them
+        self.error: dict[str, Any] | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self._content or self._reasoning or self._calls or self._finish)
+
+    def add(self, event: bytes) -> None:
+        """Adds an event. Raises ValueError for one that is no JSON."""
+        for payload in _payloads(event):
+            if "error" in payload or "choices" not in payload:
+                self.error = payload.get("error") or payload
+                continue
+            self._first = self._first or payload
+            self._further |= {name: payload[name] for name in ("usage", "nvext") if payload.get(name) is not None}
+            for choice in payload["choices"]:
+                self._add_choice(choice)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        if delta.get("content"):
+            self._content.append(delta["content"])
+        if delta.get("reasoning_content"):
+            self._reasoning.append(delta["reasoning_content"])
+        for call in delta.get("tool_calls") or ():
+            known = self._calls.setdefault(call["index"], {"id": None, "type": "function", "function": {}})
+            known["id"] = call.get("id") or known["id"]
+            for name, text in (call.get("function") or {}).items():
+                known["function"][name] = known["function"].get(name, "") + (text or "")
+        if (logprobs := choice.get("logprobs")) is not None:
+            self._logprobs = (self._logprobs or []) + list(logprobs.get("content") or ())
+        self._finish = choice.get("finish_reason") or self._finish
+
+    def answer(self) -> tuple[int, dict[str, Any]]:
+        """Status and body of the answer."""
+        if self.error is not None:
+            message = self.error.get("message", "the answer broke off")
+            return 500, {"message": message, "type": "Internal Server Error", "code": 500}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
+        if self._calls:
+            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+        message["reasoning_content"] = "".join(self._reasoning) or None
+        logprobs = None if self._logprobs is None else {"content": self._logprobs, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": logprobs}
+        return 200, {**self._first, "object": "chat.completion", "choices": [choice], **self._further}
+
+
+def _payloads(event: bytes) -> Iterator[dict[str, Any]]:
+    for line in event.split(b"\n"):
+        name, _, text = line.partition(b":")
+        if name == b"data" and text.strip() != b"[DONE]":
+            payload = json.loads(text)
+            yield payload if isinstance(payload, dict) else {"error": {"message": str(payload)}}
+
+
+def _without_cut_call(event: bytes) -> bytes:
+    """``event`` without the call of a chunk that ends the answer for its length: it may lack its end."""
+    if b'"tool_calls"' not in event or b'"length"' not in event:
+        return event
+    lines = []
+    for line in event.split(b"\n"):
+        name, _, text = line.partition(b":")
+        if name == b"data":
+            payload = json.loads(text)
+            for choice in payload.get("choices") or ():
+                if choice.get("finish_reason") == "length":
+                    choice["delta"].pop("tool_calls", None)
+            line = b"data: " + json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        lines.append(line)
+    return b"\n".join(lines)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _head(response: h11.Response, framing: bytes) -> bytes:
+    kept = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in _FRAMING]
+    lines = [b"HTTP/1.1 %d %s" % (response.status_code, response.reason)]
+    return b"\r\n".join([*lines, *(b"%s: %s" % one for one in kept), framing]) + b"\r\n\r\n"
