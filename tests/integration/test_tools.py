@@ -152,8 +152,9 @@ def test_an_answer_to_a_request_without_callable_tools_has_no_call(served: Plan,
     assert message["content"].strip() == CALL
 
 
-def test_a_request_that_a_worker_refuses_gets_its_sentence_beside_tools(served: Plan) -> None:
-    code, body = chat(served, "text", tools=TOOLS, logit_bias={}, allowed_token_ids=[70])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_a_worker_refuses_gets_its_sentence_beside_tools(served: Plan, is_streamed: bool) -> None:
+    code, body = chat(served, "text", tools=TOOLS, allowed_token_ids=[70], stream=is_streamed)
     assert code == 400 and "allowed_token_ids" in body["message"]
 
 

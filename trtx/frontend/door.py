@@ -21,13 +21,13 @@ from typing import Any, cast
 import h11
 
 from trtx.frontend.answer_framing import AnswerFraming
-from trtx.frontend.tool_answers import ToolAnswer
+from trtx.frontend.tool_answers import CallRequest, ToolAnswer
 from trtx.prompts.maker import Unrenderable
 
 Rewrite = Callable[[str, bytes], bytes]
 """Takes the path and body of a POST, returns the body with its prompt as token ids. Raises Unrenderable."""
-ReadCalls = Callable[[str, bytes], tuple[bytes, ToolAnswer] | None]
-"""Takes a path and a rewritten body, returns the body to send and the reader of its answer, or None."""
+ReadCalls = Callable[[str, bytes], CallRequest | None]
+"""Takes a path and a rewritten body, returns how to ask for an answer with calls, or None to copy the answer."""
 
 _THREADS = 2
 _BACKLOG = 1024
@@ -105,14 +105,14 @@ class Door:
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 
-    async def rewritten(self, path: str, body: bytes) -> tuple[bytes, tuple[bytes, ToolAnswer] | None]:
+    async def rewritten(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
         """Runs the rewrite in the thread pool. Raises Unrenderable.
 
         Returns the rewritten body, and what ``read_calls`` makes of it.
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._both, path, body)
 
-    def _both(self, path: str, body: bytes) -> tuple[bytes, tuple[bytes, ToolAnswer] | None]:
+    def _both(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
         changed = self._rewrite(path, body)
         return changed, None if self._read_calls is None else self._read_calls(path, changed)
 
@@ -126,14 +126,14 @@ class _Inner(asyncio.Protocol):
         self._client = client
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
-        self._again = b""  # the request to send if the answer is refused
+        self._of_reason = b""  # the request that asks why the answer was refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
-    def ask_for_calls(self, request: bytes, answer: ToolAnswer, again: bytes) -> None:
-        """Sends a POST whose answer ``answer`` reads. If that says only that it failed, sends ``again``."""
-        self._answer, self._again = answer, again
+    def ask_for_calls(self, request: bytes, of_reason: bytes, *, is_streamed: bool) -> None:
+        """Sends a POST whose answer may have calls, and ``of_reason`` if the answer does not say why it failed."""
+        self._answer, self._of_reason = ToolAnswer(is_streamed=is_streamed), of_reason
         self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
@@ -161,7 +161,8 @@ class _Inner(asyncio.Protocol):
         if answer.is_done:
             self._answer = None
             if answer.is_refused:
-                self.ask(b"POST", self._again)
+                self._answer = ToolAnswer(is_streamed=False, is_of_reason=True)
+                self.transport.write(self._of_reason)
             else:
                 self._client.next_request()
 
@@ -254,7 +255,7 @@ class _Client(asyncio.Protocol):
 
     async def _forward(self, request: h11.Request, body: bytes) -> None:
         path = request.target.decode("latin-1").partition("?")[0]
-        of_calls: tuple[bytes, ToolAnswer] | None = None
+        of_calls: CallRequest | None = None
         if request.method == b"POST" and path in self._door.paths and not _is_encoded(request):
             try:
                 body, of_calls = await self._door.rewritten(path, body)
@@ -272,12 +273,11 @@ class _Client(asyncio.Protocol):
             except OSError as error:
                 self._refuse(502, f"the frontend can't be reached: {error}")
                 return
-        plain = _head(request, len(body)) + body
         if of_calls is None:
-            self._inner.ask(request.method, plain)
-        else:
-            asked, answer = of_calls
-            self._inner.ask_for_calls(_head(request, len(asked)) + asked, answer, plain)
+            self._inner.ask(request.method, _head(request, len(body)) + body)
+            return
+        asked, of_reason = (_head(request, len(one)) + one for one in (of_calls.body, of_calls.of_reason))
+        self._inner.ask_for_calls(asked, of_reason, is_streamed=of_calls.is_streamed)
 
     def _refuse(self, status: int, sentence: str, *, goes_on: bool = False) -> None:
         """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""

@@ -4,12 +4,16 @@ Dynamo 1.4.2 completes a call that ``max_tokens`` cuts, so a client would get ha
 whole call. An answer that is no stream is worse: its finish reason hides the cut, and it is parsed for calls even where
 ``tool_choice`` is none. So the door asks for a stream, drops a call in the chunk that says ``length``, and joins the
 chunks if the client wants no stream. Remove this module once Dynamo returns no call that is not closed.
+
+Dynamo also hides why a worker refuses a request: in a stream, and with tools in every answer. So the door asks again,
+without either, for the reason alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -18,11 +22,24 @@ from trtx.frontend.rewriting import CHAT
 
 _READ_BY_THE_PARSER = (None, "auto", "none")
 """Values of ``tool_choice`` with which a parser reads the text; Dynamo reads other answers as JSON."""
+_HIDES_REASONS = ("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls")
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-def with_calls(path: str, body: bytes) -> tuple[bytes, ToolAnswer] | None:
-    """The body that asks Dynamo for a stream, and the reader of its answer; None for a request without a reader."""
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A chat request whose calls a parser reads.
+
+    ``body`` asks Dynamo for a stream, ``of_reason`` for the reason of a refusal.
+    """
+
+    body: bytes
+    of_reason: bytes
+    is_streamed: bool  # the client asked for a stream
+
+
+def with_calls(path: str, body: bytes) -> CallRequest | None:
+    """How to ask Dynamo for the answer to a request; None if its answer is copied."""
     if path != CHAT:
         return None
     try:
@@ -34,23 +51,25 @@ def with_calls(path: str, body: bytes) -> tuple[bytes, ToolAnswer] | None:
     choice, is_streamed = request.get("tool_choice"), request.get("stream")
     if isinstance(choice, dict) or choice not in _READ_BY_THE_PARSER or is_streamed not in (None, True, False):
         return None
+    of_reason = _encoded({name: value for name, value in request.items() if name not in _HIDES_REASONS})
     if is_streamed:
-        return body, ToolAnswer(is_streamed=True)
+        return CallRequest(body, of_reason, is_streamed=True)
     if request.get("stream_options") is not None:
         return None  # Dynamo refuses it
     changed = {**request, "stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass"), ToolAnswer(is_streamed=False)
+    return CallRequest(_encoded(changed), of_reason, is_streamed=False)
 
 
 class ToolAnswer:
     """Reads Dynamo's answer to one request and makes the client's from it.
 
-    ``is_streamed``: the client asked for a stream. ``is_done``: the answer has ended. ``is_refused``: it ended with an
-    error before any text; only Dynamo's answer without a stream has the reason.
+    ``is_done``: the answer has ended. ``is_refused``: it ended with an error before any text, and the client has got
+    nothing yet.
     """
 
-    def __init__(self, *, is_streamed: bool) -> None:
-        self._is_streamed = is_streamed
+    def __init__(self, *, is_streamed: bool, is_of_reason: bool = False) -> None:
+        """``is_streamed``: the client asked for a stream. ``is_of_reason``: only a refusal is passed on."""
+        self._is_streamed, self._is_of_reason = is_streamed, is_of_reason
         self._connection = h11.Connection(h11.CLIENT)
         self._connection.send(h11.Request(method="POST", target=CHAT, headers=[("host", "-"), ("content-length", "0")]))
         self._connection.send(h11.EndOfMessage())
@@ -58,6 +77,7 @@ class ToolAnswer:
         self._is_events = False
         self._pending = b""  # the part of an event, or of a body that is no stream, that has arrived
         self._message = _Message()
+        self._has_begun = False  # the client has the head of a stream
         self.is_done = self.is_refused = False
 
     def feed(self, data: bytes) -> bytes:
@@ -72,8 +92,6 @@ class ToolAnswer:
                 self._response = event
                 kind = next((value for name, value in event.headers if name == b"content-type"), b"")
                 self._is_events = event.status_code == 200 and kind.startswith(b"text/event-stream")
-                if self._is_events and self._is_streamed:
-                    yield _head(event, b"transfer-encoding: chunked")
             elif isinstance(event, h11.Data):
                 self._pending += event.data
                 if self._is_events:
@@ -88,27 +106,38 @@ class ToolAnswer:
         *whole, self._pending = self._pending.split(b"\n\n")
         for text in whole:
             event = _without_cut_call(text)
-            if self._is_streamed:
-                yield _chunk(event + b"\n\n")
-            else:
+            if not self._is_streamed:
                 self._message.add(event)
+            elif self._has_begun:
+                yield _chunk(event + b"\n\n")
+            elif self.is_refused or b'"error"' in event:
+                self.is_refused = True
+            else:
+                self._has_begun = True
+                yield self._head(b"transfer-encoding: chunked") + _chunk(event + b"\n\n")
+
+    def _head(self, framing: bytes) -> bytes:
+        assert self._response is not None
+        headers = self._response.headers.raw_items()
+        kept = [b"%s: %s" % (name, value) for name, value in headers if name.lower() not in _FRAMING]
+        first = b"HTTP/1.1 %d %s" % (self._response.status_code, self._response.reason)
+        return b"\r\n".join([first, *kept, framing]) + b"\r\n\r\n"
 
     def _end(self) -> bytes:
         assert self._response is not None
+        if self._is_of_reason and self._response.status_code == 200:  # it failed before, but not now
+            return _whole(500, _UNKNOWN)
         if not self._is_events:
-            return _head(self._response, b"content-length: %d" % len(self._pending)) + self._pending
-        if self._is_streamed:
-            return (_chunk(self._pending) if self._pending else b"") + b"0\r\n\r\n"
+            return self._head(b"content-length: %d" % len(self._pending)) + self._pending
+        if self._is_streamed and not self.is_refused:
+            begin = b"" if self._has_begun else self._head(b"transfer-encoding: chunked")
+            return begin + (_chunk(self._pending) if self._pending else b"") + b"0\r\n\r\n"
         if self._message.error is not None and not self._message.has_text:
             self.is_refused = True
+        if self.is_refused:
             return b""
-        status, document = self._message.answer()
-        body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
         kept = [one for one in self._response.headers.raw_items() if one[0].lower() not in (b"content-type", *_FRAMING)]
-        lines = [b"%s: %s" % one for one in kept]
-        lines += [b"content-type: application/json", b"content-length: %d" % len(body)]
-        reason = b"OK" if status == 200 else b"Internal Server Error"
-        return b"HTTP/1.1 %d %s\r\n" % (status, reason) + b"\r\n".join(lines) + b"\r\n\r\n" + body
+        return _whole(*self._message.answer(), kept)
 
 
 class _Message:
@@ -157,8 +186,7 @@ class _Message:
     def answer(self) -> tuple[int, dict[str, Any]]:
         """Status and body of the answer."""
         if self.error is not None:
-            message = self.error.get("message", "the answer broke off")
-            return 500, {"message": message, "type": "Internal Server Error", "code": 500}
+            return 500, {**_UNKNOWN, "message": self.error.get("message", _UNKNOWN["message"])}
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
         if self._calls:
             message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
@@ -188,16 +216,26 @@ def _without_cut_call(event: bytes) -> bytes:
             for choice in payload.get("choices") or ():
                 if choice.get("finish_reason") == "length":
                     choice["delta"].pop("tool_calls", None)
-            line = b"data: " + json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            line = b"data: " + _encoded(payload)
         lines.append(line)
     return b"\n".join(lines)
 
 
+_UNKNOWN = {"message": "Internal server error", "type": "Internal Server Error", "code": 500}
+
+
+def _whole(status: int, document: Mapping[str, Any], headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """An answer with a document as its body."""
+    body = _encoded(document)
+    lines = [b"HTTP/1.1 %d %s" % (status, b"OK" if status == 200 else b"Internal Server Error")]
+    lines += [b"%s: %s" % one for one in headers]
+    lines += [b"content-type: application/json", b"content-length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def _encoded(document: Any) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def _head(response: h11.Response, framing: bytes) -> bytes:
-    kept = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in _FRAMING]
-    lines = [b"HTTP/1.1 %d %s" % (response.status_code, response.reason)]
-    return b"\r\n".join([*lines, *(b"%s: %s" % one for one in kept), framing]) + b"\r\n\r\n"

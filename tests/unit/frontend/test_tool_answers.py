@@ -105,8 +105,11 @@ def test_an_answer_that_is_no_stream_arrives_as_it_was_sent(is_streamed: bool) -
 
 def test_an_error_before_any_text_is_asked_again_and_one_after_it_is_a_500() -> None:
     error = b'event: error\ndata: {"error":{"message":"Internal server error","code":500}}\n\n'
-    *_, answer = read(stream(error, DONE), 9, is_streamed=False)
-    assert answer.is_refused
+    for is_streamed in (False, True):
+        *_, body, answer = read(stream(error, DONE), 9, is_streamed=is_streamed)
+        assert answer.is_refused and not body
+    _, _, body, answer = read(stream(event({"content": "a"}), error), 9, is_streamed=True)
+    assert body == event({"content": "a"}) + error and not answer.is_refused
     status, _, body, answer = read(stream(event({"content": "a"}), error), 9, is_streamed=False)
     assert (status, json.loads(body)["message"], answer.is_refused) == (500, "Internal server error", False)
 
@@ -129,11 +132,21 @@ def test_only_answers_that_a_parser_reads_are_read_here(fields: dict[str, Any], 
     found = with_calls(CHAT, body)
     if asked is None:
         assert found is None
-    elif asked == "as it is":
-        assert found is not None and found[0] == body
-    else:
-        assert found is not None
-        assert json.loads(found[0]) == json.loads(body) | {"stream": True, "stream_options": {"include_usage": True}}
+        return
+    assert found is not None
+    assert found.is_streamed is (asked == "as it is")
+    sent = {**fields, "stream": True} | ({} if found.is_streamed else {"stream_options": {"include_usage": True}})
+    assert json.loads(found.body) == json.loads(body) | sent
+    assert json.loads(found.of_reason) == {"messages": [{"role": "user", "content": "é"}]}
+
+
+def test_a_request_for_the_reason_passes_on_a_refusal_and_no_answer() -> None:
+    refusal = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno"
+    said = ToolAnswer(is_streamed=False, is_of_reason=True).feed(refusal)
+    assert said.startswith(b"HTTP/1.1 400 ") and said.endswith(b"no")
+    answered = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+    said = ToolAnswer(is_streamed=False, is_of_reason=True).feed(answered)
+    assert said.startswith(b"HTTP/1.1 500 ") and b"Internal server error" in said
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", b"{}"), (CHAT, b"no"), (CHAT, b"[]")])
