@@ -181,3 +181,19 @@ def test_responses_have_calls_and_reasoning_apart_from_the_text(served: Plan) ->
     (call,) = [one for one in body["output"] if one["type"] == "function_call"]
     assert (call["name"], call["arguments"]) == ("get_weather", '{"city": "Zürich"}')
     assert "needed" not in json.dumps([one for one in body["output"] if one["type"] == "message"])
+
+
+def test_workers_of_the_simulated_engine_register_parsers_and_template(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    asked = ("--chat-template", str(tmp_path / "mine.jinja"), "--reasoning-parser", "basic")
+    with trtx_serve("--engine", "simulated", "--mode", "disagg", *asked) as serve:
+        plan = serve.wait_ready(120)
+        cards = [json.loads(path.read_text())["card_json"] for path in plan.discovery_dir.glob("v1/mdc/*")]
+        assert len(cards) == 2
+        for card in cards:
+            registered = card["runtime_config"]
+            assert (registered["tool_call_parser"], registered["reasoning_parser"]) == ("hermes", "basic")
+            assert card["chat_template_file"]["hf_chat_template"]["file"]["size"] == len(TEMPLATE.encode())
+        assert (plan.run_dir / "serve" / "configs" / "chat_template.jinja").read_text() == TEMPLATE
+        code, answer = ask(plan, "chat/completions", {"messages": [{"role": "oops", "content": "x"}]})
+        assert (code, "Oops is no role." in answer["message"]) == (400, True)

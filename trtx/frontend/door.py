@@ -152,7 +152,7 @@ class _Inner(asyncio.Protocol):
     def _read(self, answer: ToolAnswer, data: bytes) -> None:
         try:
             made = answer.feed(data)
-        except (h11.RemoteProtocolError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             sys.stderr.write(f"trtx.frontend: an answer of Dynamo can't be read ({error}); its connection is closed\n")
             self.transport.close()
             return

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import h11
-
+from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.rewriting import CHAT
 
 _READ_BY_THE_PARSER = (None, "auto", "none")
@@ -51,6 +50,8 @@ def with_calls(path: str, body: bytes) -> CallRequest | None:
     choice, is_streamed = request.get("tool_choice"), request.get("stream")
     if isinstance(choice, dict) or choice not in _READ_BY_THE_PARSER or is_streamed not in (None, True, False):
         return None
+    if is_streamed and (choice == "none" or not request.get("tools")):
+        return None  # Dynamo looks for no calls in it
     of_reason = _encoded({name: value for name, value in request.items() if name not in _HIDES_REASONS})
     if is_streamed:
         return CallRequest(body, of_reason, is_streamed=True)
@@ -70,40 +71,24 @@ class ToolAnswer:
     def __init__(self, *, is_streamed: bool, is_of_reason: bool = False) -> None:
         """``is_streamed``: the client asked for a stream. ``is_of_reason``: only a refusal is passed on."""
         self._is_streamed, self._is_of_reason = is_streamed, is_of_reason
-        self._connection = h11.Connection(h11.CLIENT)
-        self._connection.send(h11.Request(method="POST", target=CHAT, headers=[("host", "-"), ("content-length", "0")]))
-        self._connection.send(h11.EndOfMessage())
-        self._response: h11.Response | None = None
-        self._is_events = False
-        self._pending = b""  # the part of an event, or of a body that is no stream, that has arrived
+        self._framing = AnswerFraming(b"POST", keeps=True)
+        self._is_events: bool | None = None  # None: the head has not arrived
         self._message = _Message()
         self._has_begun = False  # the client has the head of a stream
         self.is_done = self.is_refused = False
 
     def feed(self, data: bytes) -> bytes:
-        """Takes Dynamo's next bytes and returns the client's. Raises h11.RemoteProtocolError, ValueError."""
-        self._connection.receive_data(data)
-        return b"".join(self._read())
-
-    def _read(self) -> Iterator[bytes]:
-        while not self.is_done:
-            event = self._connection.next_event()
-            if isinstance(event, h11.Response):
-                self._response = event
-                kind = next((value for name, value in event.headers if name == b"content-type"), b"")
-                self._is_events = event.status_code == 200 and kind.startswith(b"text/event-stream")
-            elif isinstance(event, h11.Data):
-                self._pending += event.data
-                if self._is_events:
-                    yield from self._events()
-            elif isinstance(event, h11.EndOfMessage):
-                self.is_done = True
-                yield self._end()
-            elif not isinstance(event, h11.InformationalResponse):
-                return
+        """Takes Dynamo's next bytes and returns the client's. Raises ValueError for bytes that are no such answer."""
+        self.is_done = self._framing.feed(data)
+        if self._is_events is None and (status := self._framing.status) is not None:
+            kinds = [line.partition(b":")[2] for line in self._framing.head if line[:13].lower() == b"content-type:"]
+            self._is_events = status == 200 and any(kind.strip().startswith(b"text/event-stream") for kind in kinds)
+        made = b"".join(self._events()) if self._is_events else b""
+        return made + self._end() if self.is_done else made
 
     def _events(self) -> Iterator[bytes]:
-        *whole, self._pending = self._pending.split(b"\n\n")
+        *whole, rest = bytes(self._framing.body).split(b"\n\n")
+        self._framing.body[:] = rest
         for text in whole:
             event = _without_cut_call(text)
             if not self._is_streamed:
@@ -117,27 +102,25 @@ class ToolAnswer:
                 yield self._head(b"transfer-encoding: chunked") + _chunk(event + b"\n\n")
 
     def _head(self, framing: bytes) -> bytes:
-        assert self._response is not None
-        headers = self._response.headers.raw_items()
-        kept = [b"%s: %s" % (name, value) for name, value in headers if name.lower() not in _FRAMING]
-        first = b"HTTP/1.1 %d %s" % (self._response.status_code, self._response.reason)
-        return b"\r\n".join([first, *kept, framing]) + b"\r\n\r\n"
+        return b"\r\n".join([self._framing.head[0], *self._headers(_FRAMING), framing]) + b"\r\n\r\n"
+
+    def _headers(self, dropped: tuple[bytes, ...]) -> list[bytes]:
+        return [line for line in self._framing.head[1:] if line.partition(b":")[0].lower() not in dropped]
 
     def _end(self) -> bytes:
-        assert self._response is not None
-        if self._is_of_reason and self._response.status_code == 200:  # it failed before, but not now
+        rest = bytes(self._framing.body)
+        if self._is_of_reason and self._framing.status == 200:  # it failed before, but not now
             return _whole(500, _UNKNOWN)
         if not self._is_events:
-            return self._head(b"content-length: %d" % len(self._pending)) + self._pending
+            return self._head(b"content-length: %d" % len(rest)) + rest
         if self._is_streamed and not self.is_refused:
             begin = b"" if self._has_begun else self._head(b"transfer-encoding: chunked")
-            return begin + (_chunk(self._pending) if self._pending else b"") + b"0\r\n\r\n"
+            return begin + (_chunk(rest) if rest else b"") + b"0\r\n\r\n"
         if self._message.error is not None and not self._message.has_text:
             self.is_refused = True
         if self.is_refused:
             return b""
-        kept = [one for one in self._response.headers.raw_items() if one[0].lower() not in (b"content-type", *_FRAMING)]
-        return _whole(*self._message.answer(), kept)
+        return _whole(*self._message.answer(), self._headers((b"content-type", *_FRAMING)))
 
 
 class _Message:
@@ -224,12 +207,11 @@ def _without_cut_call(event: bytes) -> bytes:
 _UNKNOWN = {"message": "Internal server error", "type": "Internal Server Error", "code": 500}
 
 
-def _whole(status: int, document: Mapping[str, Any], headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def _whole(status: int, document: Mapping[str, Any], headers: Iterable[bytes] = ()) -> bytes:
     """An answer with a document as its body."""
     body = _encoded(document)
     lines = [b"HTTP/1.1 %d %s" % (status, b"OK" if status == 200 else b"Internal Server Error")]
-    lines += [b"%s: %s" % one for one in headers]
-    lines += [b"content-type: application/json", b"content-length: %d" % len(body)]
+    lines += [*headers, b"content-type: application/json", b"content-length: %d" % len(body)]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 

@@ -119,7 +119,9 @@ def test_an_error_before_any_text_is_asked_again_and_one_after_it_is_a_500() -> 
     [
         ({}, "stream"),
         ({"stream": False, "tool_choice": "none"}, "stream"),
-        ({"stream": True}, "as it is"),
+        ({"stream": True, "tools": [CALL]}, "as it is"),
+        ({"stream": True}, None),
+        ({"stream": True, "tools": [CALL], "tool_choice": "none"}, None),
         ({"tool_choice": "required"}, None),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
         ({"n": 2}, None),
