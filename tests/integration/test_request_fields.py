@@ -11,12 +11,14 @@ import pytest
 from processes import HTTP, Topology, free_port, topology
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.text import load_tokenizer
+from trtx.worker.multimodal.audio_guard import refuse_unheard
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import parse
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "request-fields.md"
 ROUTES = ("chat/completions", "completions", "responses")
-CONTEXT = 4096
+CONTEXT, NAMESPACE = 4096, "trtx-fields"
 # The parameters of chat.completions, completions and responses in OpenAI's Python package 3.54.0, but for the text.
 OPENAI = """
     audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens metadata
@@ -84,6 +86,8 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
     directory = tmp_path_factory.mktemp("recorder")
     model = resolve_checkpoint("synthetic:tiny").path
     with topology(directory, model) as running:
+        # the worker writes its chat template there, as where trtx serves
+        running.extra_environment |= {"TMPDIR": str(directory), "DYN_NAMESPACE": NAMESPACE}
         running.start_frontend()
         argv = [str(Path(__file__).with_name("recording_worker.py")), str(model), str(directory / "requests.jsonl")]
         running.spawn("recorder", argv, {"DYN_SYSTEM_PORT": str(free_port())})
@@ -119,6 +123,7 @@ def test_the_frontend_does_with_a_field_what_the_table_says(
         assert reached is (fate in ("honoured", "refused", "in part")), (route, seen[0])
         try:
             parse(seen[0], context_length=CONTEXT)
+            refuse_unheard(seen[0]["token_ids"], load_tokenizer(recorder.running.model), NAMESPACE)
             refused = False
         except InvalidRequest:
             refused = True

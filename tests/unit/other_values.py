@@ -8,7 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 # Fields whose type does not tell a value. Of a text, the option takes the same.
-TEXTS = {"served_model_name": "other", "engine": "simulated", "model": "synthetic:tiny"}
+TEXTS = {
+    "served_model_name": "other",
+    "engine": "simulated",
+    "model": "synthetic:tiny",
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "qwen3",
+}
 
 
 def another(name: str, field: FieldInfo) -> Any:

@@ -42,6 +42,8 @@ def _bindable(value: str, info: ValidationInfo) -> str:
 _HOST = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}\.?")
 Name = Annotated[str, AfterValidator(_named)]
 """A model, a directory or an address: not empty, and valid as a path on this system."""
+NO_PARSER = "none"
+"""The value of a parser option that turns the parser off."""
 MAX_WORKERS = 256
 """The maximum number of workers of one topology, and therefore of one role. Each worker is a process with its own port
 below 32768. Dynamo's frontend holds connections to all workers within the 1,024 open files that most systems allow, and
@@ -155,6 +157,37 @@ class TopologySpec(BaseModel):
             help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.", metavar="FLAGS"
         ),
     ] = ()
+    # Names of Dynamo's parsers; auto: by the chat template and the model's architecture
+    tool_call_parser: Annotated[
+        Name,
+        TopologyField(
+            help="Dynamo's parser of the model's tool calls; auto: by its chat template; none: calls stay text.",
+            panel="Model",
+            metavar="NAME",
+            since=10,
+            before=NO_PARSER,
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Name,
+        TopologyField(
+            help="Dynamo's parser of the model's reasoning; auto: by its chat template; none: reasoning stays text.",
+            panel="Model",
+            metavar="NAME",
+            since=10,
+            before=NO_PARSER,
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        Annotated[Path, BeforeValidator(_locatable)] | None,
+        TopologyField(
+            help="Jinja file that replaces the model's chat template. Default: the model's.",
+            panel="Model",
+            metavar="FILE",
+            since=10,
+            before=None,
+        ),
+    ] = None
     engine_configs: dict[Role, Annotated[Path, BeforeValidator(_locatable)]] = Field(
         default_factory=dict
     )  # role -> YAML file; a missing role uses the shipped config
@@ -169,6 +202,12 @@ class TopologySpec(BaseModel):
                 "tls_key is missing beside a certificate, which has no effect without its key; name both, or neither"
             )
         return self
+
+    @property
+    def registered_parsers(self) -> dict[str, str]:
+        """The options of the parsers that workers register, with their names, once they are resolved."""
+        named = {"--tool-call-parser": self.tool_call_parser, "--reasoning-parser": self.reasoning_parser}
+        return {option: name for option, name in named.items() if name not in ("auto", NO_PARSER)}
 
     @property
     def encoders(self) -> int:

@@ -89,7 +89,8 @@ def check_fits(plan: Plan, load: LoadSpec) -> None:
     Checked are lengths above the limits of the model or a worker, prompts shorter than the chat template, images for a
     model that takes none, and fields that the frontend refuses.
     """
-    _check_has_template(plan.model, plan.model_path)
+    if plan.chat_template is None:
+        _check_has_template(plan.model, plan.model_path)
     if load.dataset is not None:  # lengths and content of a dataset's requests are unknown
         check_body(load.extra_inputs)
         check_dataset(load, context_length=context_length(plan), is_dynamo=True)

@@ -8,12 +8,16 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtx.errors import TrtxError, UsageError
 from trtx.frontend.broker import Broker
 from trtx.frontend.listener import NodelayListener
 from trtx.prompts.same import difference
 from trtx.text import torch_hidden
+
+if TYPE_CHECKING:
+    from trtx.prompts.maker import PromptMaker
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
 _DYNAMOS_BODY_LIMIT_MB = "45"
@@ -33,6 +37,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=Path,
         help="model directory; if Dynamo may make its prompts differently, transformers makes them",
     )
+    parser.add_argument("--prompts-template", type=Path, help="file with the chat template that replaces the model's")
+    parser.add_argument("--parser-of-calls", help="the parser of tool calls that the workers register")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -55,18 +61,19 @@ def address_of(host: str, port: int) -> str:
         ) from error
 
 
-def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[list[str], int]:
-    """Listens on ``address`` and makes prompts with transformers. Raises UsageError.
+def open_door(
+    maker: PromptMaker, address: tuple[str, int], flags: list[str], *, reads_calls: bool
+) -> tuple[list[str], int]:
+    """Listens on ``address`` and makes prompts with ``maker``. Raises UsageError.
+
+    ``reads_calls``: workers register a parser of tool calls.
 
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
     terminates.
     """
     from trtx.frontend.door import Door, server_tls
     from trtx.frontend.rewriting import PATHS, rewrite
-    from trtx.prompts.maker import PromptMaker
-
-    with torch_hidden():
-        import transformers  # noqa: F401
+    from trtx.frontend.tool_answers import with_calls
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--tls-cert-path")
@@ -77,16 +84,25 @@ def open_door(model: Path, address: tuple[str, int], flags: list[str]) -> tuple[
         Door(
             address,
             inner,
-            partial(rewrite, PromptMaker(model)),
+            partial(rewrite, maker),
             paths=frozenset(PATHS),
             body_limit=int(os.environ.get("DYN_HTTP_BODY_LIMIT_MB", _DYNAMOS_BODY_LIMIT_MB)) << 20,
             tls=server_tls(tls.tls_cert_path, tls.tls_key_path) if tls.tls_cert_path else None,
+            read_calls=with_calls if reads_calls else None,
         ).start()
     except OSError as error:
         raise UsageError(
             f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another port"
         ) from error
     return others, inner
+
+
+def _maker(model: Path, template: str | None) -> PromptMaker:
+    from trtx.prompts.maker import PromptMaker
+
+    with torch_hidden():
+        import transformers  # noqa: F401
+    return PromptMaker(model, template)
 
 
 _RESERVED: list[socket.socket] = []
@@ -112,8 +128,10 @@ def main(argv: list[str]) -> None:
     if args.broker_xsub is not None:
         Broker(args.broker_xsub, args.broker_xpub).start()
     host, port = address_of(args.http_host, args.http_port), args.http_port
-    if args.prompts_of is not None and difference(args.prompts_of) is not None:
-        rest, port = open_door(args.prompts_of, (host, port), rest)
+    template = None if args.prompts_template is None else args.prompts_template.read_bytes().decode()
+    if args.prompts_of is not None and difference(args.prompts_of, template) is not None:
+        maker = _maker(args.prompts_of, template)
+        rest, port = open_door(maker, (host, port), rest, reads_calls=args.parser_of_calls is not None)
         host = "127.0.0.1"
     NodelayListener(port).start()
     from dynamo.frontend.main import (

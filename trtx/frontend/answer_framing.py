@@ -1,4 +1,4 @@
-"""Finds the end of an HTTP/1.1 answer in the bytes of a connection."""
+"""Finds the end of an HTTP/1.1 answer in the bytes of a connection, and its head and body if they are wanted."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ _NO_BODY = (204, 304)
 
 
 class AnswerFraming:
-    """Follows the answer to one request of ``method``."""
+    """Follows the answer to one request of ``method``.
 
-    def __init__(self, method: bytes) -> None:
+    ``keeps``: ``head`` has the lines of the answer's head, and ``body`` what has arrived of its body.
+    """
+
+    def __init__(self, method: bytes, *, keeps: bool = False) -> None:
+        self._keeps = keeps
+        self.head: list[bytes] = []
+        self.body = bytearray()
         self._may_have_body = method != b"HEAD"
         self._expected: Literal["status", "headers", "chunk size", "trailer", "close"] = "status"
         self._line = b""  # the part of a line that has arrived
         self._left = 0  # body bytes before the next line or the end
         self._status = 0
+        self._has_head = False
         self._length: int | None = None
         self._is_chunked = False
 
@@ -28,6 +35,8 @@ class AnswerFraming:
         data, self._line = self._line + data, b""
         while data and self._expected != "close":
             if self._left:
+                if self._keeps:
+                    self.body += data[: max(0, self._left - 2) if self._is_chunked else self._left]
                 self._left, data = max(0, self._left - len(data)), data[self._left :]
                 if not self._left and not self._is_chunked:
                     return True
@@ -40,7 +49,14 @@ class AnswerFraming:
                 return True
         return False
 
+    @property
+    def status(self) -> int | None:
+        """The status of the final answer, once its head has arrived."""
+        return self._status if self._has_head else None
+
     def _ends_with(self, line: bytes) -> bool:
+        if self._keeps and line and self._expected in ("status", "headers"):
+            self.head.append(line)
         if self._expected == "chunk size":
             size = int(line.partition(b";")[0], 16)
             self._left = size + 2 if size else 0  # a line break follows the data
@@ -63,7 +79,9 @@ class AnswerFraming:
     def _ends_with_head(self) -> bool:
         if self._status < 200:
             self._expected = "status"  # an interim answer; the final one follows
+            self.head.clear()
             return False
+        self._has_head = True
         if not self._may_have_body or self._status in _NO_BODY:
             return True
         if self._is_chunked:

@@ -21,10 +21,13 @@ from typing import Any, cast
 import h11
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.tool_answers import CallRequest, ToolAnswer
 from trtx.prompts.maker import Unrenderable
 
 Rewrite = Callable[[str, bytes], bytes]
 """Takes the path and body of a POST, returns the body with its prompt as token ids. Raises Unrenderable."""
+ReadCalls = Callable[[str, bytes], CallRequest | None]
+"""Takes a path and a rewritten body, returns how to ask for an answer with calls, or None to copy the answer."""
 
 _THREADS = 2
 _BACKLOG = 1024
@@ -47,9 +50,14 @@ class Door:
         paths: frozenset[str],
         body_limit: int,
         tls: ssl.SSLContext | None = None,
+        read_calls: ReadCalls | None = None,
     ) -> None:
-        """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused."""
+        """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
+
+        ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
+        """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
+        self._read_calls = read_calls
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")
 
@@ -97,32 +105,66 @@ class Door:
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 
-    async def rewritten(self, path: str, body: bytes) -> bytes:
-        """Runs the rewrite in the thread pool. Raises Unrenderable."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._rewrite, path, body)
+    async def rewritten(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
+        """Runs the rewrite in the thread pool. Raises Unrenderable.
+
+        Returns the rewritten body, and what ``read_calls`` makes of it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._both, path, body)
+
+    def _both(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
+        changed = self._rewrite(path, body)
+        return changed, None if self._read_calls is None else self._read_calls(path, changed)
 
 
 class _Inner(asyncio.Protocol):
-    """Dynamo's side of one client's connection: copies each answer to the client."""
+    """Dynamo's side of one client's connection: copies each answer to the client, unless a ToolAnswer reads it."""
 
     transport: asyncio.Transport
 
     def __init__(self, client: _Client) -> None:
         self._client = client
         self._framing: AnswerFraming | None = None
+        self._answer: ToolAnswer | None = None
+        self._of_reason = b""  # the request that asks why the answer was refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
+
+    def ask_for_calls(self, request: bytes, of_reason: bytes, *, is_streamed: bool) -> None:
+        """Sends a POST whose answer may have calls, and ``of_reason`` if the answer does not say why it failed."""
+        self._answer, self._of_reason = ToolAnswer(is_streamed=is_streamed), of_reason
+        self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
         self._framing = AnswerFraming(method)
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
+        if self._answer is not None:
+            self._read(self._answer, data)
+            return
         self._client.transport.write(data)
         if self._framing is not None and self._framing.feed(data):
             self._framing = None
             self._client.next_request()
+
+    def _read(self, answer: ToolAnswer, data: bytes) -> None:
+        try:
+            made = answer.feed(data)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            sys.stderr.write(f"trtx.frontend: an answer of Dynamo can't be read ({error}); its connection is closed\n")
+            self.transport.close()
+            return
+        if made:
+            self._client.transport.write(made)
+        if answer.is_done:
+            self._answer = None
+            if answer.is_refused:
+                self._answer = ToolAnswer(is_streamed=False, is_of_reason=True)
+                self.transport.write(self._of_reason)
+            else:
+                self._client.next_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.transport.close()
@@ -213,9 +255,10 @@ class _Client(asyncio.Protocol):
 
     async def _forward(self, request: h11.Request, body: bytes) -> None:
         path = request.target.decode("latin-1").partition("?")[0]
+        of_calls: CallRequest | None = None
         if request.method == b"POST" and path in self._door.paths and not _is_encoded(request):
             try:
-                body = await self._door.rewritten(path, body)
+                body, of_calls = await self._door.rewritten(path, body)
             except Unrenderable as error:
                 self._refuse(400, str(error), goes_on=self._parser.their_state is not h11.MUST_CLOSE)
                 return
@@ -230,7 +273,11 @@ class _Client(asyncio.Protocol):
             except OSError as error:
                 self._refuse(502, f"the frontend can't be reached: {error}")
                 return
-        self._inner.ask(request.method, _head(request, len(body)) + body)
+        if of_calls is None:
+            self._inner.ask(request.method, _head(request, len(body)) + body)
+            return
+        asked, of_reason = (_head(request, len(one)) + one for one in (of_calls.body, of_calls.of_reason))
+        self._inner.ask_for_calls(asked, of_reason, is_streamed=of_calls.is_streamed)
 
     def _refuse(self, status: int, sentence: str, *, goes_on: bool = False) -> None:
         """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""

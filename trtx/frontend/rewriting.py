@@ -8,13 +8,18 @@ not understand are passed on unchanged: Dynamo refuses them, or a worker does (`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from trtx.frontend.responses_input import chat_of_responses
+from trtx.prompts.files import PROMPT_END
 from trtx.prompts.maker import PromptMaker, Unrenderable
 
 CHAT, COMPLETIONS, RESPONSES = PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+_OPENS_THINKING = re.compile(r"(<[a-z:]*think>|\[THINK\])\s*\Z")
 
 
 def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
@@ -53,7 +58,24 @@ def _chat(maker: PromptMaker, path: str, request: dict[str, Any]) -> dict[str, A
         return None
     refuse_audio(messages)
     nvext = request.get("nvext") or {}
-    return {**request, "nvext": {**nvext, "token_data": maker.of_messages(chat)}}
+    prompt = maker.rendered(chat)
+    changed = {**request, "nvext": {**nvext, "token_data": maker.of_rendered(prompt)}}
+    if path == CHAT and (mark := open_thinking(prompt)) is not None:
+        field = (
+            "chat_template_args" if "chat_template_args" in request else "chat_template_kwargs"
+        )  # one field for Dynamo
+        changed[field] = {**(request.get(field) or {}), PROMPT_END: mark}
+    return changed
+
+
+def open_thinking(prompt: str) -> str | None:
+    """The mark with which a template begins the model's reasoning at the end of the prompt, or None.
+
+    Dynamo looks for the mark at the end of the prompt that its own template renders, to parse an answer that has the
+    end of the reasoning only. So the template that trtx's workers register ends with :data:`PROMPT_END`.
+    """
+    found = _OPENS_THINKING.search(prompt)
+    return None if found is None else found[1]
 
 
 def refuse_audio(messages: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from trtx.config.wording import quoted
 from trtx.engine import installed_version
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
+from trtx.launch.chat_format import resolve_chat_format, with_chat_format
 from trtx.launch.discovery import etcd_auth, nats_auth
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -26,6 +27,7 @@ from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
 from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.prompt_notes import with_prompt_note
+from trtx.launch.publishable import refuse_file_of_chat
 from trtx.launch.published import OF_ONE_HOST, Published, PublishedInputs, find_published
 from trtx.launch.videos import video_warnings
 from trtx.launch.weight_notes import with_weight_note
@@ -58,7 +60,9 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
     spec, certificate = with_certificate(with_roles(spec, hosts))
     machine = probe()
     has_gpu = any(host.gpu_indices for host in hosts.hosts)
+    refuse_file_of_chat(spec)
     resolved = resolve(spec, machine, has_gpu=has_gpu)
+    spec = resolved.chat.of(spec)
     hosts = hosts.model_copy(update={"name": hosts.name or secrets.token_hex(4)})
     planned = plan_hosts(
         spec,
@@ -81,6 +85,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
         ),
         hosts,
     )
+    planned = with_chat_format(planned, resolved.chat)
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
     planned = with_weight_note(planned, resolved.checkpoint.path)
     return replace(planned, findings=resolved.findings), asked
@@ -99,6 +104,7 @@ def plan_again(asked: PublishedInputs, *, model_path: Path, this_host: str | Non
     check_flags(spec.router_args, spec.router_mode)
     checkpoint = resolve_checkpoint(str(model_path))
     check_media(spec, asked.engine, checkpoint)
+    resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: ResolvedEngineConfig(role, values, "the published plan", (f"{role}: engine config from etcd",))
         for role, values in asked.engine_configs.items()

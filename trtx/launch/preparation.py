@@ -37,6 +37,7 @@ from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, re
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
+from trtx.launch.chat_format import ChatFormat, resolve_chat_format, with_chat_format
 from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_images
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -59,6 +60,7 @@ class Resolved:
     checkpoint: Checkpoint
     configs: dict[Role, ResolvedEngineConfig]
     findings: tuple[Finding, ...]
+    chat: ChatFormat
 
 
 def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str | None = None) -> Plan:
@@ -75,6 +77,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     machine = probe()
     spec, certificate = with_certificate(spec)
     resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
+    spec, chat = resolved.chat.of(spec), resolved.chat
     of_videos = video_warnings(resolved.engine, resolved.checkpoint.path, spec.media)
     namespace = f"trtx-{secrets.token_hex(4)}"
     ports = _hold_ports(spec, frontends)
@@ -95,6 +98,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     except UsageError:
         HOLDER.release((*ports.http, *ports.internal))
         raise
+    planned = with_chat_format(planned, chat)
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
     planned = with_weight_note(planned, resolved.checkpoint.path)
     planned = _with_fault(planned, fault)
@@ -120,6 +124,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         read_model_config(checkpoint.path)
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
+    chat = resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
     family = config_family(checkpoint.architecture, on_gpu=on_gpu)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
@@ -153,7 +158,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         own = dtype_of(checkpoint.path, read_config(checkpoint.path))
         configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
     version = installed_version() if engine == "tensorrt-llm" and machine is not None else None
-    return Resolved(model, engine, version, checkpoint, configs, findings)
+    return Resolved(model, engine, version, checkpoint, configs, findings, chat)
 
 
 def _hold_ports(spec: TopologySpec, frontends: int) -> Ports:

@@ -19,18 +19,20 @@ def with_prompt_note(plan: Plan, model: Path) -> Plan:
     """
     if plan.hosts:
         return replace(plan, warnings=(*plan.warnings, *remote_prompt_notes(model)))
-    if (because := difference(model)) is None:
+    if (because := difference(model, plan.chat_template)) is None:
         return plan
     return replace(plan, reasons=(*plan.reasons, f"the frontend makes prompts with transformers because {because}"))
 
 
-def remote_prompt_notes(model: Path) -> Iterator[str]:
+def remote_prompt_notes(model: Path, replacing: str | None = None) -> Iterator[str]:
     """Yields a warning if Dynamo may render prompts differently from transformers, else nothing.
+
+    ``replacing``: the chat template that replaces the model's.
 
     For topologies over hosts, in pods or on Slurm, because Dynamo renders their prompts. Raises UsageError for a model
     without a chat template, which Dynamo does not serve there.
     """
-    because = difference(model)
+    because = difference(model, replacing)
     if because == NO_TEMPLATE:
         raise UsageError(
             f"the model in {model} has no chat template, and over hosts, in pods and on Slurm Dynamo serves no such "

@@ -51,8 +51,18 @@ _WAY_OUT = (
 )
 
 
+def refuse_file_of_chat(spec: TopologySpec) -> None:
+    """Raises UsageError for a chat template in a file, which is code to Jinja."""
+    if spec.chat_template is not None:
+        raise UsageError(
+            f"--chat-template {shown(spec.chat_template)} can't be used over hosts, because a plan in etcd must not "
+            "name code or files; save it as chat_template.jinja in the model's directory on every host"
+        )
+
+
 def check_publishable(spec: TopologySpec, engine_configs: Mapping[Role, Mapping[str, Any]]) -> None:
     """Raises UsageError for router arguments and engine config fields that hosts must not accept from one another."""
+    refuse_file_of_chat(spec)
     for word in spec.router_args:
         flag = word.partition("=")[0]
         # exact names only: an abbreviation may mean another flag

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from trtx.topology import Plan
+from trtx.topology import Plan, template_path
 
 
 def new_run_directory(parent: Path, name: str) -> Path:
@@ -32,6 +32,8 @@ class RunDirectory:
             plan.config_path(role): yaml.safe_dump(values, sort_keys=False)
             for role, values in plan.engine_configs.items()
         }
+        if plan.chat_template is not None:
+            self._files[template_path(plan.run_dir)] = plan.chat_template
         self._files[plan.run_dir / "plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
         self._told = ""
 
@@ -84,7 +86,7 @@ class RunDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                beside.write_text(self._files[path], encoding="utf-8")
+                beside.write_text(self._files[path], encoding="utf-8", newline="")  # a template keeps its line ends
                 beside.replace(path)  # atomic, because a worker could otherwise start with half of a config
             except OSError:
                 with contextlib.suppress(OSError):

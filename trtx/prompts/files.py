@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+PROMPT_END = "trtx_prompt_end"
+"""The template variable by which the frontend's door tells Dynamo how a prompt ends."""
+
 
 def tokenizer_config(model: Path) -> dict[str, Any]:
     """``tokenizer_config.json`` as a dict; empty if it is absent or unreadable."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtx.errors import TrtxError, UsageError
 from trtx.prompts.content_forms import ContentForms
+from trtx.prompts.formats import NO_TOOLS, reads_tools
 from trtx.text import fast_tokenizer, load_hf_tokenizer
 
 _MEDIA = {"image_url": "image", "video_url": "video"}
@@ -27,8 +28,11 @@ class Unrenderable(TrtxError):
 class PromptMaker:
     """Makes prompts with one checkpoint's tokenizer. All methods may be called from several threads."""
 
-    def __init__(self, model: Path) -> None:
-        """Imports transformers, which takes seconds. Raises UsageError if it can't load the tokenizer."""
+    def __init__(self, model: Path, template: str | None = None) -> None:
+        """Imports transformers, which takes seconds. ``template`` replaces the checkpoint's chat template.
+
+        Raises UsageError if transformers can't load the tokenizer.
+        """
         try:
             self._tokenizer = load_hf_tokenizer(model)
             self._encode = fast_tokenizer(self._tokenizer).encode
@@ -36,16 +40,23 @@ class PromptMaker:
             raise UsageError(
                 f"transformers can't load the tokenizer of {model} ({str(error)[:300]}); download the checkpoint again"
             ) from error
+        if template is not None:
+            self._tokenizer.chat_template = template
         self.has_template = bool(self._tokenizer.chat_template)
+        self._shows_tools = _shows_tools(self._tokenizer.chat_template)
         self._forms = ContentForms()
 
     def of_text(self, text: str) -> list[int]:
         """Token ids of a completion's prompt, including the special tokens that the tokenizer adds."""
         return list(self._encode(text).ids)
 
+    def of_rendered(self, text: str) -> list[int]:
+        """Token ids of a prompt from :meth:`rendered`, whose template writes the special tokens itself."""
+        return list(self._encode(text, add_special_tokens=False).ids)
+
     def of_messages(self, request: Mapping[str, Any]) -> list[int]:
         """Token ids of an OpenAI chat request's prompt. Raises Unrenderable."""
-        return list(self._encode(self.rendered(request), add_special_tokens=False).ids)
+        return self.of_rendered(self.rendered(request))
 
     def rendered(self, request: Mapping[str, Any]) -> str:
         """The prompt of an OpenAI chat request as text. Raises Unrenderable."""
@@ -53,6 +64,8 @@ class PromptMaker:
             raise Unrenderable(
                 "the model has no chat template, so it takes no messages; send the text as prompt to /v1/completions"
             )
+        if _tools_of(request) and not self._shows_tools:
+            raise Unrenderable(NO_TOOLS)
         messages = [_with_objects(message) for message in request["messages"]]
         chosen = self._forms.choose(
             messages, lambda tried: self._tried(tried, request), has_values=bool(_template_values(request))
@@ -68,7 +81,7 @@ class PromptMaker:
     def _rendered(self, messages: list[dict[str, Any]], request: Mapping[str, Any]) -> str:
         values = _template_values(request)
         ends_open = bool(values.pop("continue_final_message", False))
-        tools = request.get("tools") if request.get("tool_choice") != "none" else None
+        tools = _tools_of(request)
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -85,6 +98,17 @@ class PromptMaker:
                 f"the model's chat template can't render these messages: {said[:300]}; change the messages or tools"
             ) from error
         return str(text)
+
+
+def _tools_of(request: Mapping[str, Any]) -> Any:
+    """The tools that the model may call, or None."""
+    return None if request.get("tool_choice") == "none" else request.get("tools")
+
+
+def _shows_tools(templates: Any) -> bool:
+    """Whether any template of the tokenizer reads the tools; of several, transformers takes one that does."""
+    found = templates.values() if isinstance(templates, Mapping) else [templates]
+    return any(reads_tools(one) for one in found if isinstance(one, str))
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,18 @@ _PLAIN_ESCAPE = re.compile(r"""\\[nt\\'"]""")
 _TRIED = ("a", "a b\n c", "\N{LATIN SMALL LETTER E WITH ACUTE}1 ")
 
 
-def difference(model: Path) -> str | None:
-    """A clause that says why Dynamo's prompts may differ from transformers'; None if they can't."""
+def difference(model: Path, replacing: str | None = None) -> str | None:
+    """A clause that says why Dynamo's prompts may differ from transformers'; None if they can't.
+
+    ``replacing``: the chat template that replaces the checkpoint's.
+    """
     if not (model / "tokenizer.json").is_file():
         return None  # without a fast tokenizer, trtx can't make the prompts either
     try:
-        tokenizer, template = load_decoder(model), chat_template(model)
+        tokenizer, template = load_decoder(model), replacing or chat_template(model)
     except Exception:  # the process that loads the model reports the faulty file
         return None
-    if template is not None and _is_broken(template):
+    if template is not None and syntax_error(template) is not None:
         return None  # Dynamo refuses it, and names the line and the reason
     if template is None:
         return NO_TEMPLATE
@@ -46,7 +49,7 @@ def difference(model: Path) -> str | None:
         return "tokenizer.json defines padding or truncation"
     if any(tokenizer.encode(text).ids != tokenizer.encode(text, add_special_tokens=False).ids for text in _TRIED):
         return "the tokenizer adds special tokens, such as a begin-of-text token, and the frontend does not"
-    if has_several_templates(model):
+    if replacing is None and has_several_templates(model):
         return "the model has several chat templates"
     if (construct := first_foreign(template, _special_names(model))) is not None:
         return f"the chat template uses {construct}, which minijinja may render differently from Jinja"
@@ -60,13 +63,16 @@ def _special_names(model: Path) -> frozenset[str]:
     )
 
 
-def _is_broken(template: str) -> bool:
-    """Whether ``template`` is a syntax error for every Jinja. transformers defines own tags, such as ``generation``."""
+def syntax_error(template: str) -> str | None:
+    """The place and the message of a syntax error for every Jinja, or None.
+
+    An unknown tag is none, because transformers defines its own, such as ``generation``.
+    """
     try:
         _parsed(template)
     except TemplateSyntaxError as error:
-        return "unknown tag" not in str(error)
-    return False
+        return None if "unknown tag" in str(error) else f"line {error.lineno}: {error.message}"
+    return None
 
 
 def _environment() -> Environment:

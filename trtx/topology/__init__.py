@@ -10,6 +10,7 @@ from trtx.topology.commands import BrokerPorts, body_mib
 from trtx.topology.host_planner import plan_hosts, with_roles
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.plan import (
+    CHAT_TEMPLATE,
     TOPOLOGY_VARIABLE,
     Credentials,
     EtcdService,
@@ -19,12 +20,14 @@ from trtx.topology.plan import (
     ProcessSpec,
     ServerTls,
     is_loopback,
+    template_path,
 )
 from trtx.topology.planner import Ports, plan
 from trtx.topology.settling import settle
 from trtx.topology.workload import ModelFiles, check_router_args, check_size
 
 __all__ = [
+    "CHAT_TEMPLATE",
     "TOPOLOGY_VARIABLE",
     "BrokerPorts",
     "Credentials",
@@ -45,5 +48,6 @@ __all__ = [
     "plan",
     "plan_hosts",
     "settle",
+    "template_path",
     "with_roles",
 ]

@@ -42,6 +42,8 @@ OWNED_FRONTEND_FLAGS = {
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
     "--prompts-of": "which trtx sets itself, from --model",
+    "--prompts-template": "which trtx sets itself, from --chat-template",
+    "--parser-of-calls": "which trtx sets itself, from --tool-call-parser",
     "--tls-cert-path": "which trtx sets itself, from --tls-cert",
     "--tls-key-path": "which trtx sets itself, from --tls-key",
     "--kserve-grpc-server": _NO_HTTP,
@@ -233,13 +235,14 @@ def frontend_command(
     broker: BrokerPorts | None,
     is_one_of_many: bool,
     prompts_of: Path | None = None,
+    chat_template: Path | None = None,
 ) -> tuple[str, ...]:
     """Command line of a frontend, which is Dynamo's frontend started through trtx's.
 
     ``--namespace`` keeps it from listing other topologies' models. ``broker``: the event broker that it runs, on one
     machine. ``is_one_of_many``: its router then exchanges the workers' load with the other frontends; otherwise it
     would only know its own requests. ``prompts_of``: the model for which the frontend renders prompts with
-    transformers, if Dynamo's may differ.
+    transformers, if Dynamo's may differ. ``chat_template``: the file that replaces the model's.
     """
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
     if broker is not None:
@@ -248,6 +251,10 @@ def frontend_command(
     command += ["--namespace", namespace]
     if prompts_of is not None:
         command += ["--prompts-of", str(prompts_of)]
+        if chat_template is not None:
+            command += ["--prompts-template", str(chat_template)]
+        if (parser := spec.registered_parsers.get("--tool-call-parser")) is not None:
+            command += ["--parser-of-calls", parser]
     if spec.tls_cert is not None:
         command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
@@ -269,6 +276,7 @@ def worker_command(
     config: Path,
     status_file: Path,
     prompts_by_frontend: bool,
+    chat_template: Path | None = None,
 ) -> tuple[str, ...]:
     """Command line of a trtx worker, as in docs/contracts.md. ``engine``: resolved, never ``auto``."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
@@ -280,17 +288,36 @@ def worker_command(
         command.append("--deterministic")
     if prompts_by_frontend:
         command += ["--prompts-by", "frontend"]
+    if role != "encode":
+        command += _chat_flags(spec, chat_template)
     if limits := spec.media.model_dump_json(exclude_defaults=True).removeprefix("{}"):
         command += ["--media", limits]
     return tuple(command)
 
 
+def _chat_flags(spec: TopologySpec, chat_template: Path | None) -> list[str]:
+    flags = [word for option, name in spec.registered_parsers.items() for word in (option, name)]
+    return flags if chat_template is None else [*flags, "--chat-template", str(chat_template)]
+
+
 def simulated_command(
-    role: Role, namespace: str, *, model_path: Path, model: str, values: Mapping[str, Any]
+    spec: TopologySpec,
+    role: Role,
+    namespace: str,
+    *,
+    model_path: Path,
+    model: str,
+    values: Mapping[str, Any],
+    chat_template: Path | None = None,
 ) -> tuple[str, ...]:
-    """Command line of Dynamo's mocker with TensorRT-LLM's scheduler; the engine config's limits become its flags."""
+    """Command line of Dynamo's mocker with TensorRT-LLM's scheduler; the engine config's limits become its flags.
+
+    The mocker has no flags for parsers and templates, so ``trtx.worker.simulated`` starts it if there are any.
+    """
     component = "prefill" if role == "prefill" else "backend"
-    command = [sys.executable, "-m", "dynamo.mocker", "--engine-type", "trtllm", "--disaggregation-mode", role]
+    of_chat = _chat_flags(spec, chat_template)
+    command = [sys.executable, "-m", "trtx.worker.simulated" if of_chat else "dynamo.mocker", *of_chat]
+    command += ["--engine-type", "trtllm", "--disaggregation-mode", role]
     command += ["--model-path", str(model_path), "--model-name", model]
     command += ["--endpoint", f"dyn://{namespace}.{component}.generate"]
     kv_cache = values.get("kv_cache_config") or {}

@@ -19,6 +19,7 @@ Version 1, which is still read, has one machine and one frontend.
 """
 _OLDEST = 1
 TOPOLOGY_VARIABLE = "TRTX_TOPOLOGY"
+CHAT_TEMPLATE = "chat_template.jinja"
 
 ProcessRole = Role | Literal["frontend"]
 Discovery = Literal["file", "etcd", "kubernetes"]
@@ -137,6 +138,7 @@ class Plan:
     tls: ServerTls | None = None  # None: the HTTP ports speak plain HTTP
     warnings: tuple[str, ...] = ()  # for the user, before others can reach the topology
     left_out: tuple[LeftOutField, ...] = ()  # fields of its engine configs that the engine ignores
+    chat_template: str | None = None  # the text that replaces the model's own; None: the model's own
 
     @property
     def url(self) -> str:
@@ -286,6 +288,11 @@ class Plan:
         if (nats := fields.get("nats")) is not None:
             fields["nats"] = NatsService(nats["url"], _credentials(nats))
         return cls(**fields)
+
+
+def template_path(run_dir: Path) -> Path:
+    """Path of the chat template that replaces the model's, next to the engine configs."""
+    return run_dir / "serve" / "configs" / CHAT_TEMPLATE
 
 
 def config_path(run_dir: Path, role: str) -> Path:

@@ -17,7 +17,7 @@ from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.engine.tensorrt_llm.versions import pipelines_prefill
 from trtx.errors import UsageError
 from trtx.topology import commands
-from trtx.topology.plan import ProcessSpec, ServerTls, config_path
+from trtx.topology.plan import ProcessSpec, ServerTls, config_path, template_path
 
 ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it supports no encode workers
@@ -151,6 +151,11 @@ class Workload:
         spec = self.spec
         return None if spec.tls_cert is None or spec.tls_key is None else ServerTls(spec.tls_cert, spec.tls_key)
 
+    @property
+    def chat_template(self) -> Path | None:
+        """The file from which its processes read the chat template that replaces the model's."""
+        return None if self.spec.chat_template is None else template_path(self.run_dir)
+
     def frontend(
         self,
         name: str,
@@ -173,6 +178,7 @@ class Workload:
                 broker=broker,
                 is_one_of_many=is_one_of_many,
                 prompts_of=None if site.host else self.model_path,
+                chat_template=self.chat_template,
             ),
             env={**env, **commands.frontend_environment(self.spec.media)},
             log_path=self.run_dir / "serve" / "logs" / f"{name}.log",
@@ -218,11 +224,13 @@ class Workload:
 
     def _simulated_command(self, worker: Worker) -> tuple[str, ...]:
         return commands.simulated_command(
+            self.spec,
             worker.role,
             self.namespace,
             model_path=self.model_path,
             model=self.model,
             values=self.values[worker.role],
+            chat_template=self.chat_template,
         )
 
     def _worker_command(self, worker: Worker, status_file: Path, site: Site) -> tuple[str, ...]:
@@ -236,6 +244,7 @@ class Workload:
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
             prompts_by_frontend=not site.host,  # over hosts, a frontend's host may not have the model's files
+            chat_template=self.chat_template,
         )
 
 

@@ -80,7 +80,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         Addresses and planes come from the environment that the topology sets.
         """
         options = self.options
-        template = registered_template(options.model, os.environ, prompts_by=options.prompts_by)
+        template = registered_template(
+            options.model, os.environ, prompts_by=options.prompts_by, replacing=options.chat_template
+        )
         return WorkerConfig(
             namespace=get_worker_namespace(),
             component=options.role if options.role in ("prefill", "encode") else "backend",
@@ -92,6 +94,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             event_plane=os.environ.get("DYN_EVENT_PLANE", "zmq"),
             disaggregation_mode=DisaggregationMode(options.role),
             custom_jinja_template=None if template is None else str(template),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
         )
 
     async def start(self, worker_id: int) -> EngineConfig:

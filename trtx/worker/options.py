@@ -49,6 +49,9 @@ class WorkerOptions:
     embedding_cache_bytes: int = EMBEDDING_CACHE_BYTES
     deterministic: bool = False
     prompts_by: PromptsBy = "dynamo"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    chat_template: Path | None = None  # None: the model's own
 
 
 def parse(argv: list[str]) -> WorkerOptions:
@@ -78,6 +81,9 @@ def parse(argv: list[str]) -> WorkerOptions:
         "--media", default="{}", help="JSON with limits of clients' images that differ from the defaults"
     )
     parser.add_argument("--prompts-by", choices=get_args(PromptsBy), default="dynamo", help="who makes prompts")
+    parser.add_argument("--tool-call-parser", help="Dynamo's parser of tool calls, by name")
+    parser.add_argument("--reasoning-parser", help="Dynamo's parser of reasoning, by name")
+    parser.add_argument("--chat-template", type=Path, help="file that replaces the model's chat template")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():
         # If the directory does not exist, Dynamo would treat the path as a model name to download.
@@ -100,6 +106,9 @@ def parse(argv: list[str]) -> WorkerOptions:
         embedding_cache_bytes=args.embedding_cache_bytes,
         deterministic=args.deterministic,
         prompts_by=args.prompts_by,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+        chat_template=args.chat_template,
     )
 
 

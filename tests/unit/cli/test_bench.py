@@ -117,6 +117,8 @@ TYPED = {
     "gpus": ["--gpus", "0"],
     "router_mode": ["--router-mode", "kv"],
     "router_args": ["--router-args", "'--router-temperature 0.5'"],
+    "tool_call_parser": ["--tool-call-parser", "hermes"],
+    "reasoning_parser": ["--reasoning-parser", "qwen3"],
     "recipe": ["--recipe", "qwen3"],
     "overrides.max_batch_size": ["--set", "max_batch_size=8"],
     "overrides.kv_cache_config": ["--set", "agg.kv_cache_config.max_tokens=8"],

@@ -150,7 +150,8 @@ VALUES = {
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
     "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--image-format": "jpeg",
-    "--image-source": "assets", "--input-file": "sweep.yaml",
+    "--image-source": "assets", "--input-file": "sweep.yaml", "--tool-call-parser": "hermes",
+    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja",
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
@@ -381,6 +382,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two", "three"), 1):
         Path(f"{name}.yaml").write_text(f"topology: {{workers: {number}}}\n")
     Path("a.yaml").write_text("max_batch_size: 1\n")
+    Path("chat.jinja").write_text("{{ messages }}")
     own = make(tmp_path, "own", ["localhost"])
     make(tmp_path, "other", ["localhost"], private=own.private)
 

@@ -65,6 +65,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "tls_cert": "own.pem",  # made below
         "tls_key": "own.key",
         "router_args": ["--router-temperature", "0.5"],
+        "chat_template": "chat.jinja",  # made below
         "engine_configs": {"agg": "agg.yaml"},
         "overrides": ["max_batch_size=3"],
     },
@@ -152,6 +153,7 @@ _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn 
 def _asked(sweep: dict[str, Any], tmp_path: Path) -> str:
     """All that a dry run of a sweep file would start and send."""
     (tmp_path / "agg.yaml").write_text("max_batch_size: 5\n")
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
     file = tmp_path / "sweep.yaml"
     file.write_text(json.dumps(sweep))
     spec = load_sweep(file, {})
@@ -437,6 +439,7 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     base = {"modes": [BESIDE.get(field, "agg")], "topology": {"engine": "paced"}}
     value = OTHER[TopologySpec][field]
     value = {"agg": str(tmp_path / "agg.yaml")} if field == "engine_configs" else value
+    value = str(tmp_path / value) if field == "chat_template" else value
     value = free_port() if field == "port" else value
     changed = base | {"topology": base["topology"] | {field: value}}  # type: ignore[operator]
     if field in TLS:

@@ -180,3 +180,9 @@ def test_an_etcd_that_does_not_answer_is_told_with_what_to_do() -> None:
             LaunchError, match=f"does not answer .*; expected an etcd at {url}: start it, open its port"
         ):
             find_published(EtcdService((url,), lease_ttl_s=30), "t")
+
+
+def test_a_chat_template_in_a_file_is_refused_over_hosts(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    with pytest.raises(UsageError, match="--chat-template .* can't be used over hosts"):
+        prepared(tmp_path / "run", chat_template=tmp_path / "chat.jinja")

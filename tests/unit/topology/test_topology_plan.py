@@ -399,3 +399,26 @@ def test_a_name_with_control_characters_is_no_models_name(name: str) -> None:
         plan_of(machine(0), served_model_name=name)
     assert str(refused.value).isprintable()
     assert plan_of(machine(0), served_model_name="Qwen/Qwen3-0.6B é").model == "Qwen/Qwen3-0.6B é"
+
+
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+@pytest.mark.parametrize(("engine", "module"), [("torch", "trtx.worker"), ("simulated", "trtx.worker.simulated")])
+def test_parsers_and_the_chat_template_reach_every_worker_and_the_maker_of_prompts(
+    mode: str, engine: str, module: str
+) -> None:
+    asked = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "chat_template": Path("/mine.jinja")}
+    made = plan_of(machine(0), engine=engine, mode=mode, **asked)
+    file = "/runs/one/serve/configs/chat_template.jinja"
+    for worker in made.workers:
+        argv = " ".join(worker.argv)
+        assert worker.argv[2] == module
+        assert f"--tool-call-parser hermes --reasoning-parser qwen3 --chat-template {file}" in argv
+    assert f"--prompts-template {file}" in " ".join(made.frontends[0].argv)
+
+
+@pytest.mark.parametrize("parser", ["auto", "none"])
+def test_a_worker_without_parsers_has_no_flag_of_them(parser: str) -> None:
+    made = plan_of(machine(0), engine="simulated", tool_call_parser=parser, reasoning_parser=parser)
+    assert made.workers[0].argv[2] == "dynamo.mocker"
+    flags = {word for process in made.processes for word in process.argv if word.startswith("--")}
+    assert not flags & {"--tool-call-parser", "--reasoning-parser", "--chat-template", "--prompts-template"}

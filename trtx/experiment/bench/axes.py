@@ -29,6 +29,7 @@ _NO_AXIS = {
     "host": "it changes nothing that is measured",
     "tls_cert": "it belongs to the machine, and tls_key to it",
     "tls_key": "it belongs to tls_cert",
+    "chat_template": "metrics of different prompts can't be compared; run each template separately",
     "model": "metrics of two models can't be compared; run each model separately",
     "served_model_name": "it changes nothing that is measured",
 }

@@ -9,6 +9,7 @@ import yaml
 from trtx.export.kubernetes.planning import TLS_DIRECTORY, PodPlan
 from trtx.export.kubernetes.pods import ROLE_LABEL, TOPOLOGY_LABEL, Manifest, tls_mount, tls_volume
 from trtx.export.kubernetes.variables import HTTP_PORT
+from trtx.topology import CHAT_TEMPLATE
 
 RUNS = "/runs"
 """The mount point of the Job's volume, where ``trtx bench`` writes its run directory."""
@@ -18,7 +19,7 @@ _CA = "ca.crt"
 
 
 def engine_configs(planned: PodPlan) -> Manifest:
-    """Returns a ConfigMap with one engine config per role.
+    """Returns a ConfigMap with one engine config per role, and the chat template if it replaces the model's.
 
     Its name contains a hash of the content, so a changed config replaces the pods.
     """
@@ -26,6 +27,8 @@ def engine_configs(planned: PodPlan) -> Manifest:
         f"{role}.yaml": yaml.safe_dump(dict(values), sort_keys=False) if values else "{}\n"
         for role, values in planned.engine_configs.items()
     }
+    if planned.chat_template is not None:
+        data[CHAT_TEMPLATE] = planned.chat_template
     digest = hashlib.sha256("\0".join(part for item in data.items() for part in item).encode()).hexdigest()[:8]
     return {
         "apiVersion": "v1",

@@ -60,6 +60,7 @@ class PodPlan:
     reasons: tuple[str, ...]  # how engines are spread over nodes, and the network that KV uses
     routes_by_prefix: bool  # the topology uses the KV router
     left_out: tuple[LeftOutField, ...]  # fields of the engine configs that the engine does not act on
+    chat_template: str | None = None  # the text that replaces the model's own
 
     @property
     def workers(self) -> tuple[PodKind, ...]:
@@ -80,6 +81,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         )
     per_node = 0 if spec.engine == "paced" else target.gpus_per_node
     resolved = resolve(spec, None, has_gpu=per_node > 0)
+    spec = resolved.chat.of(spec)
     source = source_of(resolved.model, resolved.checkpoint, target)
     nodes = {
         role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
@@ -98,11 +100,14 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         findings=resolved.findings,
         reasons=(
             *_reasons(spec, target, resolved.configs, nodes),
-            *remote_prompt_notes(resolved.checkpoint.path),
+            *resolved.chat.reasons,
+            *resolved.chat.warnings,
+            *remote_prompt_notes(resolved.checkpoint.path, resolved.chat.template),
             *left_out_told(planned.left_out, planned.engine),
         ),
         routes_by_prefix=planned.routes_by_prefix,
         left_out=planned.left_out,
+        chat_template=resolved.chat.template,
     )
 
 

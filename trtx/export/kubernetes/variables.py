@@ -29,6 +29,8 @@ FLAGS_DROPPED: Mapping[str, tuple[Form, ...]] = {
     "--broker-xpub": ("operator", "plain"),
     "--status-file": ("operator", "plain"),
     "--prompts-of": ("operator", "plain"),  # frontends' pods have no model files
+    "--prompts-template": ("operator", "plain"),
+    "--parser-of-calls": ("operator", "plain"),
     "--prompts-by": ("operator", "plain"),
     "--namespace": ("operator",),
 }

@@ -62,6 +62,7 @@ class JobPlan:
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...]
     left_out: tuple[LeftOutField, ...]  # fields of the engine configs that the engine does not act on
+    chat_template: str | None = None  # the text that replaces the model's own
 
     @property
     def workers(self) -> tuple[JobStep, ...]:
@@ -113,6 +114,7 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
     if job.model_dir is None:
         _check_weights(spec.model, per_node)
     resolved = resolve(spec, None, has_gpu=per_node > 0)
+    spec = resolved.chat.of(spec)
     values = {role: config.values | _tp(spec, role) for role, config in resolved.configs.items()}
     spans = {role: nodes_of(role, values[role], spec.engine, per_node) for role in spec.roles}
     if most := next((role for role, span in spans.items() if span * per_node > _MOST_GPUS and span > 1), None):
@@ -163,11 +165,14 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
             *planned.reasons[1:],  # the first reason says that the hosts file places the workers, but trtx did
             *(one for role, span in spans.items() if span > 1 for one in layout_of(role, values[role], per_node)),
             *_kv_reasons(spec, job, resolved.engine, count),
-            *remote_prompt_notes(resolved.checkpoint.path),
+            *resolved.chat.reasons,
+            *resolved.chat.warnings,
+            *remote_prompt_notes(resolved.checkpoint.path, resolved.chat.template),
             *left_out_warnings(planned.left_out, planned.engine),
         ),
         left_out=planned.left_out,
         findings=resolved.findings,
+        chat_template=resolved.chat.template,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,6 +18,7 @@ from trtx.export.outcome import Export, ExportedService, Part
 from trtx.export.slurm.planning import JobPlan, JobStep, plan_job
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
 from trtx.export.slurm.words import array, word
+from trtx.topology import CHAT_TEMPLATE
 
 _WIDTH = 110
 _RUNTIME = Path(__file__).with_name("job.sh")
@@ -180,7 +181,7 @@ def _plan(planned: JobPlan) -> str:
     lines.append(array("GPU_COUNT", ["--gpu-count", str(planned.gpu_count)] if planned.spans_nodes else ()))
     lines.append(array("BENCH_WORDS", job.bench or ()))
     lines.append(array("BENCH_FILES", map(str, job.bench_files)))
-    lines += ["\n", *_configs(planned.engine_configs)]
+    lines += ["\n", *_configs(planned)]
     lines += ["\nstart_processes() {\n", *(_start(step) for step in planned.steps), "}\n"]
     lines += ["\n", *_processes(planned), "\n"]
     return "".join(lines)
@@ -204,13 +205,16 @@ def _container(planned: JobPlan) -> list[str]:
     ]
 
 
-def _configs(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _configs(planned: JobPlan) -> Iterator[str]:
     yield "write_configs() { # of each role, as its workers read them: TensorRT-LLM's field names\n"
-    for role, values in configs.items():
+    for role, values in planned.engine_configs.items():
         text = yaml.safe_dump(dict(values), sort_keys=False)
         if _END_OF_CONFIG in text:
             raise LookupError(f"the engine config of {role} holds {_END_OF_CONFIG}, which ends it in the file")
         yield f"  cat >\"$TRTX_RUN/configs/{role}.yaml\" <<'{_END_OF_CONFIG}' || return\n{text}{_END_OF_CONFIG}\n"
+    if planned.chat_template is not None:  # in base64: bash would drop NUL bytes, and end the text with a line break
+        text = b64encode(planned.chat_template.encode()).decode()
+        yield f'  base64 -d >"$TRTX_RUN/configs/{CHAT_TEMPLATE}" <<<{text} || return\n'
     yield "}\n"
 
 

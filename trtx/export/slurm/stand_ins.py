@@ -12,7 +12,7 @@ from pathlib import Path
 from trtx.export.plan_variables import Job, fate_in_job
 from trtx.export.slurm.spec import JobSpec
 from trtx.export.slurm.words import Shell
-from trtx.topology import ProcessSpec
+from trtx.topology import CHAT_TEMPLATE, ProcessSpec
 
 ADDRESSES = tuple(f"192.0.2.{index}" for index in range(1, 255))
 """Placeholder addresses from RFC 5737, which are reserved for documentation and never assigned to a machine."""
@@ -56,6 +56,8 @@ def arguments(process: ProcessSpec) -> list[str]:
             words.append(_FLAGS[before])
         elif before == "--engine-config":
             words.append(Shell("${TRTX_RUN}/configs/" + f"{process.role}.yaml"))
+        elif before == "--chat-template":
+            words.append(Shell("${TRTX_RUN}/configs/" + CHAT_TEMPLATE))
         elif before == "--status-file":
             words.append(Shell("${TRTX_RUN}/status/" + f"{process.name}.json"))
         else:

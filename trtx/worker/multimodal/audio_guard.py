@@ -1,10 +1,11 @@
-"""Refuses audio that Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos.
+"""Refuses what Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos, and
+tools for a template that shows none.
 
 The 1.4.2 frontend drops such a part, and passes messages on to a worker only if they contain images or videos. Its chat
 template, however, sees every part. So a worker registers the checkpoint's template with a guard in front of it: for a
 request with ``input_audio``, the guard makes the prompt begin with a mark, and the worker refuses prompts that begin
-with the mark. Prompts of other requests are unchanged. Remove this module once the frontend passes audio on or refuses
-it.
+with the mark. Prompts of other requests are unchanged. Tools that the template does not read get another mark. Remove
+this module once the frontend passes audio on or refuses it, and refuses such tools.
 
 All workers of a topology must register the same text, or Dynamo treats them as serving different models; so the mark is
 derived from the namespace. The frontend reads the template from the worker's file system, so the guard is used only
@@ -20,6 +21,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trtx.prompts.files import PROMPT_END
+from trtx.prompts.formats import NO_TOOLS, reads_tools
 from trtx.prompts.same import difference
 from trtx.text import Tokenizer
 from trtx.worker.options import PromptsBy
@@ -30,12 +33,14 @@ _BEGINNING = 96
 """
 _FIRST = 8
 """Number of leading tokens that contain the mark's first letters: up to four tokens may precede it, such as BOS."""
-_UNHEARD, _UNRENDERED = "unheard", "unrendered"
+_UNHEARD, _UNRENDERED, _UNSHOWN = "unheard", "unrendered", "unshown"
 _GUARD = (
     "{%% for message in messages %%}{%% if message['content'] is iterable and message['content'] is not string %%}"
     "{%% for part in message['content'] %%}{%% if part is mapping and part['type'] == 'input_audio' %%}"
     "%s{%% endif %%}{%% endfor %%}{%% endif %%}{%% endfor %%}"
 )
+
+_TOOLS_GUARD = "{%% if tools %%}%s{%% endif %%}"
 
 
 def mark_of(namespace: str, kind: str = _UNHEARD) -> str:
@@ -46,8 +51,12 @@ def mark_of(namespace: str, kind: str = _UNHEARD) -> str:
     return f"{kind}{hashlib.blake2b(namespace.encode(), digest_size=8).hexdigest()}"
 
 
-def registered_template(model: Path, environment: Mapping[str, str], *, prompts_by: PromptsBy) -> Path | None:
+def registered_template(
+    model: Path, environment: Mapping[str, str], *, prompts_by: PromptsBy, replacing: Path | None = None
+) -> Path | None:
     """Path of the chat template that the worker registers; None for the checkpoint's own.
+
+    ``replacing``: the file that replaces the checkpoint's template.
 
     If trtx's frontend renders the prompts, Dynamo's rendering is not used, and could fail on a template that
     transformers renders. In that case Dynamo's template is just a mark, and a prompt that bypassed trtx's frontend is
@@ -55,24 +64,30 @@ def registered_template(model: Path, environment: Mapping[str, str], *, prompts_
     """
     directory = environment.get("TMPDIR")  # the topology's own directory, which is removed with it
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory:
-        return None
-    if prompts_by == "frontend" and difference(model) is not None:
-        return _written(mark_of(environment.get("DYN_NAMESPACE", ""), _UNRENDERED), Path(directory))
-    return guarded_template(model, environment)
+        return replacing
+    text = None if replacing is None else replacing.read_bytes().decode()
+    if prompts_by == "frontend" and difference(model, text) is not None:
+        mark = mark_of(environment.get("DYN_NAMESPACE", ""), _UNRENDERED)
+        return _written(f"{mark}{{{{ {PROMPT_END} }}}}", Path(directory))
+    return guarded_template(model, environment, text) or replacing
 
 
-def guarded_template(model: Path, environment: Mapping[str, str]) -> Path | None:
-    """Path of the checkpoint's chat template with the guard in front of it.
+def guarded_template(model: Path, environment: Mapping[str, str], replacing: str | None = None) -> Path | None:
+    """Path of the chat template, the checkpoint's or ``replacing``, with the guards in front of it.
 
     None if the checkpoint has no template or several, or one that begins with white space (which would mean something
     else after a block); if the worker would have no tokenizer to find the mark with; or if the frontend may be on
     another machine. Raises OSError if the file can't be written.
     """
     directory = environment.get("TMPDIR")  # the topology's own directory, which is removed with it
-    template = _template(model) if (model / "tokenizer.json").is_file() else None
+    template = replacing or _template(model) if (model / "tokenizer.json").is_file() else None
     if environment.get("DYN_DISCOVERY_BACKEND") != "file" or not directory or not template or template[0].isspace():
         return None
-    return _written(_GUARD % mark_of(environment.get("DYN_NAMESPACE", "")) + template, Path(directory))
+    namespace = environment.get("DYN_NAMESPACE", "")
+    guards = _GUARD % mark_of(namespace)
+    if not reads_tools(template):
+        guards += _TOOLS_GUARD % mark_of(namespace, _UNSHOWN)
+    return _written(guards + template, Path(directory))
 
 
 def _written(text: str, directory: Path) -> Path:
@@ -102,7 +117,7 @@ def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, namesp
     if tokenizer is None:
         return
     first = tokenizer.decode(list(token_ids[:_FIRST]), skip_special_tokens=False)
-    if _UNHEARD[:4] not in first and _UNRENDERED[:4] not in first:
+    if not any(kind[:4] in first for kind in (_UNHEARD, _UNRENDERED, _UNSHOWN)):
         return  # the usual case; the check below takes eight times as long
     beginning = tokenizer.decode(list(token_ids[:_BEGINNING]), skip_special_tokens=False)
     if mark_of(namespace, _UNRENDERED) in beginning:
@@ -110,6 +125,8 @@ def refuse_unheard(token_ids: Sequence[int], tokenizer: Tokenizer | None, namesp
             "Dynamo made the prompt of this request, and for this model it differs from transformers'; send messages "
             "to /v1/chat/completions, or a prompt to /v1/completions"
         )
+    if mark_of(namespace, _UNSHOWN) in beginning:
+        raise InvalidRequest(NO_TOOLS)
     if mark_of(namespace) in beginning:
         raise InvalidRequest(
             "the request contains input_audio, which no model takes here, expected text or images; send a transcript "

@@ -243,6 +243,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "messages": _without_effect("what token_ids were made of"),
         "formatted_prompt": _without_effect("what token_ids were made of"),
         "mm_hashes": _media(_without_effect("of the images' addresses; an image is known by its bytes")),
+        "reasoning_parser_kwargs": _without_effect("variables of the chat template, which has rendered the prompt"),
     },
     "extra_args.nvext": {
         "cache_salt": _without_effect("routing has it too"),

@@ -341,3 +341,16 @@ def test_a_recipe_of_sixteen_ranks_takes_two_nodes_for_each_engine_and_keeps_its
     assert "#SBATCH --nodes=8\n" in written(
         {**asked, "overrides": staged}, gpus_per_node=8, model_dir=Path("/models/deepseek-r1")
     )
+
+
+@pytest.mark.parametrize("text", ["{{ messages }}", "a\n\n'\"$(touch pwned)\\ é\n\n"])
+def test_a_job_writes_the_chat_template_to_the_byte_and_its_workers_read_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(text)
+    asked = {"chat_template": tmp_path / "chat.jinja", "tool_call_parser": "hermes", "mode": "disagg"}
+    run = tmp_path / "run"
+    (run / "configs").mkdir(parents=True)
+    script = f'TRTX_RUN="{run}"; write_configs; process prefill-0; printf "%s\\n" "${{COMMAND[@]}}"'
+    words = run_bash(written(asked), script, tmp_path).splitlines()
+    assert (run / "configs" / "chat_template.jinja").read_text() == text
+    assert words[words.index("--chat-template") + 1] == str(run / "configs" / "chat_template.jinja")
+    assert words[words.index("--tool-call-parser") + 1] == "hermes"
