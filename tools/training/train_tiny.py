@@ -188,7 +188,7 @@ def initialize(model: Any) -> None:
                 parameter.zero_()
             elif parameter.ndim == 2:
                 parameter.normal_(0, 0.6 / math.sqrt(parameter.shape[1]))
-        head_dim, theta = model.config.head_dim, SHAPE.config["rope_theta"]
+        head_dim, theta = model.config.head_dim, model.config.rope_parameters["rope_theta"]
         first = model.model.layers[0].self_attn
         for projection, norm, looks_back in (
             (first.q_proj, first.q_norm, True),

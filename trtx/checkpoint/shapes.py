@@ -156,6 +156,14 @@ _SHAPES = (
         trained=True,
     ),
     SyntheticShape(
+        "tiny-tools",
+        "Qwen3 architecture, 4 layers, 128 wide, trained to call tools and to think: for tests and demos on a CPU",
+        _qwen3(128, 4, 4, 2, 256, tied=True)
+        | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
+        stored=True,
+        trained=True,
+    ),
+    SyntheticShape(
         "tiny-qwen2",
         "Qwen2.5 architecture (biases on q, k, v), 3 layers, random, float32: for tests",
         _qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},

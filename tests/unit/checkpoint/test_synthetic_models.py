@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 HEAD_DIMS = {
     "synthetic:tiny": 32,
     "synthetic:tiny-trained": 64,
+    "synthetic:tiny-tools": 32,
     "synthetic:tiny-qwen2": 64,
     "synthetic:tiny-llama": 32,
     "synthetic:tiny-vl": 32,
@@ -34,7 +35,8 @@ HEAD_DIMS = {
     "synthetic:qwen2.5-vl-7b": 128,
 }
 SEEING = ["synthetic:tiny-vl", "synthetic:tiny-vl-trained", "synthetic:tiny-qwen2.5-vl", "synthetic:tiny-qwen3-vl"]
-STORED = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
+PLAIN = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
+STORED = [*PLAIN, "synthetic:tiny-tools"]
 PLACEHOLDERS = {
     "llava": "<image>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -119,7 +121,7 @@ def test_text_survives_the_tokenizer(text: str, tokenizers: dict[str, object]) -
 
 @pytest.fixture(scope="module")
 def tokenizers(cache: Path) -> dict[str, object]:
-    names = ("synthetic:tiny", "synthetic:tiny-trained")
+    names = ("synthetic:tiny", "synthetic:tiny-trained", "synthetic:tiny-tools")
     return {name: AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path) for name in names}
 
 
@@ -153,7 +155,7 @@ def test_the_chat_template_has_one_placeholder_a_picture_where_it_stands(name: s
     assert ids.count(config.image_token_id) == 3
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_chat_template_renders_a_conversation(name: str, cache: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resolve_checkpoint(name, cache_dir=cache).path)
     conversation = [
