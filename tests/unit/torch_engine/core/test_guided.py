@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.unit.torch_engine.core.hostile_grammars import HOSTILE, value_of
 from tests.unit.torch_engine.core.oracle_runner import VOCAB, undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import _generation
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
@@ -319,6 +320,23 @@ def test_the_decode_side_goes_on_in_the_grammar_where_prefill_stopped(engine: Ca
     decode.submit(99, prompt_of(9), 30, handoff=other, sampling={"end_id": EOS, "guided_decoding": params})
     decode.finish()
     assert decode.errors[99].startswith(f"token {CHARACTERS.index('z')} does not follow the grammar")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_ends_in_one_sentence_or_is_followed(engine: Callable[..., Guided], name: str) -> None:
+    """A few tokens are enough: what compiles must bear its masks, whose failure is a sentence too."""
+    field, _, says = HOSTILE[name]
+    h = engine(num_blocks=200)
+    try:
+        h.ask(1, prompt_of(5), 20, {field: value_of(name)})
+        h.ask(2, prompt_of(5), 20, None, end_id=-1)
+        h.finish()
+        said = h.errors.get(1, "")
+        assert h.tokens[2] == undisturbed(prompt_of(5), 20)
+    except ValueError as error:
+        said = str(error)
+    assert re.search(says, said) if says else not said
+    assert len(said) < 700 and "\n" not in said
 
 
 def test_guided_decoding_that_is_off_refuses_a_grammar_with_the_way_to_turn_it_on() -> None:
