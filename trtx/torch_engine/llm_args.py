@@ -76,6 +76,7 @@ class LlmArgs:
     guided_decoding_backend: str | None = "llguidance"
     deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
     grammar_tokenizer: str | None = None  # path or text of the tokenizer.json that grammars are spelled with
+    grammar_end_ids: tuple[int, ...] = ()  # the model's own, which may end a grammar's text
 
     @property
     def guides(self) -> bool:

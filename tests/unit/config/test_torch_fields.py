@@ -55,7 +55,6 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
         ({"kv_cache_config": {"max_attention_window": [512, 32768]}}, "max_attention_window is [512, 32768]; expected"),
         ({"sparse_attention_config": {"algorithm": "rocket"}}, "sparse_attention_config is {'algorithm': 'rocket'}"),
         ({"lora_config": {"lora_dir": ["a"]}}, "lora_config is {'lora_dir': ['a']}; expected none, the torch engine"),
-        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend is 'xgrammar'; expected none"),
         (
             {"speculative_config": {"decoding_type": "MTP", "use_relaxed_acceptance_for_thinking": True}},
             "use_relaxed_acceptance_for_thinking is True; expected False, relaxed acceptance changes tokens",

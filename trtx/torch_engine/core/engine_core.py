@@ -161,7 +161,7 @@ class EngineCore:
         for sequence, end, sampled in zip(step.sequences, step.ends, results, strict=True):
             if not scheduler.settle(sequence):
                 continue
-            if (problem := grammar_problem(sequence, sampled)) is not None:
+            if (problem := grammar_problem(sequence)) is not None:
                 num_completed += 1
                 self._end(sequence, Update(sequence.sequence_id, [], error=problem))
                 continue

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from trtx.torch_engine.core.grammar_errors import SHOWN_CHARACTERS
 from trtx.torch_engine.core.grammars import Grammars
-from trtx.torch_engine.core.matcher import SHOWN_CHARACTERS, GrammarProblem, write_masks
+from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher, write_masks
 from trtx.torch_engine.core.scheduler import Step
 from trtx.torch_engine.core.sequence import Sequence, State
-from trtx.torch_engine.step import LaunchedStep, Sampled
+from trtx.torch_engine.step import LaunchedStep
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -77,17 +78,26 @@ class GuidedDecoding:
                 slots.append(sequence.slot)
                 matchers.append(sequence.matcher)
         write_masks(self._grammars.executor, matchers, self._masks)
+        for row, matcher in enumerate(matchers):
+            if matcher.is_exhausted:
+                self._renew(matcher, row)
         launched.sample(slots)
+
+    def _renew(self, matcher: TokenMatcher, row: int) -> None:
+        """Lets a sequence go on whose compiled grammar is exhausted, by it or by others that have the same grammar."""
+        try:
+            matcher.restart(self._grammars.renewed(matcher.grammar, matcher.source))
+        except GrammarProblem as error:
+            matcher.problem = str(error)
+            return
+        if not matcher.is_exhausted:
+            write_masks(self._grammars.executor, [matcher], self._masks[row : row + 1])
 
     def close(self) -> None:
         self._grammars.close()
 
 
-def grammar_problem(sequence: Sequence, sampled: Sampled) -> str | None:
+def grammar_problem(sequence: Sequence) -> str | None:
     """Why a guided sequence can't go on after a step, as a consequence of its request; None if it can."""
     matcher = sequence.matcher
-    if matcher is None or matcher.is_complete:
-        return None
-    if matcher.problem:
-        return matcher.problem
-    return matcher.why_no_token(len(sequence.output_token_ids)) if sampled.error is not None else None
+    return matcher.problem or None if matcher is not None else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from trtx.torch_engine.core.grammar_errors import is_exhausted, readable
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 if TYPE_CHECKING:
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.int32]  # [words]: bit t is 1 if token t may be sampled
 _ALL = np.int32(-1)
-SHOWN_CHARACTERS = 300
-"""Maximum length of a library's message in an error text."""
+_TOKENS_BETWEEN_RESTARTS = 100
 
 
 class GrammarProblem(Exception):
@@ -31,14 +31,18 @@ class TokenMatcher:
     sequence that ends by a token always ends with a complete text.
     """
 
-    def __init__(self, compiled: LLMatcher, plan: SamplingPlan, eos_ids: frozenset[int], vocab_size: int) -> None:
-        """``compiled``: at the beginning of the grammar, and owned by this object. It allows ``eos_ids`` to end it."""
+    def __init__(self, source: LLMatcher, plan: SamplingPlan, eos_ids: frozenset[int], vocab_size: int) -> None:
+        """``source``: at the beginning of the grammar, and left there. It allows ``eos_ids`` to end the text."""
         assert plan.grammar is not None
-        self.compiled = compiled
+        self.source = source
+        self.compiled = source.deep_copy()
+        self.grammar = plan.grammar
         self.is_complete = False
         """The text is complete and nothing may follow, not even an end token: found while the mask was computed."""
         self.problem = ""
         """Why the sequence can't go on; for the client."""
+        self.is_exhausted = False
+        """The states that ``source`` may have are used up. All copies of it share them: see :meth:`restart`."""
         self._after, self._opens = plan.grammar.after, plan.grammar.opens
         self.thinks = self._after is not None and self._opens is None
         ends = {*plan.end_ids, *plan.stop_ids}
@@ -46,6 +50,9 @@ class TokenMatcher:
         self._added = tuple(token for token in self._ends if token not in eos_ids)
         self._removed = tuple(eos_ids - ends)
         self._min_tokens = plan.min_tokens
+        self._num_tokens = 0  # sampled, those of the thinking included
+        self._taken: list[int] = []  # tokens of the grammar's text
+        self._restarted_at = -_TOKENS_BETWEEN_RESTARTS  # in tokens of the grammar's text
 
     def accept(self, token_id: int) -> bool:
         """Takes a sampled token that ends nothing by itself. Returns whether the text is complete.
@@ -53,6 +60,7 @@ class TokenMatcher:
         Raises GrammarProblem for a token that the grammar excludes: a prefill worker has sampled it with another
         grammar.
         """
+        self._num_tokens += 1
         may_open, self._opens = self._opens, None
         if self.thinks:
             self.thinks = token_id != self._after
@@ -60,9 +68,25 @@ class TokenMatcher:
         if token_id == may_open:
             self.thinks = True
             return False
+        self._taken.append(token_id)
+        if self.is_exhausted:  # restart takes it
+            return False
         if not self.compiled.consume_token(token_id):
-            raise GrammarProblem(f"token {token_id} does not follow the grammar: {_shown(self.compiled)}")
+            said = self.compiled.get_error()
+            self.is_exhausted = is_exhausted(said)
+            if self.is_exhausted:
+                return False
+            raise GrammarProblem(f"token {token_id} does not follow the grammar: {readable(said)}")
         return self.compiled.is_stopped()
+
+    def restart(self, source: LLMatcher) -> None:
+        """Goes on in a copy of a newly compiled ``source``, unless the last restart was a moment ago."""
+        assert self.is_exhausted
+        tokens, compiled = len(self._taken), source.deep_copy()
+        if tokens - self._restarted_at < _TOKENS_BETWEEN_RESTARTS or not compiled.consume_tokens(self._taken):
+            return
+        self.source, self.compiled, self._restarted_at = source, compiled, tokens
+        self.is_exhausted = False
 
     def finish_mask(self, mask: Mask) -> None:
         """Completes ``mask``, which the library has filled unless the model thinks."""
@@ -70,33 +94,45 @@ class TokenMatcher:
             mask.fill(_ALL)
             _clear(mask, self._ends)
             return
-        if self.compiled.is_stopped():
-            if self.compiled.is_error():
-                self.problem = f"the grammar can't be followed further: {_shown(self.compiled)}"
-            else:
-                self.is_complete = True
+        if self.compiled.is_error():
+            said = self.compiled.get_error()
+            self.is_exhausted = is_exhausted(said)
+            self.problem = f"the grammar can't be followed further: {readable(said)}"
             mask.fill(_ALL)
+            return
+        self.problem = ""
+        if self.compiled.is_stopped():
+            mask.fill(0)
+            self._complete(mask)
             return
         if self._opens is not None:
             _set(mask, (self._opens,))
-        if self._added or self._removed:
-            may_end = self.compiled.is_accepting()
-            _clear(mask, self._removed)
-            (_set if may_end else _clear)(mask, self._added)
-            if may_end and not mask.any():
-                self.is_complete = True
-                mask.fill(_ALL)
+        may_end = self.compiled.is_accepting()
+        _clear(mask, self._removed)
+        (_set if may_end else _clear)(mask, self._added)
+        if self._num_tokens < self._min_tokens:
+            _clear(mask, self._ends)
+        if not mask.any():
+            if may_end:
+                self._complete(mask)
+            else:
+                self.problem = (
+                    f"no token of the model continues the grammar's text after {self._num_tokens} tokens; check the "
+                    "grammar: it may permit no text that this model's tokens can spell"
+                )
 
-    def why_no_token(self, num_tokens: int) -> str:
-        """Why no token could be sampled after ``num_tokens`` tokens."""
-        if num_tokens < self._min_tokens and self.compiled.is_accepting():
-            return (
-                f"the grammar's text is complete after {num_tokens} tokens, and min_tokens is {self._min_tokens}; "
-                "lower min_tokens or leave it out"
-            )
+    def _complete(self, mask: Mask) -> None:
+        """Nothing may follow a complete text: the sequence ends without another token, if it has ``min_tokens``."""
+        mask.fill(_ALL)
+        if self._num_tokens < self._min_tokens:
+            self.problem = self.too_short()
+        else:
+            self.is_complete = True
+
+    def too_short(self) -> str:
         return (
-            f"no token of the model continues the grammar's text after {num_tokens} tokens; "
-            "check the grammar: it may permit no text that this model's tokens can spell"
+            f"the grammar's text is complete after {self._num_tokens} tokens, and min_tokens is {self._min_tokens}; "
+            "lower min_tokens or leave it out"
         )
 
 
@@ -108,10 +144,6 @@ def write_masks(executor: LLExecutor, matchers: Sequence[TokenMatcher], masks: n
         executor.unsafe_compute_mask_ptr(active, masks.ctypes.data, words * masks.itemsize, masks.shape[0])
     for row, matcher in enumerate(matchers):
         matcher.finish_mask(masks[row])
-
-
-def _shown(compiled: LLMatcher) -> str:
-    return compiled.get_error().split("\n", 1)[0][:SHOWN_CHARACTERS] or compiled.stop_reason()
 
 
 def _set(mask: Mask, tokens: Sequence[int]) -> None:

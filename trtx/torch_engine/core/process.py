@@ -20,7 +20,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from trtx.checkpoint import read_end_ids
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
@@ -174,9 +173,8 @@ def _grammars(args: LlmArgs, vocab_size: int, on_compiled: Callable[[], None]) -
     from trtx.torch_engine.core.grammars import load_vocabulary
 
     assert args.grammar_tokenizer is not None
-    end_ids = read_end_ids(Path(args.model))
     try:
-        vocabulary = load_vocabulary(args.grammar_tokenizer, vocab_size=vocab_size, eos_ids=end_ids)
+        vocabulary = load_vocabulary(args.grammar_tokenizer, vocab_size=vocab_size, eos_ids=args.grammar_end_ids)
     except ValueError as error:
         raise UsageError(
             f"guided decoding can't use the tokenizer: {str(error)[:300]}; set guided_decoding_backend to null to go "

@@ -342,7 +342,7 @@ class Sequence:
                 update.logprobs = None
         elif self.matcher is not None and self.matcher.accept(token_id):
             if len(self.output_token_ids) < self.min_tokens:
-                raise GrammarProblem(self.matcher.why_no_token(len(self.output_token_ids)))
+                raise GrammarProblem(self.matcher.too_short())
             update.finish_reason = "stop"
         elif len(self.output_token_ids) >= self.max_tokens:
             update.finish_reason = "length"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trtx.text import StopStrings, TextStream, Tokenizer
-from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
+from trtx.torch_engine.llmapi.results import Delivery, RequestError, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob, Update
 
@@ -24,17 +24,26 @@ class Choice:
     siblings: list[int]  # sequence ids of all choices of the request
     stop_strings: StopStrings | None = None
     on_end: Callable[[], None] | None = None  # called once, when the engine has ended the sequence or will not start it
+    is_document: bool = False  # follows a JSON grammar, so that a stop string must not cut its text
     _held_tokens: list[int] = field(default_factory=list)
     _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     def delivery(self, update: Update) -> Delivery | None:
-        """Returns ``update`` without tokens that a stop string may still remove; None if that leaves no news."""
+        """Returns ``update`` without tokens that a stop string may still remove; None if that leaves no news.
+
+        Raises RequestError for a stop string that cuts a document.
+        """
         if self.stop_strings is None:
             return Delivery(self.index, update)
         self._held_tokens += update.token_ids
         self._held_logprobs += update.logprobs or []
         released = self.stop_strings.feed(update.token_ids, is_last=update.finish_reason is not None)
         if released.stop is not None:
+            if self.is_document:
+                raise RequestError(
+                    f"the stop string {released.stop!r} occurs in the JSON that guided decoding asks for, and would "
+                    "cut it; leave out stop"
+                )
             update.finish_reason, update.stop_reason = "stop", released.stop
         count = len(released.pieces)
         is_news = count or released.text or update.prompt_logprobs or update.reused_blocks

@@ -194,6 +194,9 @@ class EngineClient:
         is_overrun = update.finish_reason is None  # applies if a stop string ends it here
         try:
             delivery = choice.delivery(update)
+        except RequestError as error:
+            overrun.append(update.sequence_id)
+            return self._end(choice, update.sequence_id, error, overrun)
         except Exception as error:
             logger.exception("request %d ends because its text could not be made", choice.output.request_id)
             overrun.append(update.sequence_id)

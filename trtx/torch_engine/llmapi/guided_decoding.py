@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trtx.torch_engine.llmapi.grammar_limits import check_json, check_size
 from trtx.torch_engine.llmapi.values import MAX_TOKEN_ID, Unsuitable, integer, is_text, shown
 from trtx.torch_engine.sampling_plan import Grammar, GrammarKind
 
-MAX_GRAMMAR_BYTES = 512 << 10
-"""Limit of a grammar's text in bytes. Compiling a schema of this size takes up to half a second, beside the steps."""
-MAX_GRAMMAR_DEPTH = 100
-"""Limit of nested objects and lists in a JSON schema; the compiler's own reader ends at 128."""
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``json_object``."""
+ANY_VALUE = "{}"
+"""The object with the meaning of the schema ``true``, which the compiler does not take."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +54,9 @@ class GuidedDecodingParams:
         text = ANY_OBJECT if name == "json_object" else _schema(value) if name == "json" else value
         if not isinstance(text, str) or not is_text(text) or not text.strip():
             raise ValueError(f"GuidedDecodingParams.{name} is {shown(value)}; expected Unicode text that is not empty")
-        if (size := len(text.encode())) > MAX_GRAMMAR_BYTES:
-            raise ValueError(
-                f"GuidedDecodingParams.{name} has {size} bytes; expected at most {MAX_GRAMMAR_BYTES}; shorten it"
-            )
+        check_size(name, _KINDS[name], text)
         if name in ("json", "structural_tag"):
-            _check_json(name, text)
+            check_json(name, text)
         after, opens = (_token_id(self, field) for field in ("thinking_end_id", "thinking_start_id"))
         if opens is not None and after is None:
             raise ValueError("GuidedDecodingParams.thinking_start_id needs thinking_end_id; set both")
@@ -94,40 +90,15 @@ def guided_decoding(value: Any) -> GuidedDecodingParams | None:
 def _schema(value: Any) -> str:
     """The JSON text of a schema: text stays as it is, so that the order of its keys and its numbers are kept."""
     if isinstance(value, str):
-        return value
+        return ANY_VALUE if value.strip() == "true" else value
+    if value is True:
+        return ANY_VALUE
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"GuidedDecodingParams.json is {shown(value)}; expected a JSON schema: {error}") from None
-
-
-def _check_json(name: str, text: str) -> None:
-    try:
-        depth = _depth(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"GuidedDecodingParams.{name} is not valid JSON: {error}") from None
-    if depth > MAX_GRAMMAR_DEPTH:
-        raise ValueError(
-            f"GuidedDecodingParams.{name} nests {depth} levels; expected at most {MAX_GRAMMAR_DEPTH}; flatten it, "
-            "for example with $defs"
-        )
-
-
-def _depth(value: Any) -> int:
-    """Number of nested objects and lists; counted without recursion."""
-    deepest, level = 0, [value]
-    while level:
-        level = [inner for one in level for inner in _inside(one)]
-        deepest += 1
-    return deepest - 1
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
 
 
 def _token_id(params: GuidedDecodingParams, name: str) -> int | None:

@@ -78,15 +78,16 @@ class LLM:
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
+        self._end_ids = read_end_ids(path)
         self.args = replace(
             self.args,
             deterministic=typed(bool, deterministic, "deterministic"),
             grammar_tokenizer=_grammar_tokenizer(path, tokenizer),
+            grammar_end_ids=self._end_ids,
         )
         self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
-        self._end_ids = read_end_ids(path)
         self._vision = read_vision_config(path)
         self._client = EngineClient(self.args)
         self._embeddings = EmbeddingUses(self._client)
@@ -214,7 +215,7 @@ class LLM:
             if keys:
                 self._embeddings.acquire(found.embeddings)
             self._client.submit(
-                Choice(index, output, sequence_ids, stops[index], on_end),
+                Choice(index, output, sequence_ids, stops[index], on_end, _is_document(plan)),
                 Submit(sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing),
             )
         return output
@@ -373,6 +374,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _is_document(plan: SamplingPlan) -> bool:
+    return plan.grammar is not None and plan.grammar.kind in ("json", "structural_tag")
 
 
 def _one_each(name: str, given: Any, count: int) -> list[Any]:

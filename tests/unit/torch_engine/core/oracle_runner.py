@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
 from trtx.torch_engine.step import FROM_SLOT, Batch, Sampled
@@ -30,8 +33,9 @@ def next_token(tokens: Sequence[Any], salt: int = 0, windows: Sequence[int | Non
     return _said([cells if window is None else cells[-window:] for window in windows], salt)
 
 
-def _said(seen: list[Any], salt: int = 0) -> int:
-    return int.from_bytes(blake2b(repr((*seen, salt)).encode(), digest_size=4).digest(), "little") % VOCAB
+def _said(seen: list[Any], salt: int = 0, among: Sequence[int] = range(VOCAB)) -> int:
+    number = int.from_bytes(blake2b(repr((*seen, salt)).encode(), digest_size=4).digest(), "little")
+    return among[number % len(among)]
 
 
 def undisturbed(prompt: Sequence[Any], count: int, windows: Sequence[int | None] = FULL) -> list[int]:
@@ -50,14 +54,31 @@ class Row:
     start: int
     blocks: list[list[int]]  # of each layer group
     samples: bool
+    banned: tuple[int, ...] = ()
+    allowed: list[int] | None = None  # by a grammar; None: every token
 
 
 class OracleStep:
     def __init__(self, runner: OracleRunner, rows: list[Row]) -> None:
         self.runner, self.rows = runner, rows
+        self.must_sample = False  # by a call of ``sample``, before results are asked for
+
+    def sample(self, slots: Sequence[int]) -> None:
+        assert self.must_sample, "only a guided step samples apart, and once"
+        assert self.runner.queue[0] is self, "the step before is committed: the masks depend on its tokens"
+        self.must_sample = False
+        masks = self.runner.masks
+        assert masks is not None
+        for row in self.rows:
+            if row.slot in slots:
+                assert row.samples
+                mask = masks[list(slots).index(row.slot)]
+                allowed = np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little").nonzero()[0].tolist()
+                row.allowed = [token for token in allowed if token not in row.banned]
 
     def results(self) -> list[Sampled]:
         assert self.runner.queue.popleft() is self, "results are asked for once, in the order of launches"
+        assert not self.must_sample
         return self.runner.compute(self.rows)
 
 
@@ -69,6 +90,7 @@ class OracleRunner:
         max_position: int = 1000,
         bad_token: int | None = None,
         windows: Sequence[int | None] = FULL,
+        masks: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Instead of ``bad_token`` a sequence gets an error. ``windows``: of each layer group."""
         groups = tuple(LayerGroup((layer,), 1, 1, window) for layer, window in enumerate(windows))
@@ -78,6 +100,7 @@ class OracleRunner:
         self.max_position = max_position
         self.vocab_size = VOCAB
         self.needs_grids = False
+        self.masks = masks
         self.pool: Any = None
         self.bad_token = bad_token
         self.cells: list[list[tuple[Any, int] | None]] = [[None] * tokens_per_block for _ in range(num_blocks)]
@@ -109,10 +132,12 @@ class OracleRunner:
             for part in s.embeddings:
                 end = part.first + part.count
                 tokens[part.offset : part.offset + part.count] = part.embedding.tensor[part.first : end]
-            rows.append(Row(s.slot, tokens, s.start, [list(blocks) for blocks in s.block_ids], s.samples))
+            rows.append(Row(s.slot, tokens, s.start, [list(blocks) for blocks in s.block_ids], s.samples, s.banned_ids))
         self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
         self.largest_batch = max(self.largest_batch, len(rows))
-        self.queue.append(OracleStep(self, rows))
+        step = OracleStep(self, rows)
+        step.must_sample = batch.is_guided
+        self.queue.append(step)
         self.most_queued = max(self.most_queued, len(self.queue))
         return self.queue[-1]
 
@@ -131,11 +156,15 @@ class OracleRunner:
                 continue
             end = row.start + len(row.tokens)
             starts = [0 if window is None else max(0, end - window) for window in self.windows]
+            if row.allowed == []:
+                results.append(Sampled(None, error="no token"))
+                continue
             token = _said(
                 [
                     [self.cells[blocks[p // size]][p % size] for p in range(start, end)]
                     for blocks, start in zip(row.blocks, starts, strict=True)
-                ]
+                ],
+                among=range(VOCAB) if row.allowed is None else row.allowed,
             )
             is_bad = token == self.bad_token
             self.last_tokens[row.slot] = 0 if is_bad else token

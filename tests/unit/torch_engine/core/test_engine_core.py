@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,8 @@ class Harness:
         windows: tuple[int | None, ...] = FULL,
         **core: Any,
     ) -> None:
-        self.runner = OracleRunner(num_blocks, bad_token=bad_token, windows=windows)
+        masks = np.zeros((batch, -(-VOCAB // 32)), dtype=np.int32) if core.get("grammars") is not None else None
+        self.runner = OracleRunner(num_blocks, bad_token=bad_token, windows=windows, masks=masks)
         limits = SchedulerLimits(
             batch,
             tokens,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import FieldUse
 
 TABLE = "trtx/torch_engine/llmapi/sampling.py"
@@ -48,6 +49,7 @@ def probes(whole: Any) -> dict[str, tuple[dict[str, Any], Any]]:
         "detokenize": ({}, False),
         "add_special_tokens": ({}, False),
         "skip_special_tokens": ({}, False),
+        "guided_decoding": ({}, GuidedDecodingParams(regex="[0-9]{20}")),
     }
 
 

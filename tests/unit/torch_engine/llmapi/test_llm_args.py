@@ -39,15 +39,19 @@ def test_tensorrt_llms_names_are_taken() -> None:
 
 def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for() -> None:
     given = {field.name for field in fields(LlmArgs)} | {"tokenizer"}  # which the LLM takes itself
-    given -= {"deterministic"}  # which is no engine config's: below
+    given -= {"deterministic", "grammar_tokenizer", "grammar_end_ids"}  # which are no engine config's: below
     honoured = {path for path, one in FIELDS.items() if isinstance(one, Honoured)}
     own = {f"{name}.{field.name}" for name, model in NESTED.items() for field in fields(model)}
     assert honoured == (given - NESTED.keys() - REFUSED.keys()) | own
 
 
-def test_deterministic_is_an_argument_of_the_llm_and_no_field_of_an_engine_config() -> None:
-    with pytest.raises(ValueError, match="deterministic"):
-        resolve_llm_args("m", {"deterministic": True})
+@pytest.mark.parametrize("name", ["deterministic", "grammar_tokenizer", "grammar_end_ids"])
+def test_what_the_llm_says_itself_is_no_field_of_an_engine_config(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        resolve_llm_args("m", {name: True})
+
+
+def test_an_engine_is_not_deterministic_unless_it_is_asked_to_be() -> None:
     assert not resolve_llm_args("m", {})[0].deterministic
 
 

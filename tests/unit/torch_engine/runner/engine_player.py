@@ -10,6 +10,7 @@ import pytest
 from runner_player import VOCAB, random_prompt
 
 from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
@@ -73,11 +74,17 @@ class Engine:
     """A core, and what its client has got."""
 
     def __init__(
-        self, runner: TorchRunner, *, overlap: bool, transport: KvTransport | None = None, step_tokens: int = 24
+        self,
+        runner: TorchRunner,
+        *,
+        overlap: bool,
+        transport: KvTransport | None = None,
+        step_tokens: int = 24,
+        grammars: Grammars | None = None,
     ) -> None:
         self.core = EngineCore(
             runner, SchedulerLimits(5, step_tokens), disable_overlap_scheduler=not overlap, transport=transport,
-            event_buffer_max_size=10_000,
+            event_buffer_max_size=10_000, grammars=grammars,
         )  # fmt: skip
         self.answers: dict[int, Answer] = {}
         self.paused = 0

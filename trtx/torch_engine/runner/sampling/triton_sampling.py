@@ -32,7 +32,7 @@ class TritonSampling:
     So a CUDA graph of the launches serves any batch, and each kernel compiles once for each dtype of logits.
     """
 
-    def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int, masks: TokenMasks | None) -> None:
+    def __init__(self, rows: Tensor, last_tokens: Tensor, vocab_size: int, masks: TokenMasks | None = None) -> None:
         """``rows`` [slots, FIELDS] and ``last_tokens`` [slots] int32 belong to
         :class:`trtx.torch_engine.runner.sampling.slots.SamplingSlots`. ``masks`` None: no guided decoding.
         """
