@@ -30,7 +30,7 @@ def call(
     variables: Mapping[str, str | None] | None = None,
 ) -> Done:
     """``trtx ARGUMENTS`` in ``directory``; a variable of the environment that is None is taken out."""
-    environment = {"COLUMNS": str(columns), "OMP_NUM_THREADS": "1", **(variables or {})}
+    environment = {"COLUMNS": str(columns), **(variables or {})}
     # Files: what is shown goes to a descriptor.
     with pytest.MonkeyPatch.context() as patch, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         if directory is not None:

@@ -34,7 +34,7 @@ class Encoder:
 
     def __init__(self, scratch: Path, *, device: str, arena_bytes: int, lease_s: float = 60.0) -> None:
         command = [sys.executable, str(Path(__file__)), device, str(arena_bytes), str(lease_s)]
-        environment = os.environ | {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"TMPDIR": str(scratch)}
         if device == "cuda":
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             last = visible.split(",")[-1] if visible else str(torch.cuda.device_count() - 1)

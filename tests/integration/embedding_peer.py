@@ -33,7 +33,7 @@ class Exporter:
     def __init__(self, scratch: Path, *, arena_bytes: int, lease_s: float) -> None:
         scratch.mkdir()
         command = [sys.executable, str(Path(__file__)), str(arena_bytes), str(lease_s)]
-        environment = os.environ | {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"TMPDIR": str(scratch)}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -80,7 +80,7 @@ class Benches:
 
     def environment(self) -> dict[str, str]:
         name, _, value = self.marker.partition("=")
-        return os.environ | {name: value, "TMPDIR": str(self.scratch), "OMP_NUM_THREADS": "1"}
+        return os.environ | {name: value, "TMPDIR": str(self.scratch)}
 
     def start(self, parent: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -160,7 +160,6 @@ class Topology:
                 "DYN_LOG": "info",
                 "HF_HUB_OFFLINE": "1",
                 "UCX_NET_DEVICES": "lo",
-                "OMP_NUM_THREADS": "1",
                 "CUDA_VISIBLE_DEVICES": "",
             }
             | self.extra_environment

@@ -44,7 +44,7 @@ LOAD = [
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return {**os.environ, "COLUMNS": "120"}
 
 
 def _run_dir(parent: Path) -> Path:

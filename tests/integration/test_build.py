@@ -20,7 +20,7 @@ def trtx_build(output: Path, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", MODEL, *arguments]
     return subprocess.run(
         [*command, "-o", str(output)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=600,

@@ -89,7 +89,7 @@ def _serving(line: str, directory: Path) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 PLANNED = {  # each command once, of whichever page

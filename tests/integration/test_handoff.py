@@ -33,11 +33,6 @@ NUM_BLOCKS = 256
 SEED = 7
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def spares() -> Iterator[list[Exporter]]:
     """Exporters that a test may kill: they take 4 s to start, so all start at once."""

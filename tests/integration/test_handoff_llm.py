@@ -27,7 +27,6 @@ def test_an_expired_lease_gives_its_blocks_back_and_decode_computes_the_prompt_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with ThreadPoolExecutor() as pool:
         loading = [pool.submit(LLM, "synthetic:tiny", **_args(timeout_ms)) for timeout_ms in (200, 60_000)]
         prefill, decode = (future.result() for future in loading)

@@ -158,7 +158,6 @@ def embedding_of(size: tuple[int, int], color: Any, **dtype: Any) -> dict[str, A
     from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
     path = resolve_checkpoint(MODEL).path
-    torch.set_num_threads(1)
     model = LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
     pixels = AutoImageProcessor.from_pretrained(path, backend="pil")(Image.new("RGB", size, color), return_tensors="pt")
     with torch.inference_mode():

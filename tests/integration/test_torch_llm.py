@@ -34,19 +34,8 @@ SMALL: dict[str, Any] = {
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    yield
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
-
-
 @pytest.fixture(scope="module")
-def llm(one_thread: None) -> Iterator[LLM]:
+def llm() -> Iterator[LLM]:
     with LLM(MODEL, **SMALL) as engine:
         yield engine
 

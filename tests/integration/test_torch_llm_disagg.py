@@ -35,7 +35,6 @@ def engines() -> Iterator[tuple[LLM, LLM, LLM, LLM]]:
     """Aggregated, prefill, decode, decode with small blocks; loaded at once, as their NIXL takes seconds to import."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
         loading = [pool.submit(LLM, MODEL, **args) for args in (AGGREGATED, HANDS_OFF, HANDS_OFF, SMALL_BLOCKS)]
         aggregated, prefill, decode, small = (future.result() for future in loading)
     yield aggregated, prefill, decode, small

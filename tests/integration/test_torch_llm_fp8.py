@@ -46,7 +46,6 @@ def engines(export_directory: Path) -> Iterator[list[LLM]]:
     """Aggregated; chunked; prefill; decode; decode with a bfloat16 cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
         with ThreadPoolExecutor() as pool:
             loading = [
                 pool.submit(LLM, str(export_directory), **args) for args in (ROOMY, CRAMPED, HANDS_OFF, HANDS_OFF, WIDE)

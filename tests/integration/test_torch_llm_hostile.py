@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,19 +25,10 @@ NEIGHBOURS = [
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        engine = LLM(
-            "synthetic:tiny", max_batch_size=8, max_seq_len=CONTEXT, kv_cache_config={"max_tokens": 2048},
-            cache_transceiver_config={"backend": "NIXL"},
-        )  # fmt: skip
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-    with engine:
+    with LLM(
+        "synthetic:tiny", max_batch_size=8, max_seq_len=CONTEXT, kv_cache_config={"max_tokens": 2048},
+        cache_transceiver_config={"backend": "NIXL"},
+    ) as engine:  # fmt: skip
         yield engine
 
 

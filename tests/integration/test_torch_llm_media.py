@@ -41,7 +41,6 @@ TEXT = [11, 12, 13]
 def engines() -> Iterator[tuple[LLM, LLM]]:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
         loading = [pool.submit(LLM, MODEL, **ARGS) for _ in range(2)]
         found = loading[0].result(), loading[1].result()
     yield found

@@ -31,7 +31,6 @@ HANDS_OFF: dict[str, Any] = {**ROOMY, "cache_transceiver_config": {"backend": "N
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LLM]]:
     """Aggregated; with chunks and a pool that preempts; prefill; decode."""
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with ThreadPoolExecutor() as pool:
         loading = [pool.submit(LLM, MODEL, **args) for args in (ROOMY, CRAMPED, HANDS_OFF, HANDS_OFF)]
         loaded = [future.result() for future in loading]
@@ -57,7 +56,6 @@ def _transformers(path: Path, prompts: list[list[int]], answers: list[list[int]]
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32).eval()
     tokens, margin = [], float("inf")
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -49,7 +49,6 @@ class Oracle:
     frames of another decoding."""
 
     def __init__(self, shape: str) -> None:
-        torch.set_num_threads(1)
         path = resolve_checkpoint(f"synthetic:{shape}").path
         self._model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(path)

@@ -91,7 +91,6 @@ def trtllm_environment(is_standin: bool) -> Mapping[str, str]:
     if is_standin:
         paths = (str(STANDIN), environment.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        environment["OMP_NUM_THREADS"] = "1"  # CI has two cores, and every LLM of a test wants them
     return environment
 
 
@@ -118,7 +117,7 @@ def in_child(model_directory: str) -> Callable[..., Any]:
 
     def run(program: str, **variables: str) -> Any:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STANDIN_")}
-        environment |= {"PYTHONPATH": str(STANDIN), "OMP_NUM_THREADS": "1", **variables}
+        environment |= {"PYTHONPATH": str(STANDIN), **variables}
         code = f"MODEL = {model_directory!r}\n{program}"
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS

@@ -160,3 +160,21 @@ def test_help_imports_no_slow_package(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("trtx.launch.guardian", {"msgspec", "numpy", "pydantic", "trtx.topology"}),
+        ("trtx.media.decoder.process", {"asyncio", "httpx", "pydantic", "torch", "transformers"}),
+        ("trtx.worker.__main__, trtx.worker.engine", {"httpx", "numpy", "rich", "torch", "transformers"}),
+        ("trtx.torch_engine.core.process", {"pydantic", "transformers"}),
+    ],
+)
+def test_a_process_of_a_topology_imports_no_package_that_it_does_not_need(modules: str, absent: set[str]) -> None:
+    """A topology starts these many times, and its start waits for their imports."""
+    program = f"import sys, {modules}; print(*sorted({absent} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.split(), f"{modules} imports {done.stdout.strip()}: import it in the function that needs it"

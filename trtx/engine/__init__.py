@@ -8,11 +8,16 @@ expressed by :class:`EngineApi` and :class:`Engine`.
 
 from __future__ import annotations
 
-from trtx.engine.api import ENGINE_KINDS, Engine, EngineApi, EngineKind
+from typing import TYPE_CHECKING, Any
+
+from trtx.engine.kinds import ENGINE_KINDS, EngineKind
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
 from trtx.errors import UsageError
 from trtx.torch_engine.kv_fault import VARIABLE as KV_FAULT_VARIABLE
 from trtx.torch_engine.kv_fault import parse_kv_fault
+
+if TYPE_CHECKING:
+    from trtx.engine.api import Engine, EngineApi
 
 __all__ = [
     "ENGINE_KINDS",
@@ -50,3 +55,12 @@ def load(kind: EngineKind) -> EngineApi:
     from trtx.engine import embedded
 
     return embedded.load_api(kind)
+
+
+def __getattr__(name: str) -> Any:
+    # Only workers use these two; importing them takes the launcher and the guardian three times as long as the rest.
+    if name in ("Engine", "EngineApi"):
+        from trtx.engine import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

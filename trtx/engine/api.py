@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from trtx.engine.kinds import EngineKind
 from trtx.ipc.encoder_messages import Clip
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, lend, read_shared, remove_left, remove_shared, share
 from trtx.torch_engine.embeddings import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    "ENGINE_KINDS",
     "Clip",
     "EmbeddingExports",
     "EmbeddingGone",
@@ -41,7 +41,6 @@ __all__ = [
     "Engine",
     "EngineApi",
     "EngineFacts",
-    "EngineKind",
     "Fault",
     "HandoffTotals",
     "Hints",
@@ -63,9 +62,6 @@ __all__ = [
     "stated",
     "stretch",
 ]
-
-EngineKind = Literal["torch", "tensorrt-llm", "paced"]
-ENGINE_KINDS: tuple[str, ...] = get_args(EngineKind)
 
 Row = Mapping[str, Any]
 """A row of iteration stats, or a KV cache event, with TensorRT-LLM's keys. An engine may return it as JSON text."""

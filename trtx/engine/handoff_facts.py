@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from trtx.engine.api import Transfer
+if TYPE_CHECKING:
+    from trtx.engine.api import Transfer
 
 KEY = "handoff"
 

@@ -10,9 +10,8 @@ import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-_PROC = Path("/proc")
+_STAT_BYTES = 4096  # more than any /proc/<pid>/stat has
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,15 @@ class Rank:
 
 
 def descendants(pid: int) -> tuple[Rank, ...]:
-    """All living processes that ``pid`` started, directly or through living ancestors, sorted by pid."""
+    """All living processes that ``pid`` started, directly or through living ancestors, sorted by pid.
+
+    Every worker calls this each second and it reads a file of each process of the host, so it avoids pathlib and
+    buffered files, which took three quarters of its time.
+    """
     parents: dict[int, int] = {}
     ranks: dict[int, Rank] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (found := _look(int(entry.name))) is not None:
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (found := _look(int(name))) is not None:
             parents[found[1].pid], ranks[found[1].pid] = found[0], found[1]
     family = {pid}
     while grown := {child for child, parent in parents.items() if parent in family} - family:
@@ -65,10 +68,15 @@ def end(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 def _look(pid: int) -> tuple[int, Rank] | None:
     """Parent pid and identity of a process; None if it is gone or a zombie."""
     try:
-        # pid (comm) state ppid … starttime is field 22; comm may contain spaces and parentheses.
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            content = os.read(file, _STAT_BYTES)
+        finally:
+            os.close(file)
     except OSError:
         return None
+    # pid (comm) state ppid … starttime is field 22; comm may contain spaces and parentheses.
+    fields = content.rpartition(b")")[2].split(None, 20)
     if fields[0] in (b"Z", b"X"):
         return None
     return int(fields[1]), Rank(pid, int(fields[19]))

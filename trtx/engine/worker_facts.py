@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trtx.engine.api import EngineKind
+from trtx.engine.kinds import EngineKind
 
 KEY = "trtx"
 PATH = "/trtx/workers"

@@ -1,1 +1,1 @@
-"""Data between the processes of a worker: tensors in shared files, and the encoder's messages."""
+"""Data between the processes of a worker: tensors in shared files, leases, and the encoder's messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtx.config.media import MediaLimits
-from trtx.media import files, http, inline
+from trtx.media import files, inline
 from trtx.media.addresses import Resolver, look_up
 from trtx.media.blob import Blob, Kind, label_of
 from trtx.media.errors import MediaError
@@ -29,6 +29,8 @@ async def fetch(
         held.check()
     scheme = url[:9].partition(":")[0].lower()
     if scheme in ("http", "https"):
+        from trtx.media import http  # imported late: httpx takes 0.2 s, and a text worker imports this module too
+
         data = await http.get(url, label, limits, resolve)
     elif scheme == "data":
         data = await inline.decode(url, label, limits)

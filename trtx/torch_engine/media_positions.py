@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from trtx.torch_engine.messages import MediaSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def step_positions(span: MediaSpan) -> npt.NDArray[np.int32]:
     """``[steps]``: time position of each time step of the grid, relative to the start of the placeholder range."""
+    import numpy as np
+
     assert span.grid is not None, "see media_problem"
     # float32, then truncated: transformers computes it the same way.
     return (np.arange(span.grid[0], dtype=np.float32) * np.float32(span.time_step)).astype(np.int32)

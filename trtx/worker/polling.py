@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -17,11 +18,14 @@ from trtx.worker.kv_events import KvEventPublication
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
-"""Poll interval. It delays a KV event on its way to the router by at most this much.
+"""Poll interval while the engine generates. It delays a KV event on its way to the router by at most this much.
 
 Dynamo's TensorRT-LLM backend polls every 5 to 20 ms.
 """
 SNAPSHOT_SECONDS = 0.1
+"""Interval of reading stats, and of all polls while the engine does not generate: an idle engine has no KV events."""
+QUIET_SECONDS = 1.0
+"""How long after the last token the engine still counts as generating."""
 _STATS_TIMEOUT_S = 0.01  # Dynamo's value; 0 would miss the rows that a rank has sent but that have not arrived
 _READ_PAUSE_S = 1.0
 
@@ -38,7 +42,7 @@ class EnginePoll:
         self._on_stats = on_stats
         self._publications: dict[int, KvEventPublication] = {}
         self._snapshots: Any = None
-        self._begun = threading.Event()
+        self._token = threading.Event()  # set by a token or stop(), cleared by each poll
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="engine-poll", daemon=True)
 
@@ -56,29 +60,37 @@ class EnginePoll:
         self._thread.start()
 
     def saw_token(self) -> None:
-        """Starts the polling, if it has not started yet. To be called when the engine has generated a token."""
-        if not self._begun.is_set():  # checked for each token; setting the event again would cost ten times as much
-            self._begun.set()
+        """Starts the polling, or ends its pause. To be called when the engine has generated a token."""
+        if not self._token.is_set():  # checked for each token; setting the event again would cost ten times as much
+            self._token.set()
 
     def stop(self) -> None:
         """Stops the thread. Nothing is published after this returns."""
         self._stop.set()
-        self._begun.set()
+        self._token.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2)
 
     async def _run(self) -> None:
-        self._begun.wait()
-        ticks = 0
+        self._token.wait()
+        token_at = stats_at = time.monotonic()
         while not self._stop.is_set():
+            now = time.monotonic()
+            if self._token.is_set():
+                self._token.clear()
+                token_at = now
             try:
                 if self._publications:
                     await self._events()
-                ticks += 1
-                if ticks * POLL_SECONDS >= SNAPSHOT_SECONDS:
-                    ticks = 0
+                if now - stats_at >= SNAPSHOT_SECONDS:
+                    stats_at = now
                     await self._stats()
-                await asyncio.sleep(POLL_SECONDS)
+                if not self._publications:
+                    await asyncio.sleep(SNAPSHOT_SECONDS)
+                elif now - token_at < QUIET_SECONDS:
+                    await asyncio.sleep(POLL_SECONDS)
+                else:
+                    self._token.wait(SNAPSHOT_SECONDS)  # blocks this thread's loop, on which nothing else runs
             except Exception:
                 if self._stop.is_set():
                     return

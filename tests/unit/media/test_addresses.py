@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from media_server import OPEN
 
-from trtx.media import MediaError, MediaLimits, fetch
+from trtx.media import MediaError, MediaLimits
 from trtx.media.addresses import is_allowed
+from trtx.media.fetch import fetch
 
 PUBLIC = ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001::1", "64:ff9b::101:101", "::ffff:1.1.1.1"]
 OWN = ["127.0.0.1", "127.255.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "::1", "fd12::1"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trtx.media import MediaError, MediaLimits, fetch
+from trtx.media import MediaError, MediaLimits
+from trtx.media.fetch import fetch
 
 INSIDE, OUTSIDE = b"inside", b"outside"
 
@@ -126,7 +127,8 @@ async def test_a_file_is_read_up_to_the_limit(allowed: Path) -> None:
 _SWAPPED = textwrap.dedent("""
     import asyncio, os, sys
     from pathlib import Path
-    from trtx.media import MediaError, MediaLimits, fetch
+    from trtx.media import MediaError, MediaLimits
+    from trtx.media.fetch import fetch
     allowed, name, link = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     swapped = False
     def swap(event, arguments):

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 from media_server import OPEN, PICTURE, Server, serving
 
-from trtx.media import MediaError, MediaLimits, fetch
+from trtx.media import MediaError, MediaLimits
+from trtx.media.fetch import fetch
 
 
 @pytest_asyncio.fixture
@@ -217,7 +218,8 @@ async def test_300_mib_are_neither_taken_nor_kept(server: Server) -> None:
     """In a process of its own, whose memory nothing else has raised."""
     program = """
         import asyncio, resource, sys
-        from trtx.media import MediaError, MediaLimits, fetch
+        from trtx.media import MediaError, MediaLimits
+        from trtx.media.fetch import fetch
         limits = MediaLimits(allow_http_media=True, allow_private_media=True, max_media_bytes=1 << 20)
         async def main():
             await fetch(sys.argv[1] + "/picture", limits)

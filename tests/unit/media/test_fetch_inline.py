@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtx.media import MediaError, MediaLimits, fetch
+from trtx.media import MediaError, MediaLimits
+from trtx.media.fetch import fetch
 
 LIMITS = MediaLimits(max_media_bytes=2_000_000)
 BYTES = random.Random(1).randbytes(1_000_000)  # several pieces of what is decoded at a time

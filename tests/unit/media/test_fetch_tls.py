@@ -42,7 +42,8 @@ def _certificate(
 
 _CLIENT = textwrap.dedent("""
     import asyncio, sys
-    from trtx.media import MediaError, MediaLimits, fetch
+    from trtx.media import MediaError, MediaLimits
+    from trtx.media.fetch import fetch
     limits = MediaLimits(allow_private_media=True, media_timeout_s=60, media_idle_s=30)
     async def loopback(host, port):
         return ("127.0.0.1",)

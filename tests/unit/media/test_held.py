@@ -8,8 +8,9 @@ import json
 
 import pytest
 
-from trtx.media import Blob, HeldMedia, MediaError, MediaLimits, fetch
+from trtx.media import Blob, HeldMedia, MediaError, MediaLimits
 from trtx.media.blob import label_of
+from trtx.media.fetch import fetch
 
 LIMITS = MediaLimits(max_media_bytes=1000)
 

@@ -387,7 +387,8 @@ def test_the_callers_process_imports_no_decoder(tmp_path: Path) -> None:
     program = """
         import asyncio, sys
         from pathlib import Path
-        from trtx.media import Blob, MediaLimits, PicturePool, content_key, fetch
+        from trtx.media import Blob, MediaLimits, PicturePool, content_key
+        from trtx.media.fetch import fetch
         async def main():
             async with PicturePool(None, MediaLimits(decode_processes=1)) as pool:
                 await pool.rgb(Blob(Path(sys.argv[1]).read_bytes(), "x"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtx.ipc.shared_tensor import SharedTensor, open_shared
 from trtx.torch_engine.embeddings.handle import NixlEmbeddingOffer
 
@@ -103,6 +101,8 @@ class Arena:
 
     def read(self, peer: Any, offer: NixlEmbeddingOffer, blocks: Sequence[int], message: bytes) -> Any:
         """Starts to read the offered blocks into ``blocks``. Raises AgentError."""
+        import numpy as np  # imported late: only NIXL needs it, and each text worker imports this module
+
         remote, local = (np.array(ids, dtype=np.int32) for ids in (offer.block_ids, blocks))
         return self.agent.read(peer, remote, local, message)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trtx.ipc.encoder_messages import Clip, Grid
+from trtx.ipc.leases import LeaseTable
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, is_kept, remove_shared
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES, Arena
 from trtx.torch_engine.embeddings.handle import EmbeddingHandle
-from trtx.torch_engine.handoff.leases import LeaseTable
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trtx.errors import UsageError
+from trtx.ipc.leases import HandoffLease, LeaseTable
 from trtx.torch_engine.handoff.base import (
     FailedRead,
     FinishedRead,
@@ -29,7 +30,6 @@ from trtx.torch_engine.handoff.base import (
     TransportEvents,
 )
 from trtx.torch_engine.handoff.codec import layout_of
-from trtx.torch_engine.handoff.leases import HandoffLease, LeaseTable
 from trtx.torch_engine.handoff.reads import Reads, Transport
 from trtx.torch_engine.handoff.transport import RoutedTransport
 

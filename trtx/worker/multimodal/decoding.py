@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from trtx.engine import Engine
 from trtx.media import Blob, MediaError, PicturePool
 from trtx.worker.multimodal.embedders import check_rows
 from trtx.worker.multimodal.media_metrics import MediaMetrics, Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Decoding:

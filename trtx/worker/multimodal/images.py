@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from trtx.checkpoint.vision import VisionConfig
 from trtx.config.video_decoder import NO_DECODER, decodes_videos
 from trtx.engine.api import Clip, MediaSpan
@@ -188,6 +186,8 @@ def expand(
 
 def _timed(video: Picture, start: int, tokens_per_second: int) -> MediaSpan:
     """Placeholder range of a Qwen2.5-VL video, whose temporal positions carry the time of each step."""
+    import numpy as np
+
     assert video.clip is not None
     step = np.float32(tokens_per_second) * np.float32(video.clip.step_s)  # float32, as in transformers
     return MediaSpan(start, video.rows, video.key, video.grid, time_step=float(step))

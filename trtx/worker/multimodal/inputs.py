@@ -11,7 +11,8 @@ from typing import Any
 from trtx.checkpoint.vision import VisionConfig
 from trtx.engine import Engine
 from trtx.engine.api import EmbeddingGone, EmbeddingUnreachable, TowerOutput, remove_shared
-from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key, fetch
+from trtx.media import THIS_PICTURE, Blob, HeldMedia, Kind, MediaError, MediaLimits, content_key
+from trtx.media.fetch import fetch
 from trtx.worker.background import all_or_cancel
 from trtx.worker.multimodal.embedders import Embedder, NoEncoder
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache, EmbeddingLease, EmbeddingRequest, NotMade, TooLarge

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
-
 from trtx.engine.api import SharedTensor, remove_shared
 from trtx.media import Blob
 
@@ -19,6 +17,8 @@ async def file_of(blob: Blob, share: Callable[[Any], SharedTensor]) -> AsyncIter
 
     If the caller is cancelled while ``share`` is writing, the file is removed once it has been written.
     """
+    import numpy as np
+
     data = np.frombuffer(blob.data, np.uint8)
     writing = asyncio.get_running_loop().run_in_executor(None, share, data)
     try:

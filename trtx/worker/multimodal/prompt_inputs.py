@@ -15,7 +15,8 @@ from typing import Any
 
 from trtx.engine import Engine
 from trtx.engine.api import PicturePrompt, ReadyPrompt, SharedTensor, share
-from trtx.media import Blob, HeldMedia, MediaLimits, fetch
+from trtx.media import Blob, HeldMedia, MediaLimits
+from trtx.media.fetch import fetch
 from trtx.text import Tokenizer
 from trtx.worker.background import all_or_cancel
 from trtx.worker.multimodal import encoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -49,6 +50,10 @@ class Seeing:
         self._api = engine.load(options.engine)
         takes_images = self._api.missing_media is not None
         self._config: VisionConfig | None = read_vision_config(options.model) if takes_images else None
+        if self._config is not None:
+            # What the first image would import in the event loop, while it delays all other requests.
+            importlib.import_module("numpy")
+            importlib.import_module("trtx.media.http")
         self._local: StartedEmbedder | None = None
         self._exit = AsyncExitStack()
 
