@@ -355,6 +355,7 @@ class EngineApi:
     That function returns None if requests of this engine have no such ids.
     """
     GuidedDecodingParams: Any = None  # None: no answer of this engine can follow a grammar
+    guides_after_thinking: bool = False  # True: GuidedDecodingParams has thinking_start_id and thinking_end_id
     # versions by package of the libraries that it computes with; may be empty
     versions: Mapping[str, str] = field(default_factory=dict)
     start_encoder: Start | None = None  # None: the engine has no vision encoder

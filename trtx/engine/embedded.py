@@ -156,6 +156,7 @@ def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
         fault=_fault,
         new_request_ids=lambda worker_id: RequestIds(worker_id).next,
         GuidedDecodingParams=GuidedDecodingParams if kind == "torch" else None,
+        guides_after_thinking=kind == "torch",
         versions={"torch": metadata.version("torch")} if kind == "torch" else {},
         start_encoder=_start_encoder if kind == "torch" else None,
         missing_media=_missing_media if kind == "torch" else None,

@@ -34,6 +34,7 @@ from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
+from trtx.worker.requests.thinking import Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class LoadedEngine:
     publishes_kv_events: bool
     load_seconds: float
     shutdown_seconds: float  # longest wait for Engine.shutdown
+    thinking: Thinking | None = None  # None: a grammar holds from the first token on
 
     @cached_property
     def byte_tokens(self) -> ByteTokens | None:
@@ -135,13 +137,15 @@ def load(options: WorkerOptions) -> LoadedEngine:
     facts = loaded.facts
     if facts.left_out:
         logger.warning("%s does not act on %s, which change no answer", options.name, ", ".join(facts.left_out))
+    tokenizer = _tokenizer(options.model) if serves_tokens else None
     return LoadedEngine(
         api=api,
         engine=loaded,
-        tokenizer=_tokenizer(options.model) if serves_tokens else None,
+        tokenizer=tokenizer,
         publishes_kv_events=facts.has_kv_events and bool(arguments["kv_cache_config"].get("event_buffer_max_size")),
         load_seconds=seconds,
         shutdown_seconds=api.shutdown_seconds if options.shutdown_seconds is None else options.shutdown_seconds,
+        thinking=Thinking.of(options.reasoning_parser, tokenizer) if api.guides_after_thinking else None,
     )
 
 

@@ -45,6 +45,8 @@ def check_json(name: str, text: str) -> None:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"GuidedDecodingParams.{name} is not valid JSON: {error}") from None
+    if isinstance(value, dict) and "x-guidance" in value:
+        raise ValueError(f"GuidedDecodingParams.{name} has x-guidance, an option of one library; leave it out")
     if not isinstance(value, dict):
         raise ValueError(f"GuidedDecodingParams.{name} is {shown(text)}; expected a JSON object")
     depth, squares, multiple = 0, 0, 1

@@ -187,7 +187,8 @@ def _guided(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
             f"guided decoding ({grammar.kind}) is turned off on this worker; drop response_format, guided_* and a "
             "forced tool_choice, or set guided_decoding_backend in the engine config"
         )
-    return {"guided_decoding": api.GuidedDecodingParams(**grammar.params)}
+    limits = {} if loaded.thinking is None else loaded.thinking.limits(request.token_ids)
+    return {"guided_decoding": api.GuidedDecodingParams(**grammar.params, **limits)}
 
 
 def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:

@@ -1,0 +1,49 @@
+"""Where a model's thinking ends, so that a grammar holds for the answer and not for the thoughts.
+
+Dynamo 1.4.2 makes a grammar hold from the first token on, also while the model thinks (ai-dynamo/dynamo #7831).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trtx.text import Tokenizer
+
+_MARKS: Mapping[str, tuple[str, str]] = {"mistral": ("[THINK]", "[/THINK]"), "kimi": ("◁think▷", "◁/think▷")}
+_USUAL_MARKS = ("<think>", "</think>")
+_WITHOUT_MARKS = frozenset(("gpt_oss", "granite", "gemma4", "gemma-4", "inkling"))
+"""Parsers of reasoning that is written without a token of its own at its begin and end."""
+_PROMPT_END = 16
+"""Number of the prompt's last tokens in which a chat template begins the model's thinking, or ends it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The tokens with which a model begins and ends its thinking."""
+
+    start_id: int
+    end_id: int
+
+    @classmethod
+    def of(cls, parser: str | None, tokenizer: Tokenizer | None) -> Thinking | None:
+        """The tokens for a reasoning parser of Dynamo; None if the model does not think, or has no such tokens."""
+        if parser is None or parser in _WITHOUT_MARKS or tokenizer is None:
+            return None
+        found = [tokenizer.encode(mark, add_special_tokens=False).ids for mark in _MARKS.get(parser, _USUAL_MARKS)]
+        if any(len(ids) != 1 for ids in found):
+            return None
+        return cls(found[0][0], found[1][0])
+
+    def limits(self, prompt: Sequence[int]) -> dict[str, int]:
+        """Arguments of ``GuidedDecodingParams`` for an answer to ``prompt``: after which token its grammar holds.
+
+        A prompt that begins the thinking lets it go on, and one that has ended it lets the grammar hold at once. After
+        any other prompt, the model may think first or not.
+        """
+        for token in reversed(prompt[-_PROMPT_END:]):
+            if token == self.end_id:
+                return {}
+            if token == self.start_id:
+                return {"thinking_end_id": self.end_id}
+        return {"thinking_end_id": self.end_id, "thinking_start_id": self.start_id}
