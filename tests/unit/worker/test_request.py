@@ -238,3 +238,7 @@ def test_a_choice_that_holds_a_stop_string_is_refused() -> None:
 def test_only_a_document_is_spoiled_by_a_stop_string(guided: dict[str, Any], is_document: bool) -> None:
     cut = grammar_of(**guided).cut_by("x")
     assert (cut is not None and "'x' occurs inside the document" in str(cut)) is is_document
+
+
+def test_a_schema_may_be_json_text_as_other_servers_take_it() -> None:
+    assert grammar_of(json='{"type": "object"}').params == {"json": '{"type": "object"}'}

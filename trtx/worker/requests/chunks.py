@@ -63,8 +63,8 @@ class ChunkWriter:
         # prefill worker's chunk always goes on to a decode worker, which gets the link too, so a prefill worker sends
         # the link only for a request that has already migrated.
         self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
-        # A stop string that cuts a document makes the whole answer an error, which Dynamo 1.4.2 passes on with its status
-        # and text only if nothing was sent before.
+        # A stop string that cuts a document makes the whole answer an error. Dynamo 1.4.2 passes on its status and text
+        # only if nothing was sent before.
         self._waits_for_end = bool(request.stop_strings) and request.grammar is not None and request.grammar.is_document
         self._seen = 0  # number of tokens passed to ``stops``, which holds back the tokens after the first ``sent``
         self.sent = 0
