@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ ARGUMENTS = {
     "max_batch_size": 4,
     "max_num_tokens": 256,
     "max_seq_len": 512,
+    "guided_decoding_backend": "xgrammar",
     "enable_iter_perf_stats": True,
     "kv_cache_config": {
         "max_tokens": 2048,
@@ -98,7 +100,7 @@ def test_what_the_engine_refuses_is_a_request_error(api: Any, llm: Any) -> None:
     assert llm._check_health()
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED - {"best_of", "guided_decoding"}))  # which are checked by themselves
+@pytest.mark.parametrize("name", sorted(REFUSED - {"best_of"}))  # which is checked by itself
 def test_what_the_torch_engine_lacks_is_named(api: Any, llm: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=f"SamplingParams.{name}"):
         answer(api, llm, **{name: [1]})
@@ -110,11 +112,21 @@ def test_an_object_that_would_be_acted_on_is_not_taken_in_silence(api: Any, llm:
         llm.generate_async(PROMPT, **{name: object()})
 
 
-def test_guided_decoding_takes_one_guide_and_none_here(api: Any, llm: Any) -> None:
+def test_guided_decoding_takes_one_guide_and_follows_it(api: Any, llm: Any) -> None:
     with pytest.raises(ValueError, match="Only one guide"):
         api.SamplingParams(guided_decoding=api.GuidedDecodingParams(regex="a", grammar="b"))
-    with pytest.raises(NotImplementedError, match="guided_decoding"):
-        answer(api, llm, guided_decoding=api.GuidedDecodingParams(regex="[0-9]+"))
+    guides = api.GuidedDecodingParams(regex="[0-9]{3}x")
+    assert re.fullmatch("[0-9]{3}x", answer(api, llm, guided_decoding=guides, temperature=1.0).text)
+
+
+def test_guided_decoding_is_refused_without_a_backend(api: Any, model_directory: str) -> None:
+    engine = api.LLM(model_directory, **ARGUMENTS | {"guided_decoding_backend": None})
+    try:
+        with pytest.raises(api.RequestError, match="guided_decoding_backend"):
+            answer(api, engine, guided_decoding=api.GuidedDecodingParams(regex="[0-9]+"))
+        assert engine._check_health()
+    finally:
+        engine.shutdown()
 
 
 def test_stats_have_the_pages_keys(api: Any, llm: Any, facts: dict[str, Any]) -> None:

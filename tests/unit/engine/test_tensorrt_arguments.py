@@ -19,8 +19,14 @@ def test_the_pytorch_backend_gets_the_config_as_it_is() -> None:
         "enable_attention_dp": True,
         "max_batch_size": 8,
         "return_perf_metrics": True,
+        "guided_decoding_backend": "xgrammar",
     }
     assert for_llm({"return_perf_metrics": False})["return_perf_metrics"] is False
+
+
+@pytest.mark.parametrize("backend", ["llguidance", None])
+def test_the_configs_backend_of_grammars_is_kept(backend: str | None) -> None:
+    assert for_llm({"guided_decoding_backend": backend})["guided_decoding_backend"] == backend
 
 
 def test_autodeploy_gets_world_size_and_each_argument_that_it_refuses_is_named(

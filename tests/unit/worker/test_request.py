@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trtx.engine.api import Hints
+from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.worker.requests.chunks import NO_TRACE
+from trtx.worker.requests.grammars import RequestGrammar
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import parse
 
@@ -79,7 +83,9 @@ def test_a_negative_seed_becomes_an_unsigned_one_of_its_own() -> None:
         ({"repetition_penalty": 2.5}, "repetition_penalty is 2.5, expected a number above 0 and at most 2"),
         ({"presence_penalty": 3.0}, "presence_penalty is 3, expected a number from -2 to 2"),
         ({"use_beam_search": True}, "use_beam_search is true, expected false"),
-        ({"guided_decoding": {"json": {"type": "object"}, "regex": None}}, r"guided decoding \(json\) is not served"),
+        ({"guided_decoding": {"json": {}, "regex": "a+"}}, r"several grammars \(json, regex\), expected one"),
+        ({"guided_decoding": {"regex": ["a"]}}, r"guided_regex is \['a'\], expected text"),
+        ({"guided_decoding": {"choice": ["a", ""]}}, r"guided_choice is \['a', ''\], expected a list of texts"),
     ],
 )
 def test_a_value_that_is_not_served_is_named_with_what_was_expected(sampling: dict[str, Any], message: str) -> None:
@@ -200,3 +206,39 @@ def test_whatever_is_accepted_is_accepted_by_the_engine_and_fits_the_context(
     parsed = parse(wire, context_length=64)
     params = SamplingParams(**parsed.sampling)
     assert 1 <= params.max_tokens <= 64 - prompt
+
+
+def grammar_of(*, stop: list[str] | None = None, **guided: Any) -> RequestGrammar:
+    asked = request(stops={"stop": stop}, sampling={"guided_decoding": {"json": None, "choice": None} | guided})
+    grammar = parse(asked, context_length=10).grammar
+    assert grammar is not None
+    return grammar
+
+
+def test_a_schema_reaches_the_engine_as_text_with_its_keys_in_the_clients_order() -> None:
+    grammar = grammar_of(json={"type": "object", "properties": {"b": {"const": 1.0}, "a": {"const": "ä"}}})
+    assert GuidedDecodingParams(**grammar.params).resolved().kind == "json"
+    assert list(json.loads(grammar.params["json"])["properties"]) == ["b", "a"]
+
+
+def test_choices_become_a_regular_expression_that_takes_their_signs_literally() -> None:
+    options = ["a.b", "(c|d)*", "e\\f", "g h\n-#&~"]
+    grammar = grammar_of(choice=options)
+    for option in options:
+        assert re.fullmatch(grammar.params["regex"], option)
+    assert not re.fullmatch(grammar.params["regex"], "axb")
+
+
+def test_a_choice_that_holds_a_stop_string_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="stop string 'el' occurs inside the choice 'hello'"):
+        grammar_of(choice=["hello"], stop=["x", "el"])
+
+
+@pytest.mark.parametrize(("guided", "is_document"), [({"json": {}}, True), ({"regex": "a"}, False)])
+def test_only_a_document_is_spoiled_by_a_stop_string(guided: dict[str, Any], is_document: bool) -> None:
+    cut = grammar_of(**guided).cut_by("x")
+    assert (cut is not None and "'x' occurs inside the document" in str(cut)) is is_document
+
+
+def test_a_schema_may_be_json_text_as_other_servers_take_it() -> None:
+    assert grammar_of(json='{"type": "object"}').params == {"json": '{"type": "object"}'}

@@ -203,7 +203,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "grammar": _GRAMMAR,
         "structural_tag": _GRAMMAR,
         "backend": _without_effect("the engine config names the library; all of them permit the same texts"),
-        "whitespace_pattern": _not_taken("guided_whitespace_pattern"),
+        "whitespace_pattern": _not_taken("guided_whitespace_pattern", asks_when_empty=True),
     },
     "output_options": {
         "logprobs": _sampling(values.logprobs),

@@ -54,9 +54,8 @@ def read_grammar(request: Mapping[str, Any], stop_strings: Sequence[str]) -> Req
     value = asked[kind]
     if kind == "choice":
         return RequestGrammar(kind, {"regex": _choice(value, stop_strings)})
-    if kind in ("json", "structural_tag"):
-        text = value if kind == "structural_tag" and isinstance(value, str) else json.dumps(value)
-        return RequestGrammar(kind, {kind: text})
+    if kind in ("json", "structural_tag") and not isinstance(value, str):
+        return RequestGrammar(kind, {kind: json.dumps(value)})
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"guided_{kind} is {value!r:.60}, expected text that is not empty; leave it out")
     return RequestGrammar(kind, {kind: value})

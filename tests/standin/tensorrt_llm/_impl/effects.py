@@ -26,6 +26,7 @@ HANDED_ON = (
     "enable_iter_perf_stats",
     "max_stats_len",
     "return_perf_metrics",
+    "guided_decoding_backend",
 )
 HANDED_ON_NESTED = {
     "kv_cache_config": (
@@ -76,7 +77,7 @@ WITHOUT_EFFECT = _names(
     enable_layerwise_nvtx_marker enable_lm_head_tp_in_adp enable_low_latency_host_dispatch enable_min_latency
     enable_resource_governor enable_speculative_beam_history_d2h encoder_max_batch_size encoder_max_num_tokens
     fail_fast_on_attention_window_too_large garbage_collection_gen0_threshold gather_generation_logits gms_config
-    gpus_per_node guided_decoding_backend iter_stats_max_iterations layer_wise_benchmarks_config max_input_len mode
+    gpus_per_node iter_stats_max_iterations layer_wise_benchmarks_config max_input_len mode
     model_factory moe_cluster_parallel_size moe_config moe_expert_parallel_size moe_tensor_parallel_size
     multimodal_config mx_config num_postprocess_workers nvfp4_gemm_config otlp_traces_endpoint peft_cache_config
     perf_metrics_max_requests postprocess_tokenizer_dir pp_partition print_iter_log prometheus_metrics_config
@@ -133,4 +134,6 @@ def for_torch_engine(args: Any) -> dict[str, Any]:
         nested = {key: getattr(value, key) for key in known if key in value.model_fields_set}
         if nested:
             given[name] = {key: v for key, v in nested.items() if v is not None}
-    return {name: value for name, value in given.items() if value is not None or name == "cuda_graph_config"}
+    given.setdefault("guided_decoding_backend", None)  # None is off, and the real one's default
+    is_off = ("cuda_graph_config", "guided_decoding_backend")
+    return {name: value for name, value in given.items() if value is not None or name in is_off}

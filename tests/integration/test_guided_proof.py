@@ -1,0 +1,157 @@
+"""Thousands of sampled answers on random weights follow their schemas, whatever happens to the workers meanwhile.
+
+``TRTX_GUIDED_ANSWERS=1000`` asks for fewer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from generated_schemas import generated_schema
+from guided_answers import OWN, GuidedAnswer, ask
+from processes import HTTP, Child, Topology, topology
+
+from trtx.checkpoint import resolve_checkpoint
+
+pytestmark = pytest.mark.proof
+
+ANSWERS = int(os.environ.get("TRTX_GUIDED_ANSWERS", "10000"))
+SCHEMAS = 300
+CLIENTS = 12
+MAX_TOKENS = 400
+CHAT = "chat/completions"
+TORCH: dict[str, Any] = {
+    "max_seq_len": 768,
+    "max_batch_size": 16,
+    # less than the clients' longest answers take together: sequences are preempted
+    "kv_cache_config": {"tokens_per_block": 16, "max_tokens": 1536},
+}
+FREE = {"max_tokens": 24, "nvext": {"token_data": [5, 6, 7, 8]}}
+"""A request without a grammar, whose answers must not change beside others."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Answer ``number`` and when it was open, by the monotonic clock."""
+
+    number: int
+    answer: GuidedAnswer
+    began: float
+    ended: float
+
+    def was_open_during(self, span: tuple[float, float]) -> bool:
+        return self.began <= span[1] and self.ended >= span[0]
+
+
+@contextlib.contextmanager
+def serving(directory: Path, roles: tuple[str, ...], **ready: int) -> Iterator[Topology]:
+    with topology(directory, resolve_checkpoint("synthetic:tiny").path) as running:
+        running.start_frontend("--migration-limit", "3")
+        for number, role in enumerate(roles):
+            start(running, f"{role}-{number}", role)
+        running.wait_ready(**ready)
+        yield running
+
+
+def start(running: Topology, name: str, role: str) -> Child:
+    return running.start_worker(name, role=role, engine="torch", flags=("--deterministic",), **TORCH)
+
+
+def answer_of(running: Topology, number: int) -> Asked:
+    schema = generated_schema(number % SCHEMAS)
+    form: dict[str, Any] = {"guided_json": schema}
+    if number % 2:
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    began = time.monotonic()
+    answer = ask(running, CHAT, stream=number % 3 == 0, **form, seed=number, temperature=1, max_tokens=MAX_TOKENS)
+    return Asked(number, answer, began, time.monotonic())
+
+
+def cancelled(running: Topology, number: int) -> None:
+    """A stream whose client leaves after the first event."""
+    schema = generated_schema(number % SCHEMAS)
+    body = {"model": running.model_name, **OWN[CHAT], "guided_json": schema, "stream": True}
+    with contextlib.suppress(httpx.HTTPError), HTTP.stream("POST", f"{running.url}/v1/{CHAT}", json=body) as stream:
+        next(stream.iter_lines())
+
+
+def asked_of(running: Topology, victim: Child) -> tuple[list[Asked], tuple[float, float]]:
+    """All answers, and the time from the death of ``victim``'s engine, after half of the requests, to its own end."""
+    plain = ask(running, CHAT, **FREE)
+    dying = (0.0, 0.0)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        waiting, free, gone = [], [], []
+        for number in range(ANSWERS // 2):
+            waiting.append(pool.submit(answer_of, running, number))
+            if number % 10 == 0:
+                gone.append(pool.submit(cancelled, running, number))
+                free.append(pool.submit(ask, running, CHAT, **FREE))
+            if number == ANSWERS // 4:
+                waiting[number].result()
+                os.kill(victim.status()["engine_pid"], signal.SIGKILL)
+                killed = time.monotonic()
+                assert victim.process.wait(30) == 4
+                dying = killed, time.monotonic()
+        found = [one.result() for one in waiting]
+        for one in gone:
+            one.result()
+        assert all(one.result() == plain for one in free)
+    return found, dying
+
+
+def lost_by(found: list[Asked], dying: tuple[float, float]) -> list[Asked]:
+    """The answers that ended with an error and were open, or sent, while a worker died."""
+    return [one for one in found if one.answer.error and one.was_open_during(dying)]
+
+
+def problem_of(asked: Asked) -> str | None:
+    """What is wrong with an answer; None for a valid one, and for one that ``max_tokens`` cut."""
+    answer = asked.answer
+    if answer.finish_reason == "length" and not answer.error:
+        return None
+    if not answer.is_whole:
+        return f"{asked.number}: HTTP {answer.status}, {answer.finish_reason}, {answer.error}"
+    checker = jsonschema.Draft202012Validator(
+        generated_schema(asked.number % SCHEMAS), format_checker=jsonschema.FormatChecker()
+    )
+    try:
+        error = jsonschema.exceptions.best_match(checker.iter_errors(json.loads(answer.text)))
+    except ValueError as invalid:
+        return f"{asked.number}: {invalid} in {answer.text!r}"
+    return None if error is None else f"{asked.number}: {error.message} in {answer.text!r}"
+
+
+def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apart(tmp_path: Path) -> None:
+    (tmp_path / "agg").mkdir()
+    (tmp_path / "disagg").mkdir()
+    with serving(tmp_path / "agg", ("agg", "agg"), aggregated=2) as running:
+        agg, agg_dying = asked_of(running, running.children[1])
+    with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), prefill=1, decode=2) as running:
+        disagg, disagg_dying = asked_of(running, running.children[2])
+    # a worker's death ends its answers with an error: Dynamo 1.4.2 never migrates a request with a grammar
+    agg_lost, disagg_lost = lost_by(agg, agg_dying), lost_by(disagg, disagg_dying)
+    asked = [one for one in (*agg, *disagg) if one not in agg_lost and one not in disagg_lost]
+    problems = [problem for one in asked if (problem := problem_of(one)) is not None]
+    ends = Counter(one.answer.finish_reason for one in asked)
+    compared = [
+        (one, other) for one, other in zip(agg, disagg, strict=True) if one not in agg_lost and other not in disagg_lost
+    ]
+    differing = [one.number for one, other in compared if one.answer != other.answer]
+    print(f"{len(asked)} answers: {dict(ends)}; lost: {len(agg_lost)}, {len(disagg_lost)}; {len(compared)} pairs")
+    assert not problems, f"{len(problems)} invalid: {problems[:5]}"
+    assert not differing, f"{len(differing)} differ: {differing[:20]}"
+    assert ends["stop"] > 0.8 * ends.total()
+    assert max(len(agg_lost), len(disagg_lost)) <= 3 * CLIENTS
