@@ -33,6 +33,9 @@ _STACK_BYTES = 256 << 20
 With the usual 8 MiB, a chain of 4,000 references ends the process. 512 KiB of text hold a chain of 18,000.
 """
 MOST_MASK_THREADS = 8
+SEQUENCES_PER_COPY = 4
+"""Sequences of one compiled grammar share its states behind a lock, so that the threads that compute masks wait for
+each other. So a grammar that many sequences follow is compiled several times, at most once for each such thread."""
 MAX_STATES = 50_000  # of the patterns of one compiled grammar: about 20 MB
 MAX_ITEMS_IN_ROW = 5_000  # an optional property takes four
 STEP_FUEL = 50_000  # a mask whose patterns need more ends its sequence
@@ -52,13 +55,18 @@ def estimated_bytes(text: str, num_sequences: int = 0) -> int:
 
 @dataclass(slots=True)
 class _Cached:
-    compiled: Future[LLMatcher]
+    copies: list[Future[LLMatcher]]
     estimated_bytes: int
     num_sequences: int = 0
 
+    def next(self) -> Future[LLMatcher]:
+        """The copy for the next sequence, in turn: one that is compiled, if there is one."""
+        done = [copy for copy in self.copies if copy.done()] or self.copies[:1]
+        return done[self.num_sequences % len(done)]
+
 
 class Grammars:
-    """Compiles each grammar once, in threads of its own, and hands out matchers. Called by the step loop's thread."""
+    """Compiles grammars in threads of its own, and hands out matchers. Called by the step loop's thread."""
 
     def __init__(
         self,
@@ -81,41 +89,40 @@ class Grammars:
         self._threads = _threads(COMPILER_THREADS, "grammar-compiler")
         self._renewals = _threads(1, "grammar-renewal")  # the step loop waits for it
         cores = psutil.cpu_count() or 1
-        self.executor = LLExecutor(max(1, min(MOST_MASK_THREADS, cores // 2)))
+        self._most_copies = max(1, min(MOST_MASK_THREADS, cores // 2))
+        self.executor = LLExecutor(self._most_copies)
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
         """Starts to compile, or returns the compilation of an equal grammar. The future raises GrammarProblem."""
         key = (grammar.kind, grammar.text)
         known = self._cached.get(key)
         if known is None:
-            known = self._keep(grammar, self._threads.submit(_compile, self._tokenizer, grammar))
-            known.compiled.add_done_callback(lambda _: self._on_compiled())
+            known = self._cached[key] = _Cached([], 0)
+        if len(known.copies) < min(self._most_copies, 1 + known.num_sequences // SEQUENCES_PER_COPY):
+            copy = self._threads.submit(_compile, self._tokenizer, grammar)
+            copy.add_done_callback(lambda _: self._on_compiled())
+            known.copies.append(copy)
         self._cached.move_to_end(key)
         known.num_sequences += 1
         self._used_bytes -= known.estimated_bytes
-        known.estimated_bytes = estimated_bytes(grammar.text, known.num_sequences)
+        known.estimated_bytes = len(known.copies) * estimated_bytes(grammar.text, known.num_sequences)
         self._used_bytes += known.estimated_bytes
         while self._used_bytes > self._cache_bytes and len(self._cached) > 1:
             _, oldest = self._cached.popitem(last=False)
             self._used_bytes -= oldest.estimated_bytes
-        return known.compiled
+        return known.next()
 
     def renewed(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
         """Returns the grammar newly compiled, in place of the ``exhausted`` one. Waits, and raises GrammarProblem."""
         known = self._cached.get((grammar.kind, grammar.text))
-        if known is not None and known.compiled.done() and known.compiled.result() is not exhausted:
-            return known.compiled.result()
+        done = [] if known is None else [(at, copy) for at, copy in enumerate(known.copies) if copy.done()]
+        at = next((at for at, copy in done if copy.result() is exhausted), None)
+        if at is None and done:
+            return done[0][1].result()  # another sequence has had it renewed
         compiled = self._renewals.submit(_compile, self._tokenizer, grammar)
-        self._keep(grammar, compiled)
+        if known is not None and at is not None:
+            known.copies[at] = compiled
         return compiled.result()
-
-    def _keep(self, grammar: Grammar, compiled: Future[LLMatcher]) -> _Cached:
-        key = (grammar.kind, grammar.text)
-        if (before := self._cached.get(key)) is not None:
-            self._used_bytes -= before.estimated_bytes
-        kept = self._cached[key] = _Cached(compiled, estimated_bytes(grammar.text))
-        self._used_bytes += kept.estimated_bytes
-        return kept
 
     def matcher(self, compiled: LLMatcher, plan: SamplingPlan) -> TokenMatcher:
         """A matcher at the beginning of a compiled grammar, for a sequence of its own."""
