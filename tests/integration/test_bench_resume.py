@@ -99,7 +99,7 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     records = run_dir / "cells" / "agg-c2" / "trial-01" / "profile_export.jsonl"
     records.write_bytes(records.read_bytes().replace(b'"value":', b'"value": '))  # every figure is as it was
     damaged = call("report", str(run_dir))
-    assert damaged.code == 2 and "records of agg-c2 were changed since they were measured" in damaged.err
+    assert damaged.code == 2 and "records of agg-c2 have changed since the measurement" in damaged.err
     once_more = resume(run_dir)
     assert once_more.code == 0, once_more.err
     assert "measured again because their files have changed: agg-c2/trial-01/profile_export.jsonl has" in (
@@ -108,4 +108,4 @@ def test_a_killed_sweep_goes_on_with_the_cells_that_it_lacks(tmp_path: Path) -> 
     assert prompts(run_dir / "attempts" / "2" / "cells" / "agg-c2" / "trial-01")
     mended = call("report", str(run_dir))
     assert mended.code == 0, mended.err
-    assert "unchanged since each trial ended" in (run_dir / "report.html").read_text()
+    assert "are unchanged since each trial ended" in (run_dir / "report.html").read_text()
