@@ -71,7 +71,7 @@ def test_a_cell_that_was_taken_away_is_named(runs: dict[str, Path], tmp_path: Pa
     cell = next(run.glob("cells/*/cell.json"))
     cell.unlink()
     assert call("report", str(run)).code == 0
-    assert f"not covered: {cell.relative_to(run).as_posix()} gone" in (run / "report.html").read_text()
+    assert f"not checked: {cell.relative_to(run).as_posix()} gone" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("verb", ["bench", "eval"])
