@@ -36,6 +36,7 @@ MOST_MASK_THREADS = 8
 SEQUENCES_PER_COPY = 4
 """Sequences of one compiled grammar share its states behind a lock, so that the threads that compute masks wait for
 each other. So a grammar that many sequences follow is compiled several times, at most once for each such thread."""
+MAX_COPIED_CHARACTERS = 16 << 10  # longer grammars take long to compile: there is one copy of each
 MAX_STATES = 50_000  # of the patterns of one compiled grammar: about 20 MB
 MAX_ITEMS_IN_ROW = 5_000  # an optional property takes four
 STEP_FUEL = 50_000  # a mask whose patterns need more ends its sequence
@@ -59,11 +60,6 @@ class _Cached:
     estimated_bytes: int
     num_sequences: int = 0
 
-    def next(self) -> Future[LLMatcher]:
-        """The copy for the next sequence, in turn: one that is compiled, if there is one."""
-        done = [copy for copy in self.copies if copy.done()] or self.copies[:1]
-        return done[self.num_sequences % len(done)]
-
 
 class Grammars:
     """Compiles grammars in threads of its own, and hands out matchers. Called by the step loop's thread."""
@@ -75,8 +71,12 @@ class Grammars:
         vocab_size: int,
         on_compiled: Callable[[], None] = lambda: None,
         cache_bytes: int = CACHE_BYTES,
+        mask_threads: int | None = None,
     ) -> None:
-        """``on_compiled``: called in a compiler thread after each compilation, to wake the step loop."""
+        """``on_compiled``: called in a compiler thread after each compilation, to wake the step loop.
+
+        ``mask_threads`` None: half of the cores, at most ``MOST_MASK_THREADS``.
+        """
         from llguidance import LLExecutor
 
         self._tokenizer = tokenizer
@@ -88,8 +88,7 @@ class Grammars:
         self._used_bytes = 0
         self._threads = _threads(COMPILER_THREADS, "grammar-compiler")
         self._renewals = _threads(1, "grammar-renewal")  # the step loop waits for it
-        cores = psutil.cpu_count() or 1
-        self._most_copies = max(1, min(MOST_MASK_THREADS, cores // 2))
+        self._most_copies = mask_threads or max(1, min(MOST_MASK_THREADS, (psutil.cpu_count() or 1) // 2))
         self.executor = LLExecutor(self._most_copies)
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
@@ -98,7 +97,8 @@ class Grammars:
         known = self._cached.get(key)
         if known is None:
             known = self._cached[key] = _Cached([], 0)
-        if len(known.copies) < min(self._most_copies, 1 + known.num_sequences // SEQUENCES_PER_COPY):
+        most = self._most_copies if len(grammar.text) <= MAX_COPIED_CHARACTERS else 1
+        if len(known.copies) < min(most, 1 + known.num_sequences // SEQUENCES_PER_COPY):
             copy = self._threads.submit(_compile, self._tokenizer, grammar)
             copy.add_done_callback(lambda _: self._on_compiled())
             known.copies.append(copy)
@@ -110,7 +110,7 @@ class Grammars:
         while self._used_bytes > self._cache_bytes and len(self._cached) > 1:
             _, oldest = self._cached.popitem(last=False)
             self._used_bytes -= oldest.estimated_bytes
-        return known.next()
+        return known.copies[known.num_sequences % len(known.copies)]
 
     def renewed(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
         """Returns the grammar newly compiled, in place of the ``exhausted`` one. Waits, and raises GrammarProblem."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from trtx.text import fast_tokenizer
 from trtx.torch_engine.llmapi.grammar_limits import check_json, check_size
 from trtx.torch_engine.llmapi.values import MAX_TOKEN_ID, Unsuitable, integer, is_text, shown
 from trtx.torch_engine.sampling_plan import Grammar, GrammarKind
@@ -106,3 +108,15 @@ def _token_id(params: GuidedDecodingParams, name: str) -> int | None:
         return integer(0, MAX_TOKEN_ID)(getattr(params, name))
     except Unsuitable as error:
         raise ValueError(f"GuidedDecodingParams.{name} is {shown(getattr(params, name))}; expected {error}") from None
+
+
+def grammar_tokenizer(model_dir: Path, tokenizer: Any) -> str | None:
+    """The path or text of the tokenizer.json that spells grammars; None if there is none.
+
+    ``tokenizer``: ``LLM``'s argument, a directory, a transformers tokenizer, or None for the model's own.
+    """
+    if tokenizer is not None and not isinstance(tokenizer, (str, Path)):
+        backend: Any = fast_tokenizer(tokenizer)
+        return str(backend.to_str())
+    file = Path(tokenizer or model_dir) / "tokenizer.json"
+    return str(file) if file.is_file() else None

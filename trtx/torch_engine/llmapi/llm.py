@@ -27,6 +27,7 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.guided_decoding import grammar_tokenizer
 from trtx.torch_engine.llmapi.media import EmbeddingUses, PromptMedia, read_media
 from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
@@ -82,7 +83,7 @@ class LLM:
         self.args = replace(
             self.args,
             deterministic=typed(bool, deterministic, "deterministic"),
-            grammar_tokenizer=_grammar_tokenizer(path, tokenizer),
+            grammar_tokenizer=grammar_tokenizer(path, tokenizer),
             grammar_end_ids=self._end_ids,
         )
         self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
@@ -387,18 +388,6 @@ def _one_each(name: str, given: Any, count: int) -> list[Any]:
     if len(given) != count:
         raise ValueError(f"{name} has length {len(given)} and inputs {count}; expected one for each, or one for all")
     return list(given)
-
-
-def _grammar_tokenizer(model_dir: Path, tokenizer: Any) -> str | None:
-    """The path or text of the tokenizer.json that spells grammars; None if there is none.
-
-    ``tokenizer``: ``LLM``'s argument, a directory, a transformers tokenizer, or None for the model's own.
-    """
-    if tokenizer is not None and not isinstance(tokenizer, (str, Path)):
-        backend: Any = fast_tokenizer(tokenizer)
-        return str(backend.to_str())
-    file = Path(tokenizer or model_dir) / "tokenizer.json"
-    return str(file) if file.is_file() else None
 
 
 def model_directory(model: str | Path) -> Path:

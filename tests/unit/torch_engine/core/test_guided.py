@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, given, settings
@@ -22,8 +23,10 @@ from tests.unit.torch_engine.core.test_disaggregation import _generation
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.core import grammars as compiler
 from trtx.torch_engine.core.grammars import Grammars, load_vocabulary
+from trtx.torch_engine.core.matcher import write_masks
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.messages import Handoff
+from trtx.torch_engine.sampling_plan import SamplingPlan
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
 THINK_END, EOS = 95, 96  # behind the characters; VOCAB is 97
@@ -54,7 +57,7 @@ class Guided(Harness):
 
     def __init__(self, vocabulary: Any, **options: Any) -> None:
         self.compiled = threading.Event()
-        self.grammars = Grammars(vocabulary, vocab_size=VOCAB, on_compiled=self.compiled.set)
+        self.grammars = Grammars(vocabulary, vocab_size=VOCAB, on_compiled=self.compiled.set, mask_threads=1)
         super().__init__(grammars=self.grammars, **options)
         self.asked: set[int] = set()
 
@@ -344,3 +347,17 @@ def test_guided_decoding_that_is_off_refuses_a_grammar_with_the_way_to_turn_it_o
     h.submit(1, prompt_of(4), 8, sampling={"guided_decoding": GuidedDecodingParams(regex="a")})
     h.step()
     assert "guided decoding, which is off; set guided_decoding_backend to llguidance" in h.errors[1]
+
+
+def test_many_sequences_of_a_grammar_share_several_compiled_copies(vocabulary: Any) -> None:
+    """The threads that compute masks would otherwise wait for each other: a copy's states are behind a lock."""
+    grammars = Grammars(vocabulary, vocab_size=VOCAB, mask_threads=3)
+    grammar = GuidedDecodingParams(regex="[ab]{8}").resolved()
+    matchers = [
+        grammars.matcher(grammars.compile(grammar).result(60), SamplingPlan(grammar=grammar)) for _ in range(40)
+    ]
+    assert len({id(matcher.source) for matcher in matchers}) == 3
+    masks = np.zeros((len(matchers), -(-VOCAB // 32)), dtype=np.int32)
+    write_masks(grammars.executor, matchers, masks)
+    assert (masks == masks[0]).all() and masks[0].any()
+    grammars.close()
