@@ -52,7 +52,7 @@ OPTIONS = frozenset({
     "concurrency", "request-rate", "arrival", "burstiness", "isl", "osl", "isl-stddev", "osl-stddev", "request-count",
     "warmup-request-count", "seed", "trials", "prompt-corpus", "session-turns-mean", "session-turns-stddev",
     "session-turn-delay-mean", "session-turn-delay-stddev", "prefix-prompt-length", "num-prefix-prompts",
-    "shared-system-prompt-length", "temperature", "top-p", "top-k",
+    "shared-system-prompt-length", "extra-inputs", "temperature", "top-p", "top-k",
 })  # fmt: skip
 SEEDS = 1_000_000
 

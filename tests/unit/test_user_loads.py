@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ def test_every_kind_is_a_load_of_trtx_bench() -> None:
     for load in user_loads(list(KINDS), {"temperature": "0"}):
         assert load.options.keys() <= OPTIONS
         fields = {name.replace("-", "_"): value for name, value in load.options.items() if name != "temperature"}
+        if "extra_inputs" in fields:
+            fields["extra_inputs"] = json.loads(fields["extra_inputs"])
         lists = {name: [float(value)] for name, value in fields.items() if name in ("concurrency", "request_rate")}
         assert LoadSpec.model_validate({**fields, **lists, "isl": [fields["isl"]], "osl": [fields["osl"]]})
 

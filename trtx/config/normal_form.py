@@ -13,8 +13,12 @@ _VERSION = schema_version(DEFAULT_VERSION)
 _TORCH_DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": 256,
     "cache_transceiver_config.kv_transfer_timeout_ms": 60_000,
+    "guided_decoding_backend": "llguidance",
 }
 """Defaults of the torch engine that differ from TensorRT-LLM's. A test compares them with the engine's."""
+_TENSORRT_DEFAULTS: Mapping[str, Any] = {"guided_decoding_backend": "xgrammar"}
+"""Defaults that trtx sets for TensorRT-LLM: see :mod:`trtx.engine.tensorrt_llm.arguments`."""
+_NULL_IS_OFF = frozenset(("guided_decoding_backend",))
 
 
 def normal_form(values: Mapping[str, Any], engine: str, version: SchemaVersion = _VERSION) -> dict[str, Any]:
@@ -46,11 +50,15 @@ def _spelt(path: str, value: Any, engine: str) -> Any:
         return value.upper()  # TensorRT-LLM accepts it in upper and lower case
     if engine == "torch" and path == "cache_transceiver_config.backend" and isinstance(value, str):
         return TRANSPORT_OF.get(value, value)
+    if engine == "torch" and path == "guided_decoding_backend" and value == "xgrammar":
+        return "llguidance"  # which computes both
     return value
 
 
 def _holds_anyway(path: str, value: Any, engine: str, version: SchemaVersion) -> bool:
     default = schema.default(path, version, given=path.count("."))
+    if value is None and path in _NULL_IS_OFF:
+        return False
     if engine == "torch":
         return value is None or value == _TORCH_DEFAULTS.get(path, default)
-    return bool(value == default)
+    return bool(value == _TENSORRT_DEFAULTS.get(path, default))
