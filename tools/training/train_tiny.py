@@ -208,6 +208,21 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
 
 
+def set_rates(optimizers: Optimizers, share: float) -> None:
+    """Sets each learning rate to ``share`` of its peak."""
+    for optimizer, peak in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = peak * share
+
+
+def descend(model: Any, optimizers: Optimizers, loss: torch.Tensor) -> None:
+    """One step of all optimizers, down the gradient of ``loss``."""
+    model.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer, _ in optimizers:
+        optimizer.step()
+
+
 def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: str) -> None:
     """Trains the model. If the file ``state`` of an interrupted run exists, resumes from it."""
     torch.set_num_threads(threads)
@@ -244,17 +259,12 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
         lengths = ROW_LENGTHS_FIRST if step < LATER_FROM * steps else ROW_LENGTHS_LATER
         batch = fill_rows(Documents(encode, seed, step), lengths[step % len(lengths)])
         ids, weights = batch.ids.to(device), batch.weights.to(device)
-        for optimizer, peak in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate(step, steps)
+        set_rates(optimizers, rate(step, steps))
         with torch.autocast(device, dtype=torch.bfloat16):
             logits = model(input_ids=ids[:, :-1], use_cache=False).logits
         losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         loss = (losses * weights.flatten()).sum() / weights.sum()
-        model.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer, _ in optimizers:
-            optimizer.step()  # type: ignore[no-untyped-call]
+        descend(model, optimizers, loss)
         spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + batch.weights.numel())
         if (step + 1) % STATE_EVERY == 0:
             log.info("step %d of %d  loss %.3f  %.0f s, %.0f s of CPU", step + 1, steps, loss.item(),

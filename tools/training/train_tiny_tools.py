@@ -22,7 +22,7 @@ from tool_conversations import Conversation, conversations
 from tool_rendering import encoded, rendered
 from tool_scores import score_kinds, score_table, write_scores, write_training
 from tool_tokenizer import make_tool_tokenizer
-from train_tiny import Rows, Spent, initialize, resume, save, suspend
+from train_tiny import Rows, Spent, descend, initialize, resume, save, set_rates, suspend
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from trtx.checkpoint.shapes import SHAPES
@@ -133,18 +133,13 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, scored: i
         if step % STEPS_PER_DRAW == 0 or not rows:
             rows = draw(tokenizer, encode, seed, step // STEPS_PER_DRAW)[step % STEPS_PER_DRAW :]
         batch = rows.pop(0)
-        for optimizer, peak in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate(step, steps)
+        set_rates(optimizers, rate(step, steps))
         hidden = model.model(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         has_loss = batch.weights > 0
         logits = F.linear(hidden[has_loss], model.model.embed_tokens.weight)
         losses = F.cross_entropy(logits, batch.ids[:, 1:][has_loss], reduction="none")
         loss = (losses * batch.weights[has_loss]).sum() / batch.weights.sum()
-        model.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer, _ in optimizers:
-            optimizer.step()
+        descend(model, optimizers, loss)
         spent = Spent(time.monotonic() - wall, time.process_time() - cpu, spent.tokens + batch.weights.numel())
         if (step + 1) % STATE_EVERY == 0:
             log.info("step %d of %d  loss %.3f  %.0f s, %.0f s of CPU", step + 1, steps, loss.item(),

@@ -1,7 +1,6 @@
 """Compiles grammars for guided decoding, beside the step loop, and keeps the compiled ones.
 
-The library is llguidance. At a vocabulary of 151,936 tokens, it compiles a schema in 1 ms, where xgrammar 0.2.8 takes
-63 ms, and its limits bound the time of every compilation and every mask.
+The library is llguidance: its limits bound the time of every compilation and every mask, and it needs no other package.
 """
 
 from __future__ import annotations
