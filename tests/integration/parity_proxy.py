@@ -7,6 +7,7 @@ listed as somebody else's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import urllib.error
 import urllib.request
@@ -31,6 +32,14 @@ class Proxy:
     refuses: tuple[str, ...] = REFUSED
     lasts: int | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
+    _turn: Iterator[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._turn = itertools.cycle(self.names)
+
+    def next_name(self) -> str | None:
+        """Each answer takes the next of ``names``, also when several are underway at once."""
+        return next(self._turn, None)
 
     @property
     def is_gone(self) -> bool:
@@ -71,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         except urllib.error.HTTPError as error:
             self._send(error.code, error.read())
             return
-        name = of.names[len(of.asked) % len(of.names)] if of.names else None
+        name = of.next_name()
         self._send(200, b"".join(self._changed(line, name) for line in answer.splitlines(keepends=True)))
 
     def _changed(self, line: bytes, name: str | None) -> bytes:
