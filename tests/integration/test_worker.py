@@ -186,7 +186,7 @@ def test_what_is_not_served_is_a_400_that_says_why_and_harms_nobody(
 PNG = "data:image/png;base64,iVBORw0KGgo="
 MEDIA: list[tuple[str, dict[str, Any]]] = [
     ("image_url", {"type": "image_url", "image_url": {"url": PNG}}),
-    ("image_url", {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}),
+    ("image_url", {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}),
     ("video_url", {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}),
     ("audio_url", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}),
 ]

@@ -63,7 +63,7 @@ VARIABLES: Mapping[str, PlanVariable] = {
         "dropped", None, "Dynamo's own 5 s stay, so that frontends notice a lost node"
     ),
     "DYN_TCP_MAX_MESSAGE_SIZE": PlanVariable(
-        "kept", "kept", "see [Dynamo 1.4.2](upstream/dynamo-1.4.2.md#large-requests-and-busy-workers)"
+        "kept", "kept", "see [Dynamo](upstream/dynamo.md#large-requests-and-busy-workers)"
     ),
     "DYN_HTTP_BODY_LIMIT_MB": PlanVariable("kept", "kept", "the largest body of a request, from `--max-media-bytes`"),
     "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": PlanVariable("kept", "kept", "ends streams of workers that went away"),

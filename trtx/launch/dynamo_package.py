@@ -1,4 +1,4 @@
-"""Checks that Dynamo's Python package is installed. It is no plain requirement of trtx: docs/quickstart.md says why."""
+"""Checks that Dynamo's Python package is installed. It is no plain requirement of trtx: docs/upstream/dynamo.md says why."""
 
 from __future__ import annotations
 

@@ -214,6 +214,11 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "logprobs": _sampling(values.logprobs),
         "prompt_logprobs": _sampling(values.prompt_logprobs),  # only if the frontend passes them on
         "skip_special_tokens": _honoured("the frontend, or the worker where it looks for stop strings"),
+        "no_stop_trim": _refused(
+            "no_stop_trim is {value}, expected false: an answer ends before its stop string; use "
+            "include_stop_str_in_output",
+            False,
+        ),
         "formatted_prompt": _FRONTEND,
         "return_tokens_as_token_ids": _FRONTEND,
     },
