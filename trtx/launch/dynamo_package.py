@@ -1,4 +1,4 @@
-"""Checks that Dynamo's Python package is installed. It is no plain requirement of trtx: docs/upstream/dynamo.md says why."""
+"""Checks that Dynamo's Python package is installed, which `pip install trtx` leaves out (docs/upstream/dynamo.md)."""
 
 from __future__ import annotations
 
