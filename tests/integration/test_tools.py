@@ -163,7 +163,7 @@ def test_a_request_that_a_worker_refuses_gets_its_sentence_beside_tools(served: 
     ("fields", "said"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, 'tool named "fly" in tool_choice'),
-        ({"tool_choice": "required", "tools": []}, "tools is empty"),
+        ({"tool_choice": "required", "tools": []}, "tools array cannot be empty"),
         ({"messages": [{"role": "oops", "content": "x"}]}, "Oops is no role."),
     ],
 )

@@ -1,6 +1,6 @@
 """The ranges that Dynamo's frontend accepts for the request-body fields that a user may set with a load.
 
-Observed with Dynamo 1.4.2; ``tests/integration/test_body_ranges.py`` sends each range to its frontend. The frontend
+Observed with Dynamo 1.6.1; ``tests/integration/test_body_ranges.py`` sends each range to its frontend. The frontend
 answers HTTP 400 to any other value, so every request of a load would fail. docs/request-fields.md describes how the
 other body fields are handled.
 """
@@ -38,7 +38,7 @@ class ByteRange:
 
 RANGES: Mapping[str, ByteRange] = {
     "temperature": ByteRange(0, 2),
-    "top_p": ByteRange(0, 1),
+    "top_p": ByteRange(0, 1, is_open=True),
     "top_k": ByteRange(-1, 2**31 - 1, is_whole=True),
     "min_p": ByteRange(0, 1),
     "frequency_penalty": ByteRange(-2, 2),

@@ -63,9 +63,10 @@ VARIABLES: Mapping[str, PlanVariable] = {
         "dropped", None, "Dynamo's own 5 s stay, so that frontends notice a lost node"
     ),
     "DYN_TCP_MAX_MESSAGE_SIZE": PlanVariable(
-        "kept", "kept", "see [Dynamo 1.4.2](upstream/dynamo-1.4.2.md#large-requests-and-busy-workers)"
+        "kept", "kept", "see [Dynamo](upstream/dynamo.md#large-requests-and-busy-workers)"
     ),
     "DYN_HTTP_BODY_LIMIT_MB": PlanVariable("kept", "kept", "the largest body of a request, from `--max-media-bytes`"),
+    "DYN_MM_MAX_DATA_URL_MB": PlanVariable("kept", "kept", "the largest `data:` URL, which is the body's limit"),
     "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": PlanVariable("kept", "kept", "ends streams of workers that went away"),
     "DYN_DISABLE_FRONTEND_ADMIN_API": PlanVariable("kept", "kept", "the HTTP port has no admin routes"),
     "DYN_SYSTEM_HOST": PlanVariable(

@@ -1,7 +1,7 @@
 """Reads from the log of Dynamo's frontend what it reports nowhere else: that it can't load a registered model.
 
-Seen with Dynamo 1.4.2: if the frontend can't read the chat template or the tokenizer, ``/v1/models/<name>/ready``
-returns 404 as if there were no worker, and the frontend retries only when another worker registers.
+Seen with Dynamo 1.6.1: if the frontend can't read the chat template or the tokenizer, ``/v1/models/<name>/ready``
+returns 404 as if there were no worker, while the frontend tries again and again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from trtx.launch.logs import Log
 
-_REFUSED = re.compile(r'ERROR \S+: Error adding model from discovery .*?error="(.*)"\s*$')
+_REFUSED = re.compile(r'WARN \S+: Model materialization failed; .*?error="(.*)"\s*$')
 _ERROR = re.compile(r"\sERROR\s+\S+: (.*)$")
 _LEASE_LOST = "Unable to maintain lease"
 _ANSWERED = "http response sent"  # about a single response, including responses to the launcher

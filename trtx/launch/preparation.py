@@ -38,6 +38,7 @@ from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.chat_format import ChatFormat, resolve_chat_format, with_chat_format
+from trtx.launch.dynamo_package import require_dynamo
 from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_images
 from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
@@ -73,6 +74,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     TRTX_FAULT, passed only by the one caller that serves wrong KV on purpose and reports it; all others are refused if
     the variable is set.
     """
+    require_dynamo()
     _check_fault(fault)
     machine = probe()
     spec, certificate = with_certificate(spec)

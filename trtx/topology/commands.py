@@ -61,7 +61,7 @@ _MIB = 1 << 20
 LEAST_BODY_MIB = 45
 """Smallest limit of an HTTP request body; larger bodies get a 413.
 
-It equals Dynamo 1.4.2's default, and is set explicitly because other limits are derived from it. A large body delays
+It equals Dynamo 1.6.1's default, and is set explicitly because other limits are derived from it. A large body delays
 concurrent streams in proportion to its size (docs/performance.md, "A text stream beside hostile media").
 """
 MOST_BODY_MIB = 256
@@ -180,6 +180,7 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
         "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
         "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(_STREAM_TIMEOUT_S),
         "DYN_HTTP_BODY_LIMIT_MB": str(body_mib(media)),
+        "DYN_MM_MAX_DATA_URL_MB": str(body_mib(media)),  # 16 by default; the limit on bodies is the narrower one
     }
 
 

@@ -22,7 +22,7 @@ from trtx.worker.requests.fields import FIELDS
         ("temperature", "hot", "temperature is 'hot'"),
         ("temperature", True, "temperature is True"),
         ("temperature", 10**400, "temperature is "),
-        ("top_p", 2, "accepts only a number from 0 to 1 and would refuse every request; change it"),
+        ("top_p", 2, "accepts only a number above 0 up to 1 and would refuse every request; change it"),
         ("top_k", -5, "accepts only a whole number from -1 on and would refuse every request; change it"),
         ("top_k", 1.5, "top_k is 1.5"),
         ("repetition_penalty", 0, "accepts only a number above 0 up to 2 and would refuse every request; change it"),

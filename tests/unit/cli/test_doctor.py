@@ -46,7 +46,7 @@ def test_this_machine_serves_with_the_torch_engine_on_its_cpu() -> None:
     assert broken <= NOT_OURS
     assert code == (4 if broken else 0)
     assert found["engine"]["seen"] == "torch (auto), on the CPU: no GPU"
-    assert found["ai-dynamo"]["seen"] == "1.4.2"
+    assert found["ai-dynamo"]["seen"] == "1.6.1"
 
 
 def test_the_table_fits_80_columns_and_says_each_status_in_a_word() -> None:

@@ -28,7 +28,7 @@ ETCD = EtcdEndpoint(
     ahead_s=0.3,
 )
 NATS = NatsAnswer(version="2.10.22", max_payload_bytes=1 << 20, auth_required=True)
-_VERSIONS = {"python": "3.12.3", "trtx": "0.1.0", "ai-dynamo": "1.4.2", "torch": "2.11.0+cu130"}
+_VERSIONS = {"python": "3.12.3", "trtx": "0.1.0", "ai-dynamo": "1.6.1", "torch": "2.11.0+cu130"}
 _ETH1 = NetworkDevice("eth1", exists=True, is_up=True, addresses=("10.77.0.2",), has_link_local_ipv6=True)
 
 

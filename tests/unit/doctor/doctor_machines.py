@@ -57,11 +57,22 @@ H100 = GpuFacts(
     fabric_ready=True,
 )
 PACKAGES = {
-    "trtx": Package("0.1.0", ("torch<2.14,>=2.11", "ai-dynamo==1.4.2", 'tensorrt_llm>=1.2.1; extra == "tensorrt-llm"')),
+    "trtx": Package(
+        "0.1.0",
+        (
+            "torch<2.14,>=2.11",
+            "ai-dynamo-runtime==1.6.1",
+            'ai-dynamo==1.6.1; extra == "dynamo"',
+            'tensorrt_llm>=1.2.1; extra == "tensorrt-llm"',
+        ),
+    ),
     "torch": Package("2.11.0+cu130"),
     "transformers": Package("5.17.0"),
-    "ai-dynamo": Package("1.4.2", ("ai-dynamo-runtime==1.4.2", 'tensorrt-llm==1.3.0rc22; extra == "trtllm"')),
-    "ai-dynamo-runtime": Package("1.4.2"),
+    "ai-dynamo": Package(
+        "1.6.1",
+        ("ai-dynamo-runtime==1.6.1", "aisimulate==0.13.0", 'tensorrt-llm==1.3.0rc22; extra == "trtllm"'),
+    ),
+    "ai-dynamo-runtime": Package("1.6.1"),
     "aiperf": Package("0.13.0"),
     "nixl": Package("1.5.1", ("nixl-cu12==1.5.1", "nixl-cu13==1.5.1")),
     "nixl-cu12": Package("1.5.1"),

@@ -139,7 +139,7 @@ def test_an_nvml_that_does_not_answer_leaves_its_own_word(monkeypatch: pytest.Mo
 def test_packages_are_read_without_importing_them() -> None:
     program = (
         "import sys; from trtx.doctor.gather import gather_software; found = gather_software()\n"
-        "assert found.packages['ai-dynamo'].version == '1.4.2', found.packages['ai-dynamo']\n"
+        "assert found.packages['ai-dynamo'].version == '1.6.1', found.packages['ai-dynamo']\n"
         "assert any('aiperf' in text for text in found.packages['trtx'].requires)\n"
         "slow = {'torch', 'tensorrt_llm', 'nixl', 'transformers', 'modelopt', 'lm_eval'}\n"
         "sys.exit(repr(sorted(slow & set(sys.modules))))"

@@ -159,7 +159,13 @@ def test_a_package_outside_the_range_of_trtx_fails_with_the_pip_line() -> None:
 
 def test_dynamo_and_its_runtime_must_agree() -> None:
     row = rows(with_packages(h100_box(), ai_dynamo_runtime="1.4.1"))["ai-dynamo"]
-    assert row.status == "failed" and "1.4.1" in row.seen and "ai-dynamo-runtime==1.4.2" in row.fix
+    assert row.status == "failed" and "1.4.1" in row.seen and "ai-dynamo-runtime==1.6.1" in row.fix
+
+
+def test_dynamo_is_installed_without_the_simulator_that_it_requires() -> None:
+    row = rows(with_packages(h100_box(), ai_dynamo=None))["ai-dynamo"]
+    assert row.status == "failed" and row.fix == "pip install --no-deps 'ai-dynamo==1.6.1'"
+    assert amiss(with_packages(h100_box(), aisimulate="0.12.0")) == {"other packages": "failed"}
 
 
 def test_nixls_wheels_must_agree_and_fit_torchs_cuda() -> None:

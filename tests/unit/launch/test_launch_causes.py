@@ -141,7 +141,7 @@ def test_a_frontend_that_does_not_count_the_workers_is_started_again(served: Ser
 
 
 def test_a_frontend_that_refuses_the_model_ends_the_launch_with_its_sentence(served: Served) -> None:
-    line = 'x ERROR w: Error adding model from discovery model_name="tiny" error="syntax error: in default:1"\n'
+    line = 'x WARN w: Model materialization failed; scheduling retry attempt=1 error="syntax error: in default:1"\n'
     (served.plan.processes[0].log_path).write_text(line)
     served.run(1)
     assert "the frontend can't serve tiny: syntax error: in default:1; correct" in str(served.supervisor.failure)

@@ -70,16 +70,14 @@ def test_a_log_that_was_removed_keeps_its_last_lines(tmp_path: Path) -> None:
 def test_a_frontends_log_tells_what_it_refused_and_its_last_error(tmp_path: Path) -> None:
     log = Log(tmp_path / "frontend.log")
     seen = FrontendLog(log)
-    with (tmp_path / "frontend.log").open("a") as written:  # lines of Dynamo 1.4.2, one in two parts
+    with (tmp_path / "frontend.log").open("a") as written:  # lines of Dynamo 1.6.1, one in two parts
         written.write("2026-11-21T21:24:31Z ERROR dynamo_runtime::storage: watch failed\n")
         written.write("2026-11-21T21:24:31Z ERROR dynamo_llm::http: http response sent status=404 latency_ms=0\n")
-        written.write(
-            "2026-11-21T21:24:31Z ERROR dynamo_llm::discovery::watcher: Error adding model from discovery mod"
-        )
+        written.write("2026-11-21T21:24:31Z  WARN dynamo_llm::discovery::controller: Model materialization failed; sch")
         written.flush()
         seen.look()
         assert (seen.refusal, seen.last_error) == ("", "watch failed")
-        written.write('el_name="m" namespace="n" error="prompt_formatter_from_mdc: no \\"{%\\""\n')
+        written.write('eduling retry attempt=1 retry_ms=1000 error="prompt_formatter_from_mdc: no \\"{%\\""\n')
     seen.look()
     assert seen.refusal == 'prompt_formatter_from_mdc: no "{%"'
 

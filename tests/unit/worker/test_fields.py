@@ -67,7 +67,7 @@ def runtime() -> Iterator[mmap.mmap]:
 
 def test_the_table_was_read_from_the_dynamo_that_is_installed() -> None:
     """Another one: look at its PreprocessedRequest again, then at docs/request-fields.md."""
-    assert importlib.metadata.version("ai-dynamo-runtime") == "1.4.2"
+    assert importlib.metadata.version("ai-dynamo-runtime") == "1.6.1"
 
 
 def test_the_table_has_every_key_of_dynamos_own_contract() -> None:

@@ -44,10 +44,16 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def unmet(packages: Mapping[str, Package], by: str) -> Iterator[Unmet]:
-    """Yields the requirements of an installed package that are not met."""
-    for requirement in requirements(packages, by):
-        if not is_met(packages, requirement):
+def unmet(
+    packages: Mapping[str, Package], by: str, extra: str = "", unused: frozenset[str] = frozenset()
+) -> Iterator[Unmet]:
+    """Yields the requirements of an installed package that are not met; with ``extra``, only those that the extra adds.
+
+    ``unused``: normalized names of packages that nothing here imports, which may be missing.
+    """
+    for requirement in requirements(packages, by, extra):
+        name = canonicalize_name(requirement.name)
+        if not is_met(packages, requirement) and not (name in unused and name not in packages):
             found = packages.get(canonicalize_name(requirement.name))
             yield Unmet(
                 by, canonicalize_name(requirement.name), str(requirement.specifier), found.version if found else None

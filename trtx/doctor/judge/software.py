@@ -22,13 +22,16 @@ _ROWS = {
     "nixl": ("nixl", "nixl-cu12", "nixl-cu13"),
 }
 _LISTED = 4
+_DYNAMO_EXTRA = "dynamo"  # of trtx; names the release of ai-dynamo
+_UNUSED_BY_DYNAMO = frozenset({"aisimulate"})  # ai-dynamo 1.6.1 requires it for its planner alone
 
 
 def judge_software(facts: Facts) -> Iterator[Check]:
     software = facts.software
     yield _engine(facts)
     yield _python(software)
-    problems = [*unmet(software.packages, "trtx"), *unmet(software.packages, "ai-dynamo")]
+    problems = [*unmet(software.packages, "trtx"), *unmet(software.packages, "trtx", _DYNAMO_EXTRA)]
+    problems += unmet(software.packages, "ai-dynamo", unused=_UNUSED_BY_DYNAMO)
     problems += unmet(software.packages, "tensorrt-llm")  # not nixl's: it requires both CUDA wheels and needs one
     yield _trtx(software, problems)
     for name, members in _ROWS.items():
@@ -101,7 +104,8 @@ def _refused(name: str, problems: Sequence[Unmet]) -> Check:
     more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
     wanted = " ".join(f"'{problem.wanted}'" for problem in (must or problems))
     row = failed if must else warning
-    return row(name, listed + more, wanted.replace("'", ""), f"pip install {wanted}")
+    no_deps = "--no-deps " if name == "ai-dynamo" else ""  # it requires aisimulate
+    return row(name, listed + more, wanted.replace("'", ""), f"pip install {no_deps}{wanted}")
 
 
 def _nixl(software: Software) -> Check:

@@ -4,9 +4,9 @@ The error determines the client's response, and whether the worker stays in rout
 text reaches the client. ``EngineShutdown`` takes this worker out of routing and migrates its requests to another one; a
 faulty request would fail there too, so it is used for a dead engine only.
 
-An error with its own status from 400 to 499 is answered with that status and its message. There are two exceptions,
-which become a plain 400: status 422, and requests behind a prefill worker. For both, the 1.4.2 frontend would return a
-400 whose text is JSON around the message. Anything else is a 500.
+A refusal is a 400 with its sentence: of an error with another status, Dynamo 1.6.1's frontend shows the name of the
+status alone, such as "Forbidden". Status 429 keeps it all the same, because it tells clients to try again. Behind a
+prefill worker it is a 400 too. Anything else is a 500.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trtx.worker.multimodal.embedding_cache import NotMade
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 _WITH_A_STATUS = (MediaError, NoEncoder)
+_TRY_AGAIN = 429
 
 
 class EngineError(Exception):
@@ -86,7 +87,7 @@ def fault_of(error: Exception, api: EngineApi) -> Fault:
 def as_dynamo_error(error: Exception, fault: Fault, role: Role) -> Exception:
     error = _behind(error)
     translated: Exception
-    if isinstance(error, _WITH_A_STATUS) and error.status != 422 and role != "prefill":
+    if isinstance(error, _WITH_A_STATUS) and error.status == _TRY_AGAIN and role != "prefill":
         translated = HttpError(error.status, str(error))
     elif fault == "fatal":
         translated = EngineShutdown(f"the engine died: {error}")

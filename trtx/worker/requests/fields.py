@@ -1,6 +1,6 @@
 """The table of all fields of Dynamo's request: honoured, without effect on the answer, or refused by name.
 
-The names are those of ``PreprocessedRequest`` in Dynamo 1.4.2 and of the mappings inside it. An unknown field with a
+The names are those of ``PreprocessedRequest`` in Dynamo 1.6.1 and of the mappings inside it. An unknown field with a
 value is refused, because a later frontend may send one that changes answers. docs/request-fields.md describes how
 OpenAI's fields are converted on the way here, or dropped.
 """
@@ -137,14 +137,19 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
             "mm_processor_kwargs is given ({value}), expected none: images are prepared as the checkpoint says; leave "
             "it out"
         ),
+        "media_io_kwargs": _refused(
+            "media_io_kwargs is given ({value}), expected none: media are decoded as the checkpoint says; leave it out"
+        ),
         "mm_routing_info": _media(_honoured("the engine, in what it tells the KV router of blocks with images")),
         "encoder_result": _refused(
             "encoder_result is given ({value}), expected none: a worker of trtx asks encode workers itself; send images"
         ),
         "mdc_sum": _without_effect("checksum of the model's card"),
         "annotations": _FRONTEND,
+        "image_cache_scope": _without_effect("whose decoded images the frontend may share; workers keep none by it"),
         "router": _ROUTER,
         "router_config_override": _ROUTER,
+        "kv_hint": _without_effect("which cached blocks may go: answers do not depend on the cache"),
         "bootstrap_info": _refused(
             "bootstrap_info is given ({value}), expected KV to come by prefill_result: no worker here announces a "
             "bootstrap address; start all workers of this topology with trtx"
@@ -209,6 +214,11 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "logprobs": _sampling(values.logprobs),
         "prompt_logprobs": _sampling(values.prompt_logprobs),  # only if the frontend passes them on
         "skip_special_tokens": _honoured("the frontend, or the worker where it looks for stop strings"),
+        "no_stop_trim": _refused(
+            "no_stop_trim is {value}, expected false: an answer ends before its stop string; use "
+            "include_stop_str_in_output",
+            False,
+        ),
         "formatted_prompt": _FRONTEND,
         "return_tokens_as_token_ids": _FRONTEND,
     },
@@ -233,7 +243,8 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "session_id": _honoured("the engine, where it keeps a conversation on one attention-DP rank"),
         "parent_session_id": _without_effect("for traces and the router"),
         "session_final": _ROUTER,
-        "kv_hints": _without_effect("which cached blocks may go: answers do not depend on the cache"),
+        "agent_headers": _without_effect("for traces"),
+        "input_trigger": _without_effect("for traces"),
     },
     "prefill_result": {
         "disaggregated_params": _honoured("the engine: where the prompt's KV lies"),

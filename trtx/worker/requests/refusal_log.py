@@ -1,4 +1,4 @@
-"""Logs refused requests: the client sees the message on some routes only (docs/upstream/dynamo-1.4.2.md)."""
+"""Logs refused requests: the client sees the message on some routes only (docs/upstream/dynamo.md)."""
 
 from __future__ import annotations
 
