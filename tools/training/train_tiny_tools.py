@@ -1,4 +1,4 @@
-"""Trains ``synthetic:tiny-tools``: ``python tools/training/train_tiny_tools.py``, 20 minutes of one core.
+"""Trains ``synthetic:tiny-tools``: ``python tools/training/train_tiny_tools.py``, 40 minutes of one core.
 
 Writes a Hugging Face directory with bfloat16 weights and ``TRAINING.md``, the report. The chat template is written by
 hand and read from the checkpoint. An interrupted run leaves the file ``--state``, and the same command resumes from it.
@@ -32,7 +32,7 @@ log = logging.getLogger("train_tiny_tools")
 
 SHAPE = SHAPES["tiny-tools"]
 TEMPLATE = trained_directory(SHAPE) / "chat_template.jinja"
-STEPS, ROWS_PER_STEP = 1160, 14
+STEPS, ROWS_PER_STEP = 3000, 14
 # Conversations of one request, which are short, come first.
 SHORT_STEPS, LONGEST_SHORT, LONGEST = 600, 320, 560
 FORCED_BEGIN_WEIGHT = 0.05  # the grammar forces the first token of a forced call, so that the model need not expect it
