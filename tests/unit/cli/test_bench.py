@@ -66,7 +66,7 @@ def test_a_dry_run_shows_both_topologies_and_their_loads_and_starts_nothing(
         (["--temperature", "1", "--extra-inputs", "temperature:0"], ["temperature a second value"]),
         (["--temperature", "nan"], ["extra_inputs.temperature", "JSON"]),
         (["--engine", "paced", "--temperature", "5"], ["temperature is 5.0", "a number from 0 to 2"]),
-        (["--engine", "paced", "--top-p", "2", "--dry-run"], ["top_p is 2.0", "a number from 0 to 1"]),
+        (["--engine", "paced", "--top-p", "2", "--dry-run"], ["top_p is 2.0", "a number above 0 up to 1"]),
         (["--engine", "paced", "--top-k", "-5"], ["top_k is -5", "a whole number from -1 on"]),
         (["--engine", "paced", "--extra-inputs", "min_p:2"], ["min_p is 2", "a number from 0 to 1"]),
         (["--engine", "paced", "--isl", "64,1"], ["isl 1 is shorter", "adds 12 tokens", "ask for 13 or more"]),

@@ -31,6 +31,7 @@ _OTHERS |= {"--repo-type", "--cacert", "--connect-to"}
 _OTHERS |= {"--header", "--isl-block-size"}  # aiperf's
 _OTHERS |= {"--batch", "--qos", "--signal"}  # Slurm's
 _OTHERS |= {"--client-cert-auth", "--enable-grpc-gateway", "--listen-client-urls"}  # etcd's
+_OTHERS |= {"--no-deps"}  # pip's
 
 
 def _texts() -> Iterator[tuple[str, str]]:
