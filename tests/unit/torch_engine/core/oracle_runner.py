@@ -166,6 +166,7 @@ class OracleRunner:
             end = row.start + len(row.tokens)
             starts = [0 if window is None else max(0, end - window) for window in self.windows]
             if row.allowed == []:
+                self.last_tokens[row.slot] = 0
                 results.append(Sampled(None, error="no token"))
                 continue
             token = _said(
