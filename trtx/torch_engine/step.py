@@ -90,11 +90,6 @@ class ScheduledSequence:
     is_guided: bool = False  # follows a grammar, so that the caller may limit its tokens: see LaunchedStep.sample
     is_processed: bool = False  # has logits processors, so that the caller may edit its logits: see LaunchedStep.sample
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        """True if it can be sampled only once the host knows all earlier tokens."""
-        return (self.is_guided or self.is_processed) and self.samples
-
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -107,8 +102,11 @@ class Batch:
 
     @property
     def waits_for_tokens(self) -> bool:
-        """True if a sequence waits for its earlier tokens: the step then samples in ``LaunchedStep.sample``."""
-        return any(sequence.waits_for_tokens for sequence in self.sequences)
+        """True if a sequence can be sampled only once the host knows its earlier tokens.
+
+        The step then samples in ``LaunchedStep.sample``.
+        """
+        return any((sequence.is_guided or sequence.is_processed) and sequence.samples for sequence in self.sequences)
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,6 @@ class TorchStep:
 
     size: int
     sampler: Sampler
-    stream_ptr: int | None  # of the CUDA stream of the forwards; None on a CPU
     forwards: list[SampledForward] = field(default_factory=list)  # those with rows to sample
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
     prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
@@ -60,7 +59,7 @@ class TorchStep:
         for forward in self.forwards:
             forward.own_logits = self.sampler.own_logits(forward.logits, forward.sequences)
         if edit is not None:
-            edit(self._edited_rows(), self.stream_ptr)
+            edit(self._edited_rows(), torch.cuda.current_stream().cuda_stream if self.done is not None else None)
         if self.sampler.masks is not None:
             self.sampler.masks.limit(slots)
         for forward in self.forwards:
@@ -150,8 +149,7 @@ class TorchRunner:
         merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
         is_cuda = self._device.type == "cuda"
-        stream_ptr = torch.cuda.current_stream(self._device).cuda_stream if is_cuda else None
-        step = TorchStep(len(sequences), self._sampler, stream_ptr)
+        step = TorchStep(len(sequences), self._sampler)
         if decodes:
             logits, sample = self._decode(decodes)
             step.forwards.append(SampledForward(logits, decodes, list(range(num_decodes - merged)), sample))

@@ -42,8 +42,8 @@ class SampledRows:
     def __init__(self, tokens: Tensor, sequences: list[ScheduledSequence]) -> None:
         """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``."""
         self._tokens = to_host(tokens)
-        # For each row: the number of tokens before it, and whether logits processors have edited it.
-        self._known = [(one.start + len(one.new_token_ids), one.is_processed) for one in sequences]
+        self._known = [one.start + len(one.new_token_ids) for one in sequences]  # tokens before each row's token
+        self._processed = frozenset(row for row, one in enumerate(sequences) if one.is_processed)
         self.problems: dict[int, str] = {}
         """Maps a row to the reason why it has no token. Rows that fail because of their logits are not included."""
         self.ranked: list[tuple[tuple[int, ...], RankedLogprobs]] = []
@@ -51,10 +51,10 @@ class SampledRows:
 
     def results(self) -> list[Sampled]:
         """Returns one result for each row. Call it once the step is done."""
-        results = []
-        for token, (known, is_processed) in zip(self._tokens.tolist(), self._known, strict=True):
-            text = _NO_NUMBERS_AFTER_PROCESSORS if is_processed else _NO_NUMBERS
-            results.append(Sampled(token) if token != NO_TOKEN else Sampled(None, error=text.format(tokens=known)))
+        results = [
+            Sampled(token) if token != NO_TOKEN else Sampled(None, error=self._no_numbers(row))
+            for row, token in enumerate(self._tokens.tolist())
+        ]
         for row, problem in self.problems.items():
             results[row] = Sampled(None, error=problem)
         for rows, ranked in self.ranked:
@@ -62,6 +62,10 @@ class SampledRows:
                 if results[row].error is None:
                     results[row].logprobs = entry
         return results
+
+    def _no_numbers(self, row: int) -> str:
+        text = _NO_NUMBERS_AFTER_PROCESSORS if row in self._processed else _NO_NUMBERS
+        return text.format(tokens=self._known[row])
 
 
 class Sampler:
