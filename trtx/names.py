@@ -10,10 +10,10 @@ from typing import Any
 
 HOME = "trtx.torch_engine.llmapi"
 PUBLIC = frozenset((
-    "LLM", "CacheTransceiverConfig", "CompletionOutput", "CudaGraphConfig", "DisaggregatedParams", "Embedding",
-    "GuidedDecodingParams", "KvCacheConfig", "LlmArgs", "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder",
-    "OfflineEngine", "PreparedPicture", "RequestError", "RequestFailed", "RequestOutput", "SamplingParams",
-    "SchedulerConfig", "TorchLlmArgs",
+    "LLM", "BatchedLogitsProcessor", "CacheTransceiverConfig", "CompletionOutput", "CudaGraphConfig",
+    "DisaggregatedParams", "Embedding", "GuidedDecodingParams", "KvCacheConfig", "LlmArgs", "LogitsProcessor",
+    "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder", "OfflineEngine", "PreparedPicture", "RequestError",
+    "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig", "TorchLlmArgs",
 ))  # fmt: skip
 """The public names of :data:`HOME`. ``trtx`` exports the same names, and so does ``trtx.torch_engine``, their location
 in earlier versions."""

@@ -216,6 +216,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("choice", {"guided_choice": ["a", ""]}, "expected a list of texts that are not empty"),
     ("whitespace", {"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern is ' ', expected"),
     ("stop", {"guided_choice": ["hello"], "stop": ["ell"]}, "the stop string 'ell' occurs inside the choice 'hello'"),
+    ("short", {"guided_regex": "[0-9]", "min_tokens": 3}, "complete after 1 tokens, and min_tokens is 3; lower"),
+    ("repeats", {"guided_regex": "a{1000000000}"}, "require at least 1000000000 characters; expected at most 10000"),
 ]
 
 

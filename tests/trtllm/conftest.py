@@ -28,6 +28,7 @@ MODULES = (
     "tensorrt_llm.llmapi.llm_args",
     "tensorrt_llm.llmapi.llm_utils",
     "tensorrt_llm.llmapi.disagg_utils",
+    "tensorrt_llm.sampling_params",
     "tensorrt_llm.executor.result",
     "tensorrt_llm.executor.utils",
     "tensorrt_llm._torch.shared_tensor",

@@ -156,6 +156,33 @@ def test_logprobs_are_one_mapping_a_token(api: Any, llm: Any) -> None:
         assert position[token_id].rank == 1  # greedy
 
 
+def forces_the_prompts_first_token(req_id: int, logits: Any, token_ids: Any, stream_ptr: Any, client_id: Any) -> None:
+    wanted = token_ids[0][0]
+    kept = logits[:, :, wanted].clone()
+    logits.fill_(float("-inf"))
+    logits[:, :, wanted] = kept
+
+
+def test_logits_processors_edit_the_logits_of_their_request(api: Any, llm: Any) -> None:
+    class Adapter(api.LogitsProcessor):  # type: ignore[misc, name-defined]
+        def __call__(self, req_id: int, logits: Any, token_ids: Any, stream_ptr: Any, client_id: Any) -> None:
+            forces_the_prompts_first_token(req_id, logits, token_ids, stream_ptr, client_id)
+
+    free = llm.generate([9, 5, 7], greedy(api, max_tokens=4, ignore_eos=True), use_tqdm=False).outputs[0].token_ids
+    for processor in (Adapter(), [Adapter()]):
+        params = greedy(api, max_tokens=4, ignore_eos=True, logits_processor=processor)
+        assert llm.generate([9, 5, 7], params, use_tqdm=False).outputs[0].token_ids == [9] * 4
+    assert free != [9] * 4
+
+
+def test_best_of_returns_the_likeliest_choices(api: Any, llm: Any) -> None:
+    drawn = {"temperature": 1.5, "seed": 3, "max_tokens": 6, "ignore_eos": True}
+    output = llm.generate(PROMPT, api.SamplingParams(n=2, best_of=5, **drawn), use_tqdm=False)
+    assert [choice.index for choice in output.outputs] == [0, 1]
+    first, second = (choice.cumulative_logprob for choice in output.outputs)
+    assert first >= second
+
+
 def test_a_stop_string_ends_the_text_before_it(api: Any, llm: Any) -> None:
     whole = llm.generate(PROMPT, greedy(api), use_tqdm=False).outputs[0]
     stop = whole.text[-1]

@@ -100,7 +100,7 @@ def test_what_the_engine_refuses_is_a_request_error(api: Any, llm: Any) -> None:
     assert llm._check_health()
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED - {"best_of"}))  # which is checked by itself
+@pytest.mark.parametrize("name", sorted(REFUSED | {"apply_batched_logits_processor"}))
 def test_what_the_torch_engine_lacks_is_named(api: Any, llm: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=f"SamplingParams.{name}"):
         answer(api, llm, **{name: [1]})

@@ -260,7 +260,9 @@ REFUSED: Mapping[str, FieldRefusal] = {
     "custom_tokenizer": FieldRefusal(_TEXT),
     "postprocess_tokenizer_dir": FieldRefusal(_TEXT),
     "post_processor_hook": FieldRefusal(_HOOK),
-    "batched_logits_processor": FieldRefusal(_HOOK),
+    "batched_logits_processor": FieldRefusal(
+        "it is a Python object, which only the Python API takes", (), "leave it out, and pass it to LLM"
+    ),
     "enable_lora": FieldRefusal(_LORA, (False,)),
     "lora_config": FieldRefusal(_LORA),
     "decoding_config": FieldRefusal("the torch engine does not speculate"),

@@ -23,7 +23,9 @@ from trtx.engine.api import Engine, EngineFacts, Hints, Result
 from trtx.errors import UsageError
 from trtx.text import TextStream, load_decoder
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
-from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
+from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.messages import Handoff, MediaSpan, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan

@@ -58,10 +58,12 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 # --- to the engine ---
 
 
-class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
+class Start(msgspec.Struct, frozen=True, tag="start", array_like=True, omit_defaults=True):
     """The first message, sent once."""
 
     args: LlmArgs
+    batched_processor: bytes | None = None  # pickled; the argument batched_logits_processor of LLM
+    import_path: list[str] = []  # the caller's sys.path, to load pickled logits processors
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_defaults=True):
@@ -77,6 +79,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     # Token ids that KV events report in place of the prompt's ids, for a router that identifies media by ids of its
     # own. As long as the prompt. None: events omit blocks that contain media, and all blocks after them.
     routing_token_ids: list[int] | None = None
+    processors: bytes | None = None  # a pickled list of logits processors
+    follows: int | None = None  # an earlier choice with the same prompt, whose KV this sequence can share
 
 
 class PutEmbedding(msgspec.Struct, frozen=True, tag="put_embedding", array_like=True):

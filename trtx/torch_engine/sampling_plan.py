@@ -49,6 +49,7 @@ class SamplingPlan:
     logprobs: int | None = None  # number of top tokens besides the sampled one; None: no logprobs
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    applies_batched: bool = False  # the engine's batched logits processor edits the logits
 
     @property
     def has_penalties(self) -> bool:

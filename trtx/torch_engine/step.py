@@ -3,14 +3,15 @@
 Imports no torch. A step is ``schedule -> ModelRunner.launch(batch) -> LaunchedStep.results() -> commit``. The next step
 may be launched before the caller asks for this step's results.
 
-If a sequence of the batch follows a grammar, ``launch`` starts only the forward. The tokens that the grammar allows
-depend on the previous step's token, so the caller commits the previous step while the device computes, writes the
-allowed tokens to ``ModelRunner.masks``, and calls ``LaunchedStep.sample``.
+If a sequence of the batch follows a grammar or has logits processors, ``launch`` starts only the forward. The tokens
+that the grammar allows, and the call of a processor, depend on the previous step's token. So the caller commits the
+previous step while the device computes, writes the allowed tokens to ``ModelRunner.masks``, and calls
+``LaunchedStep.sample``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +53,13 @@ The device has that token already; the host has not asked for the previous step'
 """
 
 
+LogitsEdit = Callable[[Mapping[int, "torch.Tensor"], int | None], None]
+"""Edits logits in place: those [1, 1, vocab] of each sequence of a step with ``is_processed``, by slot.
+
+The second argument points to the CUDA stream of the logits, which is the current one; None on a CPU.
+"""
+
+
 @dataclass(slots=True, eq=False)
 class ScheduledSequence:
     """One sequence's share of one step. After ``launch`` returns, the runner keeps only its own copies.
@@ -80,6 +88,7 @@ class ScheduledSequence:
     media: Sequence[MediaSpan] = ()  # of the whole prompt
     embeddings: tuple[EmbeddingRows, ...] = ()  # media rows that replace placeholder ids in new_token_ids
     is_guided: bool = False  # follows a grammar, so that the caller may limit its tokens: see LaunchedStep.sample
+    is_processed: bool = False  # has logits processors, so that the caller may edit its logits: see LaunchedStep.sample
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +101,12 @@ class Batch:
     sequences: list[ScheduledSequence] = field(default_factory=list)
 
     @property
-    def is_guided(self) -> bool:
-        """True if a sequence that samples follows a grammar: the step then samples in ``LaunchedStep.sample``."""
-        return any(sequence.is_guided and sequence.samples for sequence in self.sequences)
+    def waits_for_tokens(self) -> bool:
+        """True if a sequence can be sampled only once the host knows its earlier tokens.
+
+        The step then samples in ``LaunchedStep.sample``.
+        """
+        return any((sequence.is_guided or sequence.is_processed) and sequence.samples for sequence in self.sequences)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,11 +129,12 @@ class Sampled:
 class LaunchedStep(Protocol):
     """A step that the device is computing or has computed."""
 
-    def sample(self, slots: Sequence[int]) -> None:
-        """Starts to sample, for a batch that ``is_guided``; call it once, before :meth:`results`.
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+        """Starts to sample, for a batch that ``waits_for_tokens``; call it once, before :meth:`results`.
 
-        Row i of ``ModelRunner.masks`` limits the tokens of the sequence in ``slots[i]``. All other sequences sample
-        from the whole vocabulary. The step before must be committed: its masks are overwritten.
+        First, ``edit`` is called once with the model's logits. Then row i of ``ModelRunner.masks`` limits the tokens of
+        the sequence in ``slots[i]``; all other sequences sample from the whole vocabulary. Penalties, banned ids and
+        temperature follow. The step before must be committed: its masks are overwritten.
         """
 
     def results(self) -> list[Sampled]:
@@ -149,7 +162,7 @@ class ModelRunner(Protocol):
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.
 
-        A batch that ``is_guided`` samples only when the caller asks the step to.
+        A batch that ``waits_for_tokens`` samples only when the caller asks the step to.
 
         Steps run in launch order. At most one earlier step may still have its ``results`` outstanding.
         """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx import engine
+from trtx.checkpoint import read_end_ids
 from trtx.checkpoint.facts import read_config
 from trtx.engine import Engine
 from trtx.engine.api import EngineApi, EngineFacts
@@ -32,6 +33,8 @@ from trtx.text import (
 )
 from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
+from trtx.worker.requests import forced_text
+from trtx.worker.requests.forced_text import ForcedText
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
 from trtx.worker.requests.thinking import Thinking
@@ -55,6 +58,7 @@ class LoadedEngine:
     load_seconds: float
     shutdown_seconds: float  # longest wait for Engine.shutdown
     thinking: Thinking | None = None  # None: a grammar holds from the first token on
+    forced_text: ForcedText | None = None  # Dynamo's test hook; None: it is off
 
     @cached_property
     def byte_tokens(self) -> ByteTokens | None:
@@ -138,6 +142,9 @@ def load(options: WorkerOptions) -> LoadedEngine:
     if facts.left_out:
         logger.warning("%s does not act on %s, which change no answer", options.name, ", ".join(facts.left_out))
     tokenizer = _tokenizer(options.model) if serves_tokens else None
+    forced = ForcedText.of(os.environ, tokenizer, read_end_ids(options.model)) if serves_tokens else None
+    if forced is not None:
+        logger.warning("%s is set: every answer is %r", forced_text.VARIABLE, forced_text.TEXT)
     return LoadedEngine(
         api=api,
         engine=loaded,
@@ -146,6 +153,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
         load_seconds=seconds,
         shutdown_seconds=api.shutdown_seconds if options.shutdown_seconds is None else options.shutdown_seconds,
         thinking=Thinking.of(options.reasoning_parser, tokenizer) if api.guides_after_thinking else None,
+        forced_text=forced,
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtx.text import StopStrings, TextStream
 from trtx.torch_engine.llmapi import CompletionOutput, Logprob
-from trtx.torch_engine.llmapi.results import KvCacheMetrics, RequestPerfMetrics
+from trtx.torch_engine.llmapi.completions import KvCacheMetrics, RequestPerfMetrics
 from trtx.worker.requests.chunks import NO_TRACE, ChunkWriter
 from trtx.worker.requests.request import parse
 

@@ -62,6 +62,14 @@ def test_a_first_token_that_must_not_end_the_request_does_not(api: EngineApi) ->
     assert asked.request.sampling["min_tokens"] == 1
 
 
+def test_prefill_knows_how_long_a_grammars_text_must_be(api: EngineApi) -> None:
+    """A text of one token is complete there. The LLM API generates one token, whatever max_tokens is."""
+    stops, grammar = {"max_tokens": 1, "min_tokens": 5}, {"guided_decoding": {"regex": "a"}}
+    request = WIRE | {"stop_conditions": stops, "sampling_options": grammar}
+    asked = roles.plan("prefill", parse(request, context_length=100, hands_off=True), request, api, lambda: 77)
+    assert (asked.request.sampling["min_tokens"], asked.request.sampling["max_tokens"]) == (5, 5)
+
+
 def test_an_engine_without_global_ids_is_given_none(api: EngineApi) -> None:
     made: list[dict[str, Any]] = []
     older = replace(api, DisaggregatedParams=lambda **given: made.append(given))  # 1.2.1 knows no disagg_request_id

@@ -14,7 +14,6 @@ from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher, write_masks
 from trtx.torch_engine.core.scheduler import Step
 from trtx.torch_engine.core.sequence import Sequence, State
-from trtx.torch_engine.step import LaunchedStep
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -65,8 +64,8 @@ class GuidedDecoding:
         sequence.state = State.WAITING
         return None
 
-    def sample(self, step: Step, launched: LaunchedStep) -> None:
-        """Limits a step's guided sequences to the tokens that their grammars allow, and starts to sample.
+    def limit(self, step: Step) -> list[int]:
+        """Writes the tokens that the grammars of a step's sequences allow, and returns the slots of these sequences.
 
         The device computes the step's forward meanwhile. Sequences that have ended since the launch are not limited.
         """
@@ -81,7 +80,7 @@ class GuidedDecoding:
         for row, matcher in enumerate(matchers):
             if matcher.is_exhausted:
                 self._renew(matcher, row)
-        launched.sample(slots)
+        return slots
 
     def _renew(self, matcher: TokenMatcher, row: int) -> None:
         """Lets a sequence go on whose compiled grammar is exhausted, by it or by others that have the same grammar."""

@@ -27,6 +27,7 @@ from trtx.torch_engine import kv_fault
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
+from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, load_batched, load_processors, unloadable
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
@@ -71,7 +72,14 @@ class GrammarCompiled(NamedTuple):
     """Wakes the step loop: a grammar is compiled, or can't be."""
 
 
-Inbox = SimpleQueue[ToEngine | LoadedEmbedding | GrammarCompiled | Exception]
+class ProcessedSubmit(NamedTuple):
+    """A Submit whose logits processors are loaded."""
+
+    submit: Submit
+    processors: LoadedProcessors
+
+
+Inbox = SimpleQueue[ToEngine | LoadedEmbedding | ProcessedSubmit | GrammarCompiled | Exception]
 """Messages in order of arrival. An Exception comes from the thread that sends reports, when sending has failed."""
 
 
@@ -86,7 +94,7 @@ def main() -> None:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
-            core = _build(start.args, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
+            core = _build(start, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
             built.set_result(core.runner)
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
@@ -98,12 +106,18 @@ def main() -> None:
 
 
 def _take(message: ToEngine, *, inbox: Inbox, built: Future[ModelRunner]) -> None:
-    """Handles a message in the socket thread; loads embeddings right here.
+    """Handles a message in the socket thread; loads embeddings and logits processors right here.
 
-    The step loop then never waits for a file, and an embedding is loaded before any request submitted after it. This
-    thread sends nothing: if the parent blocks in a write while nothing reads the socket, both sides would wait forever.
+    The step loop then never waits for a file or an import, and an embedding is loaded before any request submitted
+    after it. This thread sends nothing: if the parent blocks in a write while nothing reads the socket, both sides
+    would wait forever.
     """
-    inbox.put(_load(message, built.result()) if isinstance(message, PutEmbedding) else message)
+    if isinstance(message, PutEmbedding):
+        inbox.put(_load(message, built.result()))
+    elif isinstance(message, Submit) and message.processors is not None:
+        inbox.put(ProcessedSubmit(message, load_processors(message.processors)))
+    else:
+        inbox.put(message)
 
 
 def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
@@ -118,7 +132,10 @@ def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
         return LoadedEmbedding(message.key, problem)
 
 
-def _build(args: LlmArgs, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> EngineCore:
+def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> EngineCore:
+    args = start.args
+    sys.path += [path for path in start.import_path if path not in sys.path]
+    batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
     runner = _create_runner(args)
     transport = None
@@ -149,6 +166,7 @@ def _build(args: LlmArgs, channel: Channel[ToEngine], on_compiled: Callable[[], 
         transport=transport,
         kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
         grammars=_grammars(args, runner.vocab_size, on_compiled),
+        batched_processor=batched,
     )
     channel.send(
         Ready(
@@ -161,6 +179,14 @@ def _build(args: LlmArgs, channel: Channel[ToEngine], on_compiled: Callable[[], 
         )
     )
     return core
+
+
+def _batched_processor(pickled: bytes | None) -> Hook | None:
+    """Loads ``batched_logits_processor``. Raises UsageError if this process can't."""
+    try:
+        return load_batched(pickled)
+    except BaseException as error:  # users' code may raise anything
+        raise UsageError(f"batched_logits_processor {unloadable(error)}") from error
 
 
 def _grammars(args: LlmArgs, vocab_size: int, on_compiled: Callable[[], None]) -> Grammars | None:
@@ -221,6 +247,8 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                 wait_s = 0.0
                 if isinstance(message, Submit):
                     core.submit(message)
+                elif isinstance(message, ProcessedSubmit):
+                    core.submit(message.submit, message.processors)
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
                 elif isinstance(message, LoadedEmbedding):

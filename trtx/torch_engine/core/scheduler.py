@@ -257,9 +257,19 @@ class Scheduler:
         # At least one token must be computed, to sample from. After a read, that token is the prefill side's first
         # token.
         length = len(sequence.prompt_token_ids) if sequence.wants_read else sequence.num_tokens - 1
-        reusable = 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
+        reusable = self._reusable(sequence, length)
         names = sequence.names(reusable, self.pool.tokens_per_block) if self.pool.enable_reuse else []
         return reusable, *self.groups.match(names[:reusable])
+
+    def _reusable(self, sequence: Sequence, length: int) -> int:
+        """Number of full blocks among the first ``length`` tokens whose KV the sequence need not compute itself."""
+        return 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
+
+    def shareable_tokens(self, sequence: Sequence) -> int:
+        """Leading tokens of a sequence's prompt that it would not compute if another sequence had computed them."""
+        if not self.pool.enable_reuse:
+            return 0
+        return self._reusable(sequence, len(sequence.prompt_token_ids) - 1) * self.pool.tokens_per_block
 
     @staticmethod
     def _needs_every_logit(sequence: Sequence) -> bool:

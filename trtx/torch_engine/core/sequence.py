@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,12 +17,13 @@ from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence, StepEm
 
 
 class State(Enum):
-    """[COMPILING ->] WAITING -> [READING ->] RUNNING -> FINISHED.
+    """[COMPILING ->] [FOLLOWING ->] WAITING -> [READING ->] RUNNING -> FINISHED.
 
     Preemption returns to WAITING; an abort ends it in any state.
     """
 
     COMPILING = "compiling"  # waits for its grammar; the scheduler does not know it yet
+    FOLLOWING = "following"  # waits for the prompt that another choice computes; the scheduler does not know it yet
     WAITING = "waiting"  # holds no slot and no blocks
     READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
     RUNNING = "running"  # holds a slot and blocks, and computes
@@ -84,6 +86,9 @@ class Sequence:
     banned_ids: tuple[int, ...] = ()  # end and stop ids within the vocabulary; banned until min_tokens is reached
     min_tokens: int = 0
     matcher: TokenMatcher | None = None  # its place in its grammar; set before it waits
+    processors: tuple[Callable[..., None], ...] = ()  # its own logits processors
+    processor_problem: str = ""  # a logits processor has failed: why the sequence ends with its next commit
+    follows: int | None = None  # id of the choice whose prompt it can share
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
 
     @classmethod
@@ -117,6 +122,7 @@ class Sequence:
             stop_ids=stop_ids,
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
             min_tokens=sampling.min_tokens,
+            follows=submit.follows,
         )
 
     def leave_room(self, max_seq_len: int) -> str | None:
@@ -160,6 +166,11 @@ class Sequence:
     def is_complete(self) -> bool:
         """True if the last token is known or being sampled: no more launches, whatever that token is."""
         return self.num_tokens >= self.most_tokens
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether logits processors edit its logits."""
+        return bool(self.processors) or self.sampling.applies_batched
 
     @property
     def is_context_only(self) -> bool:
@@ -242,6 +253,7 @@ class Sequence:
             seed=self.seed,
             media=self.media,
             is_guided=self.matcher is not None,
+            is_processed=self.is_processed,
         )
         self.skip_media(num_computed)
 

@@ -10,26 +10,24 @@ from typing import Any
 
 from trtx.names import public
 from trtx.torch_engine.llm_args import CacheTransceiverConfig, CudaGraphConfig, KvCacheConfig, LlmArgs, SchedulerConfig
+from trtx.torch_engine.llmapi.completions import CompletionOutput
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture
 from trtx.torch_engine.llmapi.encoder import MultimodalEncoder
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
-from trtx.torch_engine.llmapi.results import (
-    CompletionOutput,
-    DisaggregatedParams,
-    MediaNeeded,
-    RequestError,
-    RequestFailed,
-    RequestOutput,
-)
+from trtx.torch_engine.llmapi.request_errors import MediaNeeded, RequestError, RequestFailed
+from trtx.torch_engine.llmapi.results import RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams
+from trtx.torch_engine.logits_processor import BatchedLogitsProcessor, LogitsProcessor
 from trtx.torch_engine.messages import Logprob, MediaSpan
 
 TorchLlmArgs = LlmArgs  # TensorRT-LLM has both names too
 
 __all__ = [
     "LLM",
+    "BatchedLogitsProcessor",
     "CacheTransceiverConfig",
     "CompletionOutput",
     "CudaGraphConfig",
@@ -38,6 +36,7 @@ __all__ = [
     "GuidedDecodingParams",
     "KvCacheConfig",
     "LlmArgs",
+    "LogitsProcessor",
     "Logprob",
     "MediaNeeded",
     "MediaSpan",

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trtx.text import StopStrings, TextStream, Tokenizer
-from trtx.torch_engine.llmapi.results import Delivery, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.request_errors import RequestError
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import Logprob, Update
 

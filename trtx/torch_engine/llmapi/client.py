@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import struct
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
 from trtx.torch_engine.llmapi.choices import Choice
 from trtx.torch_engine.llmapi.feeds import Feed
-from trtx.torch_engine.llmapi.results import MediaNeeded, RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.request_errors import MediaNeeded, RequestError, RequestFailed
+from trtx.torch_engine.llmapi.results import RequestOutput
 from trtx.torch_engine.messages import (
     Abort,
     DropEmbeddings,
@@ -42,7 +44,8 @@ _LOST: dict[str, type[Exception]] = {"gone": EmbeddingGone, "unreachable": Embed
 class EngineClient:
     """One engine process. Every open request ends: with its result, with its error, or with the process's death."""
 
-    def __init__(self, args: LlmArgs) -> None:
+    def __init__(self, args: LlmArgs, batched_processor: bytes | None = None) -> None:
+        """``batched_processor``: the pickled argument ``batched_logits_processor`` of ``LLM``."""
         self.device_memory_bytes = 0
         self.handoff_stats = HandoffStats()
         self.stats = Feed(args.max_stats_len)
@@ -54,7 +57,7 @@ class EngineClient:
         self._child: ChildProcess[FromEngine] = ChildProcess(
             module="trtx.torch_engine.core.process",
             title="engine",
-            first=Start(args),
+            first=Start(args, batched_processor, [path for path in sys.path if path]),
             accepts=FromEngine,
             take=self._take,
             buried=self._bury,

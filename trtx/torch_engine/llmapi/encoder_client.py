@@ -21,7 +21,7 @@ from trtx.ipc.encoder_messages import (
 )
 from trtx.ipc.shared_tensor import SharedTensor, remove_shared
 from trtx.torch_engine.llmapi.child import EXIT_GRACE_S, ChildProcess
-from trtx.torch_engine.llmapi.results import RequestError, RequestFailed
+from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed
 
 MAX_OPEN_ITEMS = 4096
 """Each open item keeps its pixels on disk: 150 KB for LLaVA, up to 77 MB for Qwen."""

@@ -17,9 +17,10 @@ from trtx.config.media import MediaLimits
 from trtx.ipc.shared_tensor import remove_shared
 from trtx.media import Blob, MediaError, PicturePool, content_key, processor_options
 from trtx.torch_engine.embeddings import EmbeddingExports, NoRoom
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.encoded import Embedding, PreparedPicture, discard
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of, png_of
-from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestFailed
+from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed
 
 _KEY_NUMBERS = struct.Struct(">8i")  # key as numbers of TensorRT-LLM's ``multimodal_hashes``
 

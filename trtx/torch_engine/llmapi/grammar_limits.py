@@ -6,11 +6,13 @@ They bound the time of a compilation to about a second and of a mask to some mil
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from math import lcm
 from typing import Any
 
+from trtx.torch_engine.llmapi.pattern_length import required_length
 from trtx.torch_engine.llmapi.values import shown
 from trtx.torch_engine.sampling_plan import LARGEST_FLOAT, GrammarKind
 
@@ -27,15 +29,31 @@ MAX_MEMBERS = 1000
 the square of their number: 0.4 s for 1,000. So the squares of the numbers are limited together, to that of 1,000."""
 MAX_MULTIPLE = 100_000
 """Limit of the least common multiple of a schema's ``multipleOf``: the states of a number's pattern grow with it."""
+MAX_REQUIRED_CHARACTERS = 10_000
+"""Limit of the text that the patterns of a grammar require together. Each repetition is a state: compiling takes 0.1 s
+at the limit, and seconds at a million."""
+_PATTERN_OF_GRAMMAR = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _NOT_MATCHED = frozenset(("description", "title", "$comment", "examples", "default", "$id", "$schema", "$ref"))
 _DEFINITIONS = frozenset(("$defs", "definitions"))
 _LONG_LISTS = frozenset(("enum", "required", "examples"))
 
 
 def check_size(name: str, kind: GrammarKind, text: str) -> None:
-    """Raises ValueError for a grammar that is too long."""
+    """Raises ValueError for a grammar that is too long, or whose patterns require a text that is too long."""
     if (size := len(text.encode())) > (most := MAX_GRAMMAR_BYTES[kind]):
         raise ValueError(f"GuidedDecodingParams.{name} has {size} bytes; expected at most {most}; shorten it")
+    if kind == "regex":
+        _check_required(name, required_length(text))
+    elif kind == "grammar":
+        _check_required(name, sum(required_length(pattern) for pattern in _PATTERN_OF_GRAMMAR.findall(text)))
+
+
+def _check_required(name: str, characters: int) -> None:
+    if characters > MAX_REQUIRED_CHARACTERS:
+        raise ValueError(
+            f"GuidedDecodingParams.{name} has patterns that require at least {characters} characters; expected at most "
+            f"{MAX_REQUIRED_CHARACTERS}; lower the counts of their repetitions"
+        )
 
 
 @lru_cache(maxsize=64)  # a request checks its schema once for each of its choices, and clients send a schema often
@@ -49,18 +67,22 @@ def check_json(name: str, text: str) -> None:
         raise ValueError(f"GuidedDecodingParams.{name} has x-guidance, an option of one library; leave it out")
     if not isinstance(value, dict):
         raise ValueError(f"GuidedDecodingParams.{name} is {shown(text)}; expected a JSON object")
-    depth, squares, multiple = 0, 0, 1
+    depth, squares, multiple, required = 0, 0, 1, 0
     level: list[tuple[str, Any]] = [("", value)]
     while level:
         inner: list[tuple[str, Any]] = []
         for key, one in level:
             if isinstance(one, str):
                 _check_text(name, key, one)
+                if key == "pattern":
+                    required += required_length(one)
             if key == "multipleOf" and isinstance(one, int | float) and 1 <= one <= LARGEST_FLOAT:
                 multiple = lcm(multiple, int(one))
             if isinstance(one, dict):
                 for member in one:
                     _check_text(name, "a key", member)
+                    if key == "patternProperties":
+                        required += required_length(member)
                 if key not in _DEFINITIONS:
                     squares += _square(name, key, len(one))
                 inner += one.items()
@@ -75,6 +97,7 @@ def check_json(name: str, text: str) -> None:
             f"GuidedDecodingParams.{name} nests {depth} levels; expected at most {MAX_GRAMMAR_DEPTH}; flatten it, "
             "for example with $defs"
         )
+    _check_required(name, required)
     if squares > 2 * MAX_MEMBERS**2:
         raise ValueError(
             f"GuidedDecodingParams.{name} has too many objects with hundreds of properties or alternatives; expected "

@@ -27,16 +27,19 @@ from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.guided_decoding import grammar_tokenizer
-from trtx.torch_engine.llmapi.media import EmbeddingUses, PromptMedia, read_media
-from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError, RequestOutput, typed
+from trtx.torch_engine.llmapi.media import EmbeddingUses
+from trtx.torch_engine.llmapi.processors import pickled, pickled_batched
+from trtx.torch_engine.llmapi.prompts import Prompt, PromptReader
+from trtx.torch_engine.llmapi.request_errors import RequestError, typed
+from trtx.torch_engine.llmapi.results import RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import Handoff, HandoffStats, MediaSpan, Submit
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 DEFAULT_PRIORITY = 0.5
-Prompt = str | list[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -46,6 +49,10 @@ class LLM:
     or that the torch engine can't honour, ``trtx.errors.UsageError`` for an unsuitable checkpoint or device, and
     RuntimeError if the process dies while loading. ``unsupported_fields`` names the accepted arguments that have no
     effect.
+
+    ``batched_logits_processor`` edits the logits of requests that set ``apply_batched_logits_processor``. It runs in
+    the engine's process, as a request's own processors do: see
+    :class:`trtx.torch_engine.logits_processor.LogitsProcessor`.
 
     ``deterministic`` is trtx's own argument: a request's tokens and log-probabilities are then bit-identical whatever
     else runs, and whether its prompt's KV was computed, cached or handed off.
@@ -62,6 +69,7 @@ class LLM:
         dtype: str = "auto",
         revision: str | None = None,
         tokenizer_revision: str | None = None,
+        batched_logits_processor: Any = None,
         deterministic: bool = False,
         **llm_args: Any,
     ) -> None:
@@ -90,10 +98,12 @@ class LLM:
         self._tokenizer_source = tokenizer
         self._hf_tokenizer: Any = None if isinstance(tokenizer, (str, Path)) else tokenizer
         self._vision = read_vision_config(path)
-        self._client = EngineClient(self.args)
+        self._has_batched = batched_logits_processor is not None
+        self._client = EngineClient(self.args, pickled_batched(batched_logits_processor))
         self._embeddings = EmbeddingUses(self._client)
         try:
             self._tokenizer = self._load_tokenizer()
+            self._prompts = PromptReader(self._tokenizer, self._vision)
             self._ready = self._client.ready.result()
         except BaseException:
             self._client.shutdown()
@@ -177,17 +187,16 @@ class LLM:
                 "the torch engine supports no lora_request and no prompt_adapter_request; leave them out"
             )
         sampling = checked_sampling(sampling_params)
-        text, prompt, found = self._prompt(inputs, sampling)
+        text, prompt, found = self._prompts.read(inputs, sampling)
         if disaggregated_params is not None and not isinstance(disaggregated_params, DisaggregatedParams):
             raise RequestError(
                 f"disaggregated_params is {shown(disaggregated_params)}; expected DisaggregatedParams or None"
             )
         handoff = disaggregated_params.handoff() if disaggregated_params is not None else None
-        spans = self._spans(media, found, handoff)
+        spans = self._prompts.spans(media, found, handoff)
         if spans and sampling.truncate_prompt_tokens is not None:
             raise RequestError("truncate_prompt_tokens is set for a prompt with media; expected text alone to be cut")
-        if handoff is not None and sampling.n > 1:
-            raise RequestError(f"n is {sampling.n}; expected 1 for a {handoff.request_type} request")
+        self._check_choices(sampling, handoff, streaming=streaming)
         if disaggregated_params is not None and disaggregated_params.multimodal_embedding_handles:
             raise RequestError("multimodal_embedding_handles are not supported by the torch engine; send text alone")
         cache_salt = typed(str | None, cache_salt, "cache_salt")
@@ -197,14 +206,18 @@ class LLM:
         if not 0.0 <= priority <= 1.0:
             raise RequestError(f"priority is {priority}; expected a number from 0 to 1")
         is_context_only = handoff is not None and handoff.request_type == "context_only"
-        stops = [None if is_context_only else find_stops(sampling, self._tokenizer) for _ in range(sampling.n)]
-        plans = [self._plan(sampling, choice) for choice in range(sampling.n)]
+        count = sampling.num_sequences
+        stops = [None if is_context_only else find_stops(sampling, self._tokenizer) for _ in range(count)]
+        plans = [self._plan(sampling, choice) for choice in range(count)]
+        processors = pickled("logits_processor", sampling.processors) if sampling.processors else None
         sequence_ids = [self._client.next_id() for _ in plans]
         output = RequestOutput(
             sequence_ids[0],
             prompt=text,
             prompt_token_ids=prompt,
-            num_choices=sampling.n,
+            num_choices=count,
+            num_returned=sampling.n,
+            keeps_logprobs=sampling.logprobs is not None,
             streaming=streaming,
             on_abort=lambda: self._client.abort(sequence_ids),
             text_streams=self._text_streams(sampling) if sampling.detokenize and stops[0] is None else None,
@@ -215,29 +228,27 @@ class LLM:
         for index, (sequence_id, plan) in enumerate(zip(sequence_ids, plans, strict=True)):
             if keys:
                 self._embeddings.acquire(found.embeddings)
+            follows = sequence_ids[0] if index else None
             self._client.submit(
                 Choice(index, output, sequence_ids, stops[index], on_end, _is_document(plan)),
-                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing),
+                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing, processors, follows),
             )
         return output
 
-    def _spans(self, stated: Sequence[MediaSpan], found: PromptMedia, handoff: Handoff | None) -> list[MediaSpan]:
-        """Returns the media ranges from the caller, the prompt's embeddings or the handoff.
-
-        Sources that have some must agree.
-        """
-        handed = handoff.media if handoff is not None and handoff.request_type == "generation_only" else None
-        places: list[list[MediaSpan]] = [
-            typed(list[MediaSpan], one, "media") for one in (stated, found.spans, handed or ())
-        ]
-        spans = next((one for one in places if one), [])
-        if any(one and one != spans for one in places):
+    def _check_choices(self, sampling: SamplingParams, handoff: Handoff | None, *, streaming: bool) -> None:
+        """Raises RequestError for choices and processors that this request, or this engine, can't have."""
+        if handoff is not None and sampling.num_sequences > 1:
+            name = "n" if sampling.n > 1 else "best_of"
+            raise RequestError(f"{name} is {sampling.num_sequences}; expected 1 for a {handoff.request_type} request")
+        if streaming and sampling.selects:
             raise RequestError(
-                "the prompt's media differ from the media that prefill got, or are given twice; give them once"
+                f"best_of is {sampling.best_of} and n is {sampling.n} in a streamed request, and the likeliest choices "
+                "are known only at its end; leave best_of out, or do not stream"
             )
-        if spans and self._vision is None:
-            raise RequestError("the request has media, and the model is a text model; send text alone")
-        return spans
+        if sampling.apply_batched_logits_processor and not self._has_batched:
+            raise RequestError(
+                "apply_batched_logits_processor is set, and this LLM has no batched_logits_processor; pass it to LLM"
+            )
 
     def put_embedding(self, key: bytes, tensor: SharedTensor) -> Future[None]:
         """Sends an embedding for prompts submitted later, until it is dropped.
@@ -259,33 +270,11 @@ class LLM:
             raise ValueError("SamplingParams.end_id is None; expected an id, as skip_tokenizer_init is set")
         return plan
 
-    def _prompt(self, inputs: Prompt, sampling: SamplingParams) -> tuple[str | None, list[int], PromptMedia]:
-        text: str | None = None
-        said: Mapping[str, Any] = {}
-        if isinstance(inputs, Mapping):
-            said = inputs
-            text, inputs = inputs.get("prompt"), inputs.get("prompt_token_ids") or inputs.get("prompt") or []
-        if isinstance(inputs, str):
-            text = inputs
-            if self._tokenizer is None:
-                raise ValueError("inputs are text and skip_tokenizer_init is set; pass token ids")
-            if not is_text(text):
-                raise RequestError(f"the prompt is {shown(text)}, with surrogates; expected Unicode text or token ids")
-            token_ids = list(self._tokenizer.encode(inputs, add_special_tokens=sampling.add_special_tokens).ids)
-        elif isinstance(inputs, (list, tuple)):
-            token_ids = typed(list[int], inputs, "the prompt")
-        else:
-            raise RequestError(f"inputs are {shown(inputs)}; expected text, a list of token ids, or a dict with either")
-        if sampling.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-sampling.truncate_prompt_tokens :]
-        token_ids, media = read_media(said, token_ids, self._vision)
-        return text, token_ids, media
-
     def _text_streams(self, sampling: SamplingParams) -> list[TextStream] | None:
         if self._tokenizer is None:
             return None
         skip = sampling.skip_special_tokens
-        return [TextStream(self._tokenizer, skip_special_tokens=skip) for _ in range(sampling.n)]
+        return [TextStream(self._tokenizer, skip_special_tokens=skip) for _ in range(sampling.num_sequences)]
 
     # --- tokenizer ---
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trtx.checkpoint.vision import VisionConfig
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorError, remove_shared, share
 from trtx.torch_engine.llmapi.client import EngineClient
-from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, typed
+from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed, typed
 from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import MEDIA_KEY_BYTES, MediaSpan
 

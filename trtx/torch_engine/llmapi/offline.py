@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from trtx.errors import LaunchError, UsageError
 from trtx.torch_engine.llmapi.llm import LLM
-from trtx.torch_engine.llmapi.results import RequestError, RequestFailed, RequestOutput
+from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed
+from trtx.torch_engine.llmapi.results import RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 _KV_TOKENS = 32_768

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from trtx.torch_engine.llmapi.results import RequestError
+from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.llmapi.values import shown
 
 _DATA, _OPTIONS = "multi_modal_data", "mm_processor_kwargs"

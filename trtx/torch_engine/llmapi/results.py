@@ -1,156 +1,19 @@
-"""What the caller of ``generate_async`` gets: TensorRT-LLM's ``RequestOutput`` and its values."""
+"""What the caller of ``generate_async`` gets: TensorRT-LLM's ``RequestOutput``."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
 
 import msgspec
 
 from trtx.text import TextStream
-from trtx.torch_engine.llmapi.values import shown
-from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Update
-
-
-class RequestError(RuntimeError):
-    """One request can't be served as it is; all others are unaffected. The text is for the client."""
-
-
-class RequestFailed(RequestError):
-    """One valid request could not be answered; all others are unaffected.
-
-    The model's logits were not finite, or the engine had an internal error.
-    """
-
-
-class MediaNeeded(RequestFailed):
-    """The engine must compute the prompt but lacks embeddings: they were never put, or were dropped.
-
-    Put the embeddings of ``keys`` and submit the request again, unchanged. If the client has already received tokens,
-    submit a ``generation_only`` request instead, with all of them as ``first_gen_tokens`` and without ``opaque_state``:
-    the peer's KV was read already, or is unavailable.
-    """
-
-    def __init__(self, text: str, keys: Sequence[bytes]) -> None:
-        super().__init__(text)
-        self.keys = tuple(keys)
-
-
-def typed(kind: Any, value: Any, name: str) -> Any:
-    """Converts ``value`` to the type in the message to the engine.
-
-    Raises RequestError for a wrong type anywhere in it: refused here, it affects no other request.
-    """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{name} holds a value of the wrong type: {error}") from error
-
-
-@dataclass(slots=True, kw_only=True)
-class DisaggregatedParams:
-    """TensorRT-LLM's parameters that travel from a prefill engine to a decode engine.
-
-    The torch engine uses the first six, and ``media``, its own field: the placeholder ranges of a prompt's media, which
-    are all that decode needs of them.
-    """
-
-    request_type: Literal["context_only", "generation_only", "context_and_generation"] | None = None
-    first_gen_tokens: list[int] | None = None
-    first_gen_log_probs: list[dict[int, Logprob]] | None = None
-    ctx_request_id: int | None = None
-    disagg_request_id: int | None = None
-    opaque_state: bytes | None = None
-    first_gen_logits: Any = None
-    draft_tokens: list[int] | None = None
-    ctx_dp_rank: int | None = None
-    ctx_info_endpoint: str | list[str] | None = None
-    schedule_style: int | None = None
-    ctx_usage: Any = None
-    multimodal_embedding_handles: list[dict[str, Any]] | None = None
-    multimodal_hashes: list[list[int]] | None = None
-    multimodal_item_runs: Any = None
-    mrope_position_ids_handle: dict[str, Any] | None = None
-    mrope_position_deltas_handle: dict[str, Any] | None = None
-    media: list[MediaSpan] | None = None
-
-    def __post_init__(self) -> None:
-        known = (None, "context_only", "generation_only", "context_and_generation")
-        if self.request_type not in known:
-            raise ValueError(
-                f"request_type is {shown(self.request_type)}; expected one of {', '.join(map(str, known[1:]))}"
-            )
-
-    @classmethod
-    def from_handoff(cls, handoff: Handoff) -> DisaggregatedParams:
-        return cls(**msgspec.structs.asdict(handoff))
-
-    def handoff(self) -> Handoff | None:
-        """Returns None for a whole request, which needs no peer. Raises ValueError like the constructor."""
-        self.__post_init__()
-        if self.request_type is None or self.request_type == "context_and_generation":
-            return None
-        values = [getattr(self, name) for name in Handoff.__struct_fields__]
-        handoff: Handoff = typed(Handoff, values, "disaggregated_params")
-        return handoff
-
-
-@dataclass(frozen=True, slots=True)
-class KvCacheMetrics:
-    num_reused_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPerfMetrics:
-    kv_cache_metrics: KvCacheMetrics
-
-
-@dataclass(slots=True, eq=False)
-class CompletionOutput:
-    """One choice.
-
-    ``token_ids``, ``text`` and ``logprobs`` are cumulative; the ``_diff``s are since the consumer's last step.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: str | None = None  # stop, length, cancelled, timeout
-    stop_reason: int | str | None = None
-    disaggregated_params: DisaggregatedParams | None = None
-    request_perf_metrics: RequestPerfMetrics | None = None
-    kv_transfer: KvTransfer | None = None  # of a generation_only request; set with its first computed token
-    generation_logits: None = None
-    _tokens_seen: int = 0
-    _text_seen: int = 0
-    _logprobs_seen: int = 0
-
-    @property
-    def length(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def token_ids_diff(self) -> list[int]:
-        return self.token_ids[self._tokens_seen :]
-
-    @property
-    def text_diff(self) -> str:
-        return self.text[self._text_seen :]
-
-    @property
-    def logprobs_diff(self) -> list[dict[int, Logprob]]:
-        return self.logprobs[self._logprobs_seen :]
-
-    def _mark_seen(self) -> None:
-        self._tokens_seen, self._text_seen = len(self.token_ids), len(self.text)
-        self._logprobs_seen = len(self.logprobs)
+from trtx.torch_engine.llmapi.completions import CompletionOutput, KvCacheMetrics, RequestPerfMetrics, likeliest
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
+from trtx.torch_engine.messages import Update
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -182,14 +45,22 @@ class RequestOutput:
         prompt: str | None,
         prompt_token_ids: list[int],
         num_choices: int,
+        num_returned: int | None = None,
+        keeps_logprobs: bool = True,
         streaming: bool,
         on_abort: Callable[[], None],
         text_streams: list[TextStream] | None,
     ) -> None:
+        """``num_returned``: number of choices in ``outputs``, None for all. The others are dropped at the end.
+
+        ``keeps_logprobs``: False if the logprobs only serve to select the choices.
+        """
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self.outputs = [CompletionOutput(index) for index in range(num_choices)]
+        self._choices = [CompletionOutput(index) for index in range(num_choices)]
+        self.outputs = self._choices[:num_returned]
+        self._keeps_logprobs = keeps_logprobs
         self.context_logits = None
         self.finished = False
         self.metrics_dict: dict[str, Any] = {}
@@ -257,17 +128,18 @@ class RequestOutput:
                 self._is_over = True
                 raise self._error
             return False
-        for output in self.outputs:
-            output._mark_seen()
+        for output in self._choices:
+            output.mark_seen()
         while arrived:
             self._apply(arrived.popleft())
         return True
 
     def _apply(self, delivery: Delivery) -> None:
-        update, output = delivery.update, self.outputs[delivery.choice]
+        update, output = delivery.update, self._choices[delivery.choice]
         output.token_ids += update.token_ids
         if update.logprobs:
-            output.logprobs += update.logprobs
+            if self._keeps_logprobs:
+                output.logprobs += update.logprobs
             chosen = zip(update.logprobs, update.token_ids, strict=True)
             gained = sum(logprobs[token_id].logprob for logprobs, token_id in chosen)
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + gained
@@ -289,7 +161,9 @@ class RequestOutput:
         if update.finish_reason is not None:
             output.finish_reason = update.finish_reason
             output.stop_reason = update.stop_reason
-            self.finished = all(output.finish_reason is not None for output in self.outputs)
+            self.finished = all(output.finish_reason is not None for output in self._choices)
+            if self.finished and len(self.outputs) < len(self._choices):
+                self.outputs = likeliest(self._choices, len(self.outputs))
 
     def _has_step(self) -> bool:
         """Applies the next step for an iterator, if there is one. Raises the request's error."""

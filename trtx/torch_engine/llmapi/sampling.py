@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams, guided_decoding
+from trtx.torch_engine.llmapi.processors import logits_processors
 from trtx.torch_engine.llmapi.values import (
     MAX_TOKEN_ID,
     Unsuitable,
@@ -63,9 +64,9 @@ def _without_effect(check: Callable[[Any], Any], default: Any = None) -> Any:
     )
 
 
-def _refused(default: Any, *harmless: Any, check: Callable[[Any], Any] | None = None) -> Any:
+def _refused(default: Any, *harmless: Any) -> Any:
     """``harmless``: neutral values besides the default."""
-    refuses = only(default, *harmless) if check is None else check
+    refuses = only(default, *harmless)
     return field(default=default, metadata={"field": SamplingField(FieldUse.REFUSED, FieldUse.REFUSED, refuses)})
 
 
@@ -115,7 +116,7 @@ class SamplingParams:
 
     # choices
     n: int = _honoured(integer(1, MAX_CHOICES, optional=False), 1, paced=_NOT_MADE)
-    best_of: int | None = _refused(None, check=integer(1, MAX_CHOICES))  # must equal n: all choices are returned
+    best_of: int | None = _honoured(integer(1, MAX_CHOICES), paced=_NOT_MADE)  # the n likeliest of so many are returned
     use_beam_search: bool = _refused(False)
     beam_search_diversity_rate: float | None = _refused(None)
     beam_width_array: list[int] | None = _refused(None)
@@ -135,8 +136,8 @@ class SamplingParams:
 
     # hooks
     embedding_bias: Any = _refused(None)
-    logits_processor: Any = _refused(None, [])
-    apply_batched_logits_processor: bool = _refused(False)
+    logits_processor: Any = _honoured(logits_processors, paced=_NOT_MADE)  # one or a list, called in its order
+    apply_batched_logits_processor: bool = _honoured(flag, False, paced=_NOT_MADE)  # after the request's own
     lookahead_config: Any = _refused(None)
     guided_decoding: GuidedDecodingParams | None = _honoured(guided_decoding, paced=_NOT_MADE)
 
@@ -169,16 +170,29 @@ class SamplingParams:
                 f"SamplingParams.min_tokens is {shown(self.min_tokens)}; expected at most max_tokens, "
                 f"here {shown(self.max_tokens)}"
             )
-        if self.best_of is not None and self.best_of != self.n:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"SamplingParams.best_of is {self.best_of}; expected at least n, which is {self.n}")
+        if self.num_sequences > 1 and self.is_greedy and os.environ.get(GREEDY_CHOICES_VARIABLE) != "1":
             raise ValueError(
-                f"SamplingParams.best_of is {self.best_of}; expected n, which is {self.n}: "
-                "the torch engine returns every choice that it runs"
-            )
-        if self.n > 1 and self.is_greedy and os.environ.get(GREEDY_CHOICES_VARIABLE) != "1":
-            raise ValueError(
-                f"SamplingParams asks for {self.n} choices without randomness, which would all be equal; "
+                f"SamplingParams asks for {self.num_sequences} choices without randomness, which would all be equal; "
                 f"set temperature, top_k or top_p, or {GREEDY_CHOICES_VARIABLE}=1"
             )
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that are generated, of which the ``n`` likeliest are returned."""
+        return max(self.n, self.best_of or self.n)
+
+    @property
+    def selects(self) -> bool:
+        """Whether only some of the generated sequences are returned."""
+        return self.num_sequences > self.n
+
+    @property
+    def processors(self) -> list[Callable[..., None]]:
+        """The request's own logits processors."""
+        given = self.logits_processor
+        return given if isinstance(given, list) else [] if given is None else [given]
 
     @property
     def is_greedy(self) -> bool:
@@ -205,10 +219,12 @@ def checked_sampling(params: SamplingParams | None, engine: Literal["torch", "pa
     if engine == "paced":
         for name, known in FIELDS.items():
             value = getattr(params, name)
+            if name == "best_of" and value == params.n:
+                continue  # the same as its default
             if known.paced is FieldUse.REFUSED and known.torch is not FieldUse.REFUSED and value != _DEFAULTS[name]:
                 raise ValueError(
                     f"SamplingParams.{name} is {shown(value)}; expected {_DEFAULTS[name]}: the paced engine makes one "
-                    "choice without logprobs; leave it out, or use the torch engine"
+                    "choice without logits; leave it out, or use the torch engine"
                 )
     return params
 
@@ -238,10 +254,18 @@ def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tup
         end_ids=_end_ids(params, model_end_ids),
         stop_ids=tuple(params.stop_token_ids or ()),
         keeps_stop_id=params.include_stop_str_in_output,
-        logprobs=None if params.logprobs is None else int(params.logprobs),
+        logprobs=_logprobs(params),
         prompt_logprobs=None if params.prompt_logprobs is None else int(params.prompt_logprobs),
         grammar=None if params.guided_decoding is None else params.guided_decoding.resolved(),
+        applies_batched=params.apply_batched_logits_processor,
     )
+
+
+def _logprobs(params: SamplingParams) -> int | None:
+    """Top tokens to report for each token. To select sequences, the logprobs of their own tokens are needed."""
+    if params.logprobs is None:
+        return 0 if params.selects else None
+    return int(params.logprobs)
 
 
 def _end_ids(params: SamplingParams, model_end_ids: tuple[int, ...]) -> tuple[int, ...]:

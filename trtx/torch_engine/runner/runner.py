@@ -25,11 +25,21 @@ from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
-from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.slots import BlockTable
-from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence, StepEmbedding
+from trtx.torch_engine.step import Batch, LogitsEdit, Sampled, ScheduledSequence, StepEmbedding
 
 _PROMPT_LOGPROB_ROWS = 256  # rows of float32 logits at once: 256 rows of 151,936 are 156 MB
+
+
+@dataclass(slots=True, eq=False)
+class SampledForward:
+    """A forward's logits, and how tokens are sampled from them."""
+
+    logits: Tensor  # [rows, vocab]
+    sequences: list[ScheduledSequence]  # one for each row
+    places: list[int]  # of the rows in the step
+    sample: Callable[[], Tensor]  # samples tokens [rows] from the logits
+    own_logits: dict[int, Tensor] = field(default_factory=dict)  # by row: copies from before the logits are edited
 
 
 @dataclass(slots=True, eq=False)
@@ -37,21 +47,34 @@ class TorchStep:
     """A :class:`trtx.torch_engine.step.LaunchedStep`: collects the results of its forwards from the device."""
 
     size: int
-    pending: list[Callable[[], None]] = field(default_factory=list)  # sample and collect, in the order of the forwards
-    masks: TokenMasks | None = None
+    sampler: Sampler
+    forwards: list[SampledForward] = field(default_factory=list)  # those with rows to sample
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
     prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
     done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
 
     @torch.inference_mode()
-    def sample(self, slots: Sequence[int] = ()) -> None:
-        """See :meth:`trtx.torch_engine.step.LaunchedStep.sample`. Without ``slots``, it limits no tokens."""
-        if self.masks is not None:
-            self.masks.limit(slots)
-        for sample in self.pending:
-            sample()
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+        """See :meth:`trtx.torch_engine.step.LaunchedStep.sample`."""
+        for forward in self.forwards:
+            forward.own_logits = self.sampler.own_logits(forward.logits, forward.sequences)
+        if edit is not None:
+            edit(self._edited_rows(), torch.cuda.current_stream().cuda_stream if self.done is not None else None)
+        if self.sampler.masks is not None:
+            self.sampler.masks.limit(slots)
+        for forward in self.forwards:
+            collected = self.sampler.collect(forward.logits, forward.sample(), forward.sequences, forward.own_logits)
+            self.parts.append((forward.places, collected))
         if self.done is not None:
             self.done.record()
+
+    def _edited_rows(self) -> dict[int, Tensor]:
+        return {
+            sequence.slot: forward.logits[row].view(1, 1, -1)
+            for forward in self.forwards
+            for row, sequence in enumerate(forward.sequences)
+            if sequence.is_processed
+        }
 
     def results(self) -> list[Sampled]:
         """See :meth:`trtx.torch_engine.step.LaunchedStep.results`."""
@@ -125,15 +148,16 @@ class TorchRunner:
             num_decodes += 1
         merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
-        step = TorchStep(len(sequences), masks=self._sampler.masks)
+        is_cuda = self._device.type == "cuda"
+        step = TorchStep(len(sequences), self._sampler)
         if decodes:
-            step.pending.append(partial(self._sample_decodes, *self._decode(decodes), decodes, step))
+            logits, sample = self._decode(decodes)
+            step.forwards.append(SampledForward(logits, decodes, list(range(num_decodes - merged)), sample))
         if others:
-            packed = PackedPass(others, merged)
-            step.pending.append(partial(self._sample_chunks, *self._hidden(packed), packed, len(decodes), step))
-        if self._device.type == "cuda":
+            self._add_chunks(PackedPass(others, merged), len(decodes), step)
+        if is_cuda:
             step.done = torch.cuda.Event()
-        if not batch.is_guided:
+        if not batch.waits_for_tokens:
             step.sample()
         return step
 
@@ -149,29 +173,22 @@ class TorchRunner:
         logits = self._decoder.logits(self._decoder.hidden(inputs))
         return logits, partial(self._sampler.sample, logits, inputs.slots, inputs.positions)
 
-    def _sample_decodes(
-        self, logits: Tensor, sample: Callable[[], Tensor], sequences: list[ScheduledSequence], step: TorchStep
-    ) -> None:
-        unmasked = self._sampler.unmasked(logits, sequences)
-        collected = self._sampler.collect(logits, sample(), sequences, unmasked)
-        step.parts.append((list(range(len(sequences))), collected))
+    def _add_chunks(self, packed: PackedPass, first: int, step: TorchStep) -> None:
+        """Runs a mixed batch, and adds to ``step`` the rows to sample and the prompt logprobs.
 
-    def _sample_chunks(self, hidden: Tensor, lasts: list[int], packed: PackedPass, first: int, step: TorchStep) -> None:
-        """Samples from the chunks and collects their prompt logprobs in ``step``.
-
-        ``hidden`` and ``lasts``: see :meth:`_hidden`. ``first``: place of the batch's first sequence in the step.
+        ``first``: place of the batch's first sequence in the step.
         """
+        hidden, lasts = self._hidden(packed)
         sequences = packed.sequences
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
         if sampling:
-            last = [lasts[index] for index in sampling]
             those = [sequences[index] for index in sampling]
             positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
-            rows, at, slots = _upload(last, positions, [sequence.slot for sequence in those], self._device)
+            slots = [sequence.slot for sequence in those]
+            rows, at, slot_rows = _upload([lasts[index] for index in sampling], positions, slots, self._device)
             logits = self._decoder.logits(hidden[rows.long()])
-            unmasked = self._sampler.unmasked(logits, those)
-            collected = self._sampler.collect(logits, self._sampler.sample(logits, slots, at), those, unmasked)
-            step.parts.append(([first + index for index in sampling], collected))
+            sample = partial(self._sampler.sample, logits, slot_rows, at)
+            step.forwards.append(SampledForward(logits, those, [first + index for index in sampling], sample))
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
             if count is not None and index >= packed.num_decodes:

@@ -28,16 +28,22 @@ _NO_NUMBERS = (
     "the model's logits for this request are not numbers (NaN or infinite), or exclude every token, after {tokens} "
     "tokens: none can be sampled; if other prompts fail too, look at the checkpoint, its dtype and its quantization"
 )
+_NO_NUMBERS_AFTER_PROCESSORS = (
+    "no token can be sampled after {tokens} tokens: after its logits processors, the logits of this request are not "
+    "numbers (NaN or plus infinity), or they and its grammar exclude every token; leave at least one token that both "
+    "allow"
+)
 _ROWS_AT_ONCE = 64  # float32 copies of 64 rows with 151,936 logits take 39 MB
 
 
 class SampledRows:
     """The sampled rows of a forward, while they are copied to the host."""
 
-    def __init__(self, tokens: Tensor, known: list[int]) -> None:
-        """Starts the copy of ``tokens`` [rows]. ``known``: the number of tokens before each of them."""
+    def __init__(self, tokens: Tensor, sequences: list[ScheduledSequence]) -> None:
+        """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``."""
         self._tokens = to_host(tokens)
-        self._known = known
+        self._known = [one.start + len(one.new_token_ids) for one in sequences]  # tokens before each row's token
+        self._processed = frozenset(row for row, one in enumerate(sequences) if one.is_processed)
         self.problems: dict[int, str] = {}
         """Maps a row to the reason why it has no token. Rows that fail because of their logits are not included."""
         self.ranked: list[tuple[tuple[int, ...], RankedLogprobs]] = []
@@ -46,8 +52,8 @@ class SampledRows:
     def results(self) -> list[Sampled]:
         """Returns one result for each row. Call it once the step is done."""
         results = [
-            Sampled(token) if token != NO_TOKEN else Sampled(None, error=_NO_NUMBERS.format(tokens=known))
-            for token, known in zip(self._tokens.tolist(), self._known, strict=True)
+            Sampled(token) if token != NO_TOKEN else Sampled(None, error=self._no_numbers(row))
+            for row, token in enumerate(self._tokens.tolist())
         ]
         for row, problem in self.problems.items():
             results[row] = Sampled(None, error=problem)
@@ -56,6 +62,10 @@ class SampledRows:
                 if results[row].error is None:
                     results[row].logprobs = entry
         return results
+
+    def _no_numbers(self, row: int) -> str:
+        text = _NO_NUMBERS_AFTER_PROCESSORS if row in self._processed else _NO_NUMBERS
+        return text.format(tokens=self._known[row])
 
 
 class Sampler:
@@ -141,12 +151,16 @@ class Sampler:
                 copy[at].masked_fill_(excluded, -torch.inf)
         return definition.sample(copy, known, edits, indices)
 
-    def unmasked(self, logits: Tensor, sequences: list[ScheduledSequence]) -> dict[int, Tensor]:
-        """Copies the logits of guided rows that want logprobs, before :meth:`sample` overwrites them.
+    def own_logits(self, logits: Tensor, sequences: list[ScheduledSequence]) -> dict[int, Tensor]:
+        """Copies the logits of rows that want logprobs, before logits processors or :meth:`sample` overwrite them.
 
         Returns them by row; row i belongs to ``sequences[i]``.
         """
-        wanted = [at for at, one in enumerate(sequences) if one.is_guided and one.sampling.logprobs is not None]
+        wanted = [
+            at
+            for at, one in enumerate(sequences)
+            if (one.is_guided or one.is_processed) and one.sampling.logprobs is not None
+        ]
         return {at: logits[at].clone() for at in wanted}
 
     def collect(
@@ -154,14 +168,14 @@ class Sampler:
         logits: Tensor,
         tokens: Tensor,
         sequences: list[ScheduledSequence],
-        unmasked: Mapping[int, Tensor] = MappingProxyType({}),
+        own_logits: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> SampledRows:
         """Starts the copy of a forward's sampled rows to the host. Row i belongs to ``sequences[i]``.
 
-        Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``unmasked``: the
-        rows whose logits were overwritten since then, see :meth:`unmasked`.
+        Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``own_logits``: of
+        the rows whose logits were overwritten since then, see :meth:`own_logits`.
         """
-        rows = SampledRows(tokens, [sequence.start + len(sequence.new_token_ids) for sequence in sequences])
+        rows = SampledRows(tokens, sequences)
         if self._slots.problems:
             for row, sequence in enumerate(sequences):
                 if (problem := self._slots.problems.get(sequence.slot)) is not None:
@@ -177,8 +191,8 @@ class Sampler:
             index = int32(list(at), logits.device).long()
             own = logits[index]
             for place, row in enumerate(at):
-                if row in unmasked:
-                    own[place] = unmasked[row]
+                if row in own_logits:
+                    own[place] = own_logits[row]
             rows.ranked.append((at, RankedLogprobs(own, tokens[index], list(counts))))
 
         def fail(at: int, error: Exception) -> None:

@@ -180,8 +180,8 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
             1,
         ),
         "best_of": _refused(
-            "best_of is {value}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and would "
-            "cut the others short; send {value} requests instead",
+            "best_of is {value}, expected 1: a worker sends tokens as they are generated, and the likeliest of several "
+            "answers is known only at their end; send {value} requests with logprobs, and compare them",
             1,
         ),
         "temperature": _sampling(values.number(0.0, 100.0)),

@@ -191,6 +191,13 @@ def _guided(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
     return {"guided_decoding": api.GuidedDecodingParams(**grammar.params, **limits)}
 
 
+def _processed(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
+    """The logits processors as keyword argument of SamplingParams: no request can name any, see ``forced_text``."""
+    if loaded.forced_text is None:
+        return {}
+    return {"logits_processor": [loaded.forced_text.after(len(request.token_ids))]}
+
+
 def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
     """Submits a request. Raises InvalidRequest if the engine refuses its arguments, EngineError for any other error."""
     request = submission.request
@@ -205,7 +212,9 @@ def submit(submission: Submission, loaded: LoadedEngine) -> OpenRequest:
         arguments |= {"media": request.media, "routing_token_ids": request.routing_token_ids}
     result: Result
     try:
-        sampling = loaded.api.SamplingParams(**request.sampling, **_guided(request, loaded))
+        sampling = loaded.api.SamplingParams(
+            **request.sampling, **_guided(request, loaded), **_processed(request, loaded)
+        )
         if request.ready is not None:
             result = loaded.engine.generate_ready(request.ready, sampling, **arguments)
         else:

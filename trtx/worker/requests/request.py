@@ -50,6 +50,9 @@ class WorkerRequest:
     ready: ReadyPrompt | None = None  # the prompt as prepared by an engine that preprocesses images itself
     has_moved: bool = False  # migrated: the end of the prompt consists of tokens that another worker generated
     grammar: RequestGrammar | None = None  # of the answer
+    min_tokens: int = (
+        0  # as the client sent it; in ``sampling`` it is at most max_tokens, which is 1 on a prefill worker
+    )
     # reason for a refusal that must wait until the engine has the request, because a prefill worker keeps its KV until
     # then
     contradiction: str = ""
@@ -110,6 +113,7 @@ def parse(
         sampling=sampling,
         stop_strings=stop_strings,
         grammar=read_grammar(request, stop_strings),
+        min_tokens=min_tokens,
         includes_stop_string=bool(options.get("include_stop_str_in_output")),
         skip_special_tokens=outputs.get("skip_special_tokens") is not False,  # same default as the frontend
         wants_logprobs="logprobs" in sampling,

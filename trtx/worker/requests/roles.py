@@ -96,9 +96,11 @@ def _without_prompt_logprobs(request: WorkerRequest) -> WorkerRequest:
 def _one_token(request: WorkerRequest) -> WorkerRequest:
     """``request`` limited to the first token.
 
-    Decode handles stop strings, also in the first token, and all later tokens.
+    Decode handles stop strings, also in the first token, and all later tokens. The LLM API generates one token for
+    ``context_only``, whatever ``max_tokens`` is. A grammar's text may be complete after it: then the client's
+    ``min_tokens`` decides whether the answer is long enough.
     """
     sampling = dict(request.sampling, max_tokens=1)
     if "min_tokens" in sampling:
-        sampling["min_tokens"] = 1
+        sampling["min_tokens"] = sampling["max_tokens"] = request.min_tokens if request.grammar is not None else 1
     return replace(request, sampling=sampling, stop_strings=())

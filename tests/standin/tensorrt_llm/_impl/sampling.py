@@ -13,7 +13,7 @@ from tensorrt_llm._standin import absent
 LogprobMode = enumeration("LogprobMode")
 
 # Handled by the stand-in itself, as the real LLM handles them outside its engine.
-_NOT_HANDED_ON = ("stop", "best_of", "pad_id")
+_NOT_HANDED_ON = ("stop", "pad_id")
 
 
 def _check_guide(self: Any) -> None:
@@ -56,7 +56,7 @@ SamplingParams = dataclass("SamplingParams", {"__post_init__": _prepare})
 
 
 class LogitsProcessor(ABC):
-    """Called for each step of a request that carries it. The torch engine has no such hook."""
+    """Called before each token of a request that carries it is sampled."""
 
     @abstractmethod
     def __call__(self, req_id: int, logits: Any, token_ids: list[list[int]], stream_ptr: Any, client_id: Any) -> None:
@@ -79,8 +79,8 @@ def for_torch_engine(params: Any, *, max_tokens: int) -> Any:
     for name, known in FIELDS.items():
         if known.torch is FieldUse.REFUSED and name in asked and name not in _NOT_HANDED_ON:
             raise absent(f"SamplingParams.{name}")
-    if params.best_of != params.n:
-        raise absent(f"SamplingParams.best_of = {params.best_of} with n = {params.n}")
+    if params.apply_batched_logits_processor:
+        raise absent("SamplingParams.apply_batched_logits_processor")  # the real PyTorch backend has no such hook
     asked = {name: value for name, value in asked.items() if not name.startswith("_") and name not in _NOT_HANDED_ON}
     asked["max_tokens"] = max_tokens
     for name in ("logprobs", "prompt_logprobs"):

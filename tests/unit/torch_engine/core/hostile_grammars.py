@@ -72,6 +72,14 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     ),
     "a regex of nested repeats": ("regex", "((a*)*)*b", ""),
     "a regex of a million states": ("regex", "((a{1,100}){1,100}){1,100}", ""),
+    "a regex of a billion repeats": (
+        "regex", "a{1000000000}", r"regex has patterns that require at least 1000000000 characters; expected at most"
+    ),
+    "a regex of a product of repeats": ("regex", r"((?:\[x]|[]a-z]\d){1000}){1,9}(b{99}){99}", r"at least 12801 char"),
+    "patterns of many repeats": (
+        "json", array(prefixItems=[text(pattern="a{6000}"), text(pattern="b{6000}")]), r"at least 12000 characters"
+    ),
+    "a grammar of a billion repeats": ("grammar", "start: /a{1000000000}/", r"at least 1000000000 characters"),
     "a pattern of nested repeats": ("json", text(pattern="^((a{0,100}){0,100}){0,100}$"), ""),
     "a pattern that looks ahead": ("json", text(pattern="^(?=a)b"), r"the pattern '\^\(\?=a\)b' .*look-around"),
     "a regex that looks behind": ("regex", "(?<=a)b", r"the pattern '\(\?<=a\)b' .*look-around"),

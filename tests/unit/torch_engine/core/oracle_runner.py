@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
-from trtx.torch_engine.step import FROM_SLOT, Batch, Sampled
+from trtx.torch_engine.step import FROM_SLOT, Batch, LogitsEdit, Sampled
 
 VOCAB = 97
 
@@ -55,7 +56,8 @@ class Row:
     blocks: list[list[int]]  # of each layer group
     samples: bool
     banned: tuple[int, ...] = ()
-    allowed: list[int] | None = None  # by a grammar; None: every token
+    is_processed: bool = False
+    allowed: list[int] | None = None  # by logits processors and a grammar; None: every token
 
 
 class OracleStep:
@@ -63,18 +65,24 @@ class OracleStep:
         self.runner, self.rows = runner, rows
         self.must_sample = False  # by a call of ``sample``, before results are asked for
 
-    def sample(self, slots: Sequence[int]) -> None:
-        assert self.must_sample, "only a guided step samples apart, and once"
-        assert self.runner.queue[0] is self, "the step before is committed: the masks depend on its tokens"
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+        """A logits processor may exclude tokens; all others are equally likely here."""
+        assert self.must_sample, "only a step that waits for tokens samples apart, and once"
+        assert self.runner.queue[0] is self, "the step before is committed: masks and processors depend on its tokens"
         self.must_sample = False
         masks = self.runner.masks
-        assert masks is not None
+        logits = {row.slot: torch.zeros(1, 1, VOCAB) for row in self.rows if row.is_processed and row.samples}
+        if edit is not None:
+            edit(logits, None)
         for row in self.rows:
+            if row.slot in logits:
+                row.allowed = logits[row.slot].isfinite().flatten().nonzero().flatten().tolist()
             if row.slot in slots:
-                assert row.samples
+                assert row.samples and masks is not None
                 mask = masks[list(slots).index(row.slot)]
                 allowed = np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little").nonzero()[0].tolist()
-                row.allowed = [token for token in allowed if token not in row.banned]
+                among = range(VOCAB) if row.allowed is None else row.allowed
+                row.allowed = [token for token in allowed if token in among and token not in row.banned]
 
     def results(self) -> list[Sampled]:
         assert self.runner.queue.popleft() is self, "results are asked for once, in the order of launches"
@@ -132,11 +140,12 @@ class OracleRunner:
             for part in s.embeddings:
                 end = part.first + part.count
                 tokens[part.offset : part.offset + part.count] = part.embedding.tensor[part.first : end]
-            rows.append(Row(s.slot, tokens, s.start, [list(blocks) for blocks in s.block_ids], s.samples, s.banned_ids))
+            blocks = [list(ids) for ids in s.block_ids]
+            rows.append(Row(s.slot, tokens, s.start, blocks, s.samples, s.banned_ids, s.is_processed))
         self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
         self.largest_batch = max(self.largest_batch, len(rows))
         step = OracleStep(self, rows)
-        step.must_sample = batch.is_guided
+        step.must_sample = batch.waits_for_tokens
         self.queue.append(step)
         self.most_queued = max(self.most_queued, len(self.queue))
         return self.queue[-1]
@@ -157,6 +166,7 @@ class OracleRunner:
             end = row.start + len(row.tokens)
             starts = [0 if window is None else max(0, end - window) for window in self.windows]
             if row.allowed == []:
+                self.last_tokens[row.slot] = 0
                 results.append(Sampled(None, error="no token"))
                 continue
             token = _said(

@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.unit.torch_engine.core.hostile_grammars import HOSTILE, value_of
-from tests.unit.torch_engine.core.oracle_runner import VOCAB, undisturbed
+from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, OracleTransport, Wire, undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import _generation
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.core import grammars as compiler
@@ -323,6 +323,27 @@ def test_the_decode_side_goes_on_in_the_grammar_where_prefill_stopped(engine: Ca
     decode.submit(99, prompt_of(9), 30, handoff=other, sampling={"end_id": EOS, "guided_decoding": params})
     decode.finish()
     assert decode.errors[99].startswith(f"token {CHARACTERS.index('z')} does not follow the grammar")
+
+
+def test_a_prefill_side_refuses_a_text_of_one_token_that_is_shorter_than_min_tokens(
+    engine: Callable[..., Guided],
+) -> None:
+    """Decode never sees such a request, because its text is complete."""
+    h = engine(transport=OracleTransport(Wire(), "prefill", OracleRunner(4)))
+    sampling = {"guided_decoding": GuidedDecodingParams(regex="a"), "end_id": EOS}
+    for at, least in ((1, 3), (2, 1)):
+        h.asked.add(at)
+        handoff = Handoff("context_only", disagg_request_id=7)
+        h.submit(at, prompt_of(6, at), 9, handoff=handoff, sampling=sampling | {"min_tokens": least})
+    for _ in range(200):
+        h.step()
+        if h.asked <= h.finished.keys() | h.errors.keys():
+            break
+        if h.core.wait_s is None:
+            assert h.compiled.wait(60)
+            h.compiled.clear()
+    assert "complete after 1 tokens, and min_tokens is 3; lower" in h.errors[1]
+    assert h.tokens[2] == [CHARACTERS.index("a")] and not h.errors.get(2)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

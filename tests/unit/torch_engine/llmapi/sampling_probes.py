@@ -23,6 +23,19 @@ COMMON: dict[str, Any] = {"max_tokens": 8, "end_id": -1}
 _DRAWN = {"temperature": 3.0, "seed": 1}
 
 
+def without_the_likeliest(req_id: int, logits: Any, token_ids: Any, stream_ptr: Any, client_id: Any) -> None:
+    """A logits processor."""
+    logits[..., logits.argmax()] = float("-inf")
+
+
+def batched_without_the_likeliest(
+    req_ids: list[int], logits: list[Any], token_ids: Any, stream_ptr: Any, client_ids: Any
+) -> None:
+    """A batched logits processor."""
+    for request, row in zip(req_ids, logits, strict=True):
+        without_the_likeliest(request, row, None, None, None)
+
+
 def probes(whole: Any) -> dict[str, tuple[dict[str, Any], Any]]:
     """By field: what is asked beside it, and a value with which the answer must be another. ``whole``: COMMON's."""
     third, text = whole.token_ids[2], whole.text[3:6]
@@ -44,6 +57,9 @@ def probes(whole: Any) -> dict[str, tuple[dict[str, Any], Any]]:
         "presence_penalty": ({}, 100.0),
         "frequency_penalty": ({}, 100.0),
         "n": (_DRAWN, 2),
+        "best_of": (_DRAWN, 8),
+        "logits_processor": ({}, without_the_likeliest),
+        "apply_batched_logits_processor": ({}, True),  # an LLM needs batched_without_the_likeliest for it
         "logprobs": ({}, 2),
         "prompt_logprobs": ({}, 2),
         "detokenize": ({}, False),

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.llm import LLM
-from trtx.torch_engine.llmapi.results import RequestError
+from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,9 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.llm import LLM
-from trtx.torch_engine.llmapi.results import DisaggregatedParams, RequestError
+from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
 

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trtx.torch_engine.llmapi.results import Delivery, DisaggregatedParams, RequestError, RequestOutput
+from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
+from trtx.torch_engine.llmapi.request_errors import RequestError
+from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.messages import Logprob, Update
 
 

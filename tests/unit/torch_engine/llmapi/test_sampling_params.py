@@ -16,7 +16,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.llmapi.sampling_probes import TABLE, WITHOUT_EFFECT
+from tests.unit.torch_engine.llmapi.sampling_probes import TABLE, WITHOUT_EFFECT, without_the_likeliest
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import (
     FIELDS,
@@ -67,7 +67,9 @@ def test_greedy_unless_randomness_is_asked_for(fields: dict[str, Any], greedy: b
         ({"use_beam_search": True}, "use_beam_search is True; expected False: the torch engine does not support it"),
         ({"guided_decoding": object()}, "guided_decoding"),
         ({"bad": ["word"]}, "bad is"),
-        ({"logits_processor": [print]}, "logits_processor"),
+        ({"logits_processor": [3]}, "logits_processor is [3]; expected a callable with the parameters req_id, logits"),
+        ({"logits_processor": lambda logits: None}, "logits_processor is <function"),
+        ({"best_of": 3}, "3 choices without randomness"),
         ({"return_context_logits": True}, "return_context_logits"),
     ],
 )
@@ -98,7 +100,8 @@ def test_equal_greedy_choices_are_served_where_tensorrt_llms_switch_allows_them(
 FACTS = Path(__file__).parents[3] / "standin" / "llm_api.json"
 # Fields whose effect is on the prompt, the choices or the text: what they change is shown where requests are answered.
 BESIDE_THE_PLAN = {
-    "stop", "truncate_prompt_tokens", "n", "detokenize", "add_special_tokens", "skip_special_tokens",
+    "stop", "truncate_prompt_tokens", "n", "logits_processor", "detokenize", "add_special_tokens",
+    "skip_special_tokens",
 }  # fmt: skip
 
 
@@ -163,7 +166,7 @@ def test_a_refused_field_is_refused_whatever_it_holds(name: str) -> None:
             SamplingParams(**{name: value})
 
 
-PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x", GuidedDecodingParams(regex="x"))
+PROBES: tuple[Any, ...] = (1, 3, 0.25, True, [3], "x", GuidedDecodingParams(regex="x"), without_the_likeliest)
 
 
 def _plan(**fields: Any) -> str:
