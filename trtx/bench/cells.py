@@ -210,6 +210,7 @@ def _evidence(
         input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
         has_images=spec.image_batch_size > 0,
+        may_ask_formats=spec.may_ask_formats,
         prompts=spec.sharing,
         restarted=restarted,
         requests_by_worker=requests,

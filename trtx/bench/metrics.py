@@ -29,6 +29,7 @@ class Heading(Enum):
     ITL = "ITL, ms"
     E2E = "E2E, ms"
     LENGTHS = "tokens"
+    FORMATS = "answer format, %"
     TIME = "time"
 
 
@@ -295,9 +296,60 @@ def output_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "output_sequence_length")
 
 
+@metric(
+    Number[float | None],
+    title="requests with a format",
+    unit="%",
+    meaning="requests that ask for a form of their answer (response_format, guided_json, …) / all requests × 100; "
+    "known for loads with an input file or with such a field in extra_inputs",
+    heading=Heading.FORMATS,
+    label="asked",
+    if_known=True,
+    since=6,
+)
+def format_request_rate(records: Records) -> float | None:
+    return _share_asking("format", records)
+
+
+@metric(
+    Number[float | None],
+    title="requests with tools",
+    unit="%",
+    meaning="requests that offer tools / all requests × 100; known for the same loads",
+    heading=Heading.FORMATS,
+    label="tools",
+    if_known=True,
+    since=6,
+)
+def tools_request_rate(records: Records) -> float | None:
+    return _share_asking("tools", records)
+
+
+@metric(
+    Number[float | None],
+    title="cut answers",
+    unit="%",
+    meaning="answers that max_tokens ended inside their document or tool call / answers that had to follow a format × "
+    "100; a cut answer is no failed request",
+    heading=Heading.FORMATS,
+    label="cut",
+    if_known=True,
+    since=6,
+)
+def cut_answer_rate(records: Records) -> float | None:
+    bound = [record.answer_format for record in records if record.answer_format and record.answer_format.is_bound]
+    return 100 * sum(one.outcome == "cut" for one in bound) / len(bound) if bound else None
+
+
 def most_common_errors(records: Records) -> Reasons:
     """The reasons for failed requests with their counts, most frequent first."""
     return count_reasons(record.error for record in records if record.error is not None)
+
+
+def _share_asking(what: str, records: Records) -> float | None:
+    """The share of requests, in %, that ask for ``what``; None if a record doesn't say what its request asked for."""
+    asked = [record.answer_format.asked for record in records if record.answer_format is not None]
+    return 100 * sum(what in one for one in asked) / len(asked) if len(asked) == len(records) > 0 else None
 
 
 def _values(records: Records, tag: str) -> list[float]:
