@@ -1,7 +1,7 @@
 """Writes the loads of agents in sweeps/agents/: recorded tool conversations, and sessions for aiperf's agentic replay.
 
-Everything is made up here from a seed, so the files have no licence but this repository's, and every run writes the same
-bytes: ``python tools/agent_load.py [DIRECTORY]``.
+Everything is made up here from a seed, so the files have this repository's licence, and each run writes the same bytes:
+``python tools/agent_load.py [DIRECTORY]``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from trtx.bench.answer_formats import FORMAT_FIELDS, RequestedFormat, WrongFormat
+from trtx.bench.datasets.agent_sessions import AGENT_SESSIONS
 from trtx.bench.judge.steadiness import warm_up_needed
 from trtx.bench.load_field import LoadField, plain
 from trtx.bench.owned_fields import OWNED_FIELDS
@@ -17,7 +18,6 @@ from trtx.bench.prompts import MAX_LENGTH, MAX_REQUESTS, Prompts
 from trtx.stats.percentiles import samples_needed
 
 _TIMED = "mooncake_trace"  # aiperf's trace format: each line has a request and its time
-_AGENTIC = "weka_trace"  # aiperf's trace format of agent sessions: a file for each
 MAX_TRIALS = 100  # limits the cost of a typing mistake
 MAX_CONCURRENCY = 65_000  # connection limit of aiperf 0.13.0, and roughly the number of ports of an address
 MAX_RATE = 1_000_000.0  # requests/s
@@ -243,21 +243,19 @@ class LoadSpec(Prompts):
         """Checks a load that a scenario of aiperf decides: its trace, its times and its warm-up."""
         if self.scenario is None:
             return self
-        if self.input_file is None or self.custom_dataset_type not in (None, _AGENTIC):
+        if self.input_file is None or self.custom_dataset_type not in (None, AGENT_SESSIONS):
             raise ValueError(
                 f"scenario {self.scenario} replays agent sessions, but there are none; expected an input_file with "
-                f"custom_dataset_type {_AGENTIC}"
+                f"custom_dataset_type {AGENT_SESSIONS}"
             )
-        self.__dict__["custom_dataset_type"] = _AGENTIC
+        self.__dict__["custom_dataset_type"] = AGENT_SESSIONS
         if self.request_rate or self.fixed_schedule:
             raise ValueError(
                 f"scenario {self.scenario} sends requests at the times of its trace; leave request_rate and "
                 "fixed_schedule out"
             )
-        if not self.streaming:
-            raise ValueError(f"scenario {self.scenario} needs streaming; leave streaming out")
-        if not self.ignore_eos and "ignore_eos" in self.model_fields_set:
-            raise ValueError(f"scenario {self.scenario} sends ignore_eos with each request; leave ignore_eos out")
+        if not self.streaming or (not self.ignore_eos and "ignore_eos" in self.model_fields_set):
+            raise ValueError(f"scenario {self.scenario} sets streaming and ignore_eos to true; leave both out")
         self.__dict__["ignore_eos"] = True
         if self.warmup_request_count:
             raise ValueError(
@@ -305,6 +303,11 @@ class LoadSpec(Prompts):
         except WrongFormat as error:
             raise ValueError(f"extra_inputs.{error}") from error
         return value
+
+    @property
+    def said(self) -> str:
+        """The prompts, and the scenario that replays them."""
+        return ", ".join(filter(None, (super().said, self.scenario and f"agentic replay {self.scenario}")))
 
     @property
     def may_ask_formats(self) -> bool:

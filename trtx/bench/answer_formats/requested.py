@@ -75,6 +75,11 @@ class RequestedFormat:
         """What the request carries: a format of the text, tools, or both."""
         return (*(("format",) if self.text else ()), *(("tools",) if self.tools else ()))
 
+    @property
+    def needs_guidance(self) -> bool:
+        """Whether every answer must follow a format, which takes guided decoding."""
+        return self.text is not None or self.choice == "required"
+
     def judge(self, content: AnswerContent) -> FormatResult:
         """The outcome of an answer that is complete by its finish reason."""
         if self.choice == "required" or content.calls:

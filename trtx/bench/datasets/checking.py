@@ -288,6 +288,7 @@ class _Checked:
             self._lengths(tally), tuple(tally.notes()),
             self.form == "sharegpt" or 0 < tally.known == tally.requests, tally.most,
             tuple((where, name, value) for name, ends in tally.numbers.items() for where, value in ends),
+            tally.guided,
         )  # fmt: skip
 
     def _lengths(self, tally: RecordTally) -> str:

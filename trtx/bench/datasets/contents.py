@@ -28,6 +28,7 @@ class RecordTally:
     unsent: dict[str, None] = field(default_factory=dict)
     with_format: int = 0
     with_tools: int = 0
+    guided: str = ""
     most: tuple[str, int] = ("", 0)
     numbers: dict[str, tuple[tuple[str, float], tuple[str, float]]] = field(default_factory=dict)
 
@@ -35,9 +36,10 @@ class RecordTally:
         self.records += 1
         self.requests += answers or len(turns)
         for turn in turns:
-            asked = requested.asked if (requested := requested_format(body_of(turn))) else ()
-            self.with_format += "format" in asked
-            self.with_tools += "tools" in asked
+            if (requested := requested_format(body_of(turn))) is not None:
+                self.with_format += "format" in requested.asked
+                self.with_tools += "tools" in requested.asked
+                self.guided = self.guided or (where if requested.needs_guidance else "")
             tokens = (getattr(turn, "input_length", None) or 0) + (turn.output_length or 0)
             if tokens > self.most[1]:
                 self.most = (where, tokens)
@@ -93,6 +95,7 @@ class Dataset:
     has_all_lengths: bool = False  # every request states its output length
     most: tuple[str, int] = ("", 0)
     numbers: tuple[tuple[str, str, float], ...] = ()
+    guided: str = ""  # the first record that needs guided decoding
 
     @property
     def said(self) -> str:

@@ -13,10 +13,10 @@ from trtx.bench.answer_formats import RequestedFormat, WrongFormat, requested_fo
 
 def sent_body(record: Any) -> dict[str, Any] | None:
     """The body that aiperf sent for a record; None if the record doesn't have it."""
-    context = record.request_info
-    if context is None or not context.payload_bytes:
+    sent = getattr(record.request_info, "payload_bytes", None)
+    if not sent:
         return None
-    body = json.loads(context.payload_bytes)
+    body = json.loads(sent)
     return body if isinstance(body, dict) else None
 
 
