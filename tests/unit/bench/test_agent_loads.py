@@ -143,7 +143,7 @@ REFUSED = {
     ),
     "no schema in extra": ({"text": "a", "extra": {"guided_choice": []}}, "guided_choice is []; expected a list"),
     "two formats": ({"messages": ASKED, **FORMAT, "guided_regex": "a"}, "guided_regex and response_format both set"),
-    "a delay of no session": ({"messages": ASKED, "delay": 3, "max_tokens": 3}, "delay has no effect without a session"),
+    "a delay of no session": ({"messages": ASKED, "delay": 3, "max_tokens": 3}, "delay has no effect without a"),
 }  # fmt: skip
 
 
