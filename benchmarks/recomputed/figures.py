@@ -141,12 +141,12 @@ def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | No
         figures[name] = mean(lengths) if known else None
         figures[f"{name}s"] = {"min": min(lengths), "max": max(lengths)} if known else None
     asked = [request.form["asked"] for request in requests if request.form is not None]
+    known = bool(asked) and len(asked) == len(requests)
     for name, what in (("format_request_rate", "format"), ("tools_request_rate", "tools")):
-        known = bool(asked) and len(asked) == len(requests)
         figures[name] = 100 * sum(what in one for one in asked) / len(asked) if known else None
     outcomes = [request.form.get("outcome") for request in requests if request.form is not None]
     bound = [outcome for outcome in outcomes if outcome not in (None, "free")]
-    figures["cut_answer_rate"] = 100 * bound.count("cut") / len(bound) if bound else None
+    figures["cut_answer_rate"] = 100 * bound.count("cut") / len(bound) if bound and known else None
     return figures
 
 

@@ -44,7 +44,7 @@ def test_an_answer_that_breaks_its_schema_fails_with_its_reason_and_the_others_a
     conversations = ROOT / "sweeps" / "agents" / "conversations.jsonl"
     records = [json.loads(line) for line in conversations.read_text().splitlines()]
     first = records[:6]  # 24 requests, in order
-    oslo = sum("Oslo" in json.dumps(record["turns"]) for record in first)
+    oslo = sum("Oslo" in json.dumps([turn["messages"] for turn in record["turns"]]) for record in first)
     assert 0 < oslo < len(first), "the file has both"
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps(record) + "\n" for record in first))

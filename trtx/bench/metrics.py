@@ -15,6 +15,7 @@ from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Figures, Number, Records, Spread, metric, per_device
+from trtx.bench.records import RecordedFormat
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
@@ -337,7 +338,8 @@ def tools_request_rate(records: Records) -> float | None:
     since=6,
 )
 def cut_answer_rate(records: Records) -> float | None:
-    bound = [record.answer_format for record in records if record.answer_format and record.answer_format.is_bound]
+    found = _answer_formats(records)
+    bound = [one for one in found or () if one.is_bound]
     return 100 * sum(one.outcome == "cut" for one in bound) / len(bound) if bound else None
 
 
@@ -347,9 +349,15 @@ def most_common_errors(records: Records) -> Reasons:
 
 
 def _share_asking(what: str, records: Records) -> float | None:
-    """The share of requests, in %, that ask for ``what``; None if a record doesn't say what its request asked for."""
-    asked = [record.answer_format.asked for record in records if record.answer_format is not None]
-    return 100 * sum(what in one for one in asked) / len(asked) if len(asked) == len(records) > 0 else None
+    """The share of requests, in %, that ask for ``what``."""
+    found = _answer_formats(records)
+    return 100 * sum(what in one.asked for one in found) / len(found) if found else None
+
+
+def _answer_formats(records: Records) -> list[RecordedFormat] | None:
+    """What every request asked of the form of its answer; None if a record doesn't say it."""
+    known = [record.answer_format for record in records if record.answer_format is not None]
+    return known if len(known) == len(records) else None
 
 
 def _values(records: Records, tag: str) -> list[float]:
