@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trtx.bench.answer_formats import FORMAT_FIELDS, RequestedFormat, WrongFormat
+from trtx.bench.answer_formats import RequestedFormat, WrongFormat
 from trtx.bench.datasets.agent_sessions import AGENT_SESSIONS
 from trtx.bench.judge.steadiness import warm_up_needed
 from trtx.bench.load_field import LoadField, plain
@@ -308,11 +308,6 @@ class LoadSpec(Prompts):
     def said(self) -> str:
         """The prompts, and the scenario that replays them."""
         return ", ".join(filter(None, (super().said, self.scenario and f"agentic replay {self.scenario}")))
-
-    @property
-    def may_ask_formats(self) -> bool:
-        """Whether a request may ask for a form of its answer, or offer tools."""
-        return self.input_file is not None or not FORMAT_FIELDS.isdisjoint(self.extra_inputs)
 
     @property
     def pairs(self) -> tuple[tuple[int | None, int | None], ...]:

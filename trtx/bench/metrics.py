@@ -302,7 +302,7 @@ def output_sequence_lengths(records: Records) -> list[float]:
     title="requests with a format",
     unit="%",
     meaning="requests that ask for a form of their answer (response_format, guided_json, …) / all requests × 100; "
-    "known for loads with an input file or with such a field in extra_inputs",
+    "known for loads in which a record or extra_inputs has such a field, or tools",
     heading=Heading.FORMATS,
     label="asked",
     if_known=True,

@@ -14,7 +14,7 @@ import pytest
 from trtx.bench import LoadSpec, Target, dataset_of
 from trtx.bench.aiperf.command import command
 from trtx.bench.aiperf.flags import check_load
-from trtx.bench.sent_dataset import check_guidance, prepare_dataset
+from trtx.bench.sent_dataset import asks_formats, check_guidance, prepare_dataset
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 
@@ -174,6 +174,15 @@ def test_a_topology_without_guided_decoding_is_refused_for_the_first_record_that
         check_guidance(bound, "it has none")
     with pytest.raises(UsageError, match="extra_inputs asks for a form of each answer, but it has none"):
         check_guidance(LoadSpec.model_validate({"extra_inputs": {"guided_regex": "a"}}), "it has none")
+
+
+def test_bodies_are_kept_only_of_loads_that_may_ask_for_a_format(tmp_path: Path) -> None:
+    assert not asks_formats(LoadSpec()) and not asks_formats(LoadSpec.model_validate(SCENARIO))
+    assert asks_formats(LoadSpec.model_validate({"extra_inputs": {"guided_regex": "a"}}))
+    path = written(tmp_path, {"messages": ASKED, "max_tokens": 3})
+    assert not asks_formats(LoadSpec(input_file=path))
+    path.write_text(json.dumps({"messages": ASKED, "tools": [TOOL]}) + "\n")
+    assert asks_formats(LoadSpec(input_file=path))
 
 
 def test_pauses_of_a_file_leave_no_concurrency_to_be_held(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def _formats(*outcomes: str | None) -> Evidence:
     (trial,) = GOOD.trials
     found = [None if one is None else RecordedFormat(("format",), one, f"{one} for a reason") for one in outcomes]
     records = [replace(one, answer_format=found[at % len(found)]) for at, one in enumerate(trial.measured)]
-    return _measured(tuple(records), may_ask_formats=True)
+    return _measured(tuple(records), asks_formats=True)
 
 
 def _measured(records: tuple[RequestRecord, ...], **said: Any) -> Evidence:

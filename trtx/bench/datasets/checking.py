@@ -130,7 +130,7 @@ def _agent_sessions(path: Path) -> Dataset:
     found = read_sessions(path)
     return Dataset(
         path, AGENT_SESSIONS, AGENT_SESSIONS, False, found.sessions, found.requests, found.lengths,
-        has_all_lengths=True, most=found.most,
+        has_all_lengths=True, most=found.most, asks_formats=False,
     )  # fmt: skip
 
 
@@ -288,7 +288,7 @@ class _Checked:
             self._lengths(tally), tuple(tally.notes()),
             self.form == "sharegpt" or 0 < tally.known == tally.requests, tally.most,
             tuple((where, name, value) for name, ends in tally.numbers.items() for where, value in ends),
-            tally.guided,
+            tally.guided, bool(tally.with_format or tally.with_tools),
         )  # fmt: skip
 
     def _lengths(self, tally: RecordTally) -> str:

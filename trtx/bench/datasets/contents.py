@@ -96,6 +96,7 @@ class Dataset:
     most: tuple[str, int] = ("", 0)
     numbers: tuple[tuple[str, str, float], ...] = ()
     guided: str = ""  # the first record that needs guided decoding
+    asks_formats: bool = True  # a request may ask for a form of its answer, or offer tools
 
     @property
     def said(self) -> str:

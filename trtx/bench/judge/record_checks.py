@@ -102,7 +102,7 @@ def _input_length(evidence: Evidence) -> Found | NotObserved | None:
     "requests; the check is not made if an answer's format could not be checked",
 )
 def _answer_format(evidence: Evidence) -> Found | NotObserved | None:
-    if not evidence.may_ask_formats:
+    if not evidence.asks_formats:
         return None
     found = [record.answer_format for record in evidence.answered if record.answer_format is not None]
     if len(found) < len(evidence.answered):
