@@ -41,10 +41,14 @@ NUMBERS = {
     PER_DEVICE: Number("tokens/s/{device}", has_interval=True),
     "input_sequence_length": Number(),
     "output_sequence_length": Number(),
+    "format_request_rate": Number(),
+    "tools_request_rate": Number(),
+    "cut_answer_rate": Number(),
 }
 # All metrics that are distributions over requests, with their titles. aiperf records each under the same name, in ms.
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token_latency": "ITL", "request_latency": "E2E"}
-SINCE = {"images_per_second": 5}  # the first version of cell.json with the metric, if it was added after version 4
+# The first version of cell.json with the metric, if it was added after version 4.
+SINCE = {"images_per_second": 5, "format_request_rate": 6, "tools_request_rate": 6, "cut_answer_rate": 6}
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 RATES = (
     "benchmark_duration",
@@ -65,6 +69,7 @@ class Request:
     end: int
     failed: bool
     values: dict[str, float]  # by aiperf's name of the metric; ms and tokens
+    form: dict[str, Any] | None = None  # what it asked of the form of its answer, and the outcome
 
     def after(self, metric: str) -> int | None:
         """The time, in ns since 1970, at which a latency had passed."""
@@ -83,7 +88,9 @@ def read_requests(records: Path) -> list[Request]:
         if values.get("inter_token_latency") == 0:  # the answer came in one piece: there is none
             del values["inter_token_latency"]
         failed = record.get("error") is not None or bool(about.get("was_cancelled"))
-        found.append(Request(about["request_start_ns"], about["request_end_ns"], failed, values))
+        found.append(
+            Request(about["request_start_ns"], about["request_end_ns"], failed, values, about.get("trtx_answer_format"))
+        )
     return found
 
 
@@ -133,6 +140,13 @@ def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | No
         known = bool(lengths) and not uncounted and len(lengths) == len(good)
         figures[name] = mean(lengths) if known else None
         figures[f"{name}s"] = {"min": min(lengths), "max": max(lengths)} if known else None
+    asked = [request.form["asked"] for request in requests if request.form is not None]
+    known = bool(asked) and len(asked) == len(requests)
+    for name, what in (("format_request_rate", "format"), ("tools_request_rate", "tools")):
+        figures[name] = 100 * sum(what in one for one in asked) / len(asked) if known else None
+    outcomes = [request.form.get("outcome") for request in requests if request.form is not None]
+    bound = [outcome for outcome in outcomes if outcome not in (None, "free")]
+    figures["cut_answer_rate"] = 100 * bound.count("cut") / len(bound) if bound and known else None
     return figures
 
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -23,7 +23,8 @@ REFUSED = ("nvext", "prompt_logprobs")
 @dataclass
 class Proxy:
     """``shifts``: added to every log-probability that goes by; ``names``: models that answers say they are of, in turn;
-    ``refuses``: fields of a request; ``lasts``: completions after which it falls silent."""
+    ``refuses``: fields of a request; ``lasts``: completions after which it falls silent; ``answers``: returns the body
+    of the proxy's own answer to a request, or None for the one of the server behind."""
 
     behind: str
     url: str = ""
@@ -31,6 +32,7 @@ class Proxy:
     names: tuple[str, ...] = ()
     refuses: tuple[str, ...] = REFUSED
     lasts: int | None = None
+    answers: Callable[[dict[str, Any]], bytes | None] = lambda body: None
     asked: list[dict[str, Any]] = field(default_factory=list)
     _turn: Iterator[str] = field(init=False, repr=False)
 
@@ -71,6 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
             of.asked.append(body)
         if of.is_gone:
             self.close_connection = True
+            return
+        if (own := of.answers(body)) is not None:
+            self._send(200, own)
             return
         request = urllib.request.Request(
             f"{of.behind}{self.path}", json.dumps(body).encode(), {"Content-Type": "application/json"}

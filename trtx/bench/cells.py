@@ -28,6 +28,7 @@ from trtx.bench.readings import (
     summed,
 )
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
+from trtx.bench.sent_dataset import asks_formats
 from trtx.bench.windows import Phases, Span, phases_of
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
@@ -210,6 +211,7 @@ def _evidence(
         input_length=_input_length(spec, load),
         output_length=_output_length(spec, load),
         has_images=spec.image_batch_size > 0,
+        asks_formats=asks_formats(spec),
         prompts=spec.sharing,
         restarted=restarted,
         requests_by_worker=requests,

@@ -83,6 +83,7 @@ class Metric(ABC, Generic[T]):
     table: Mapping[int | None, str] = field(default_factory=dict)  # columns of the terminal table, with their headers
     markdown: Sequence[int | None] = ()  # columns of summary.md
     of_images: bool = False  # shown only in runs whose requests have images
+    if_known: bool = False  # shown only in runs in which a cell has a value
     of_stream: bool = False  # undefined for requests that are answered without streaming
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from trtx.bench.answer_formats import RequestedFormat, WrongFormat
+from trtx.bench.datasets.agent_sessions import AGENT_SESSIONS
 from trtx.bench.judge.steadiness import warm_up_needed
 from trtx.bench.load_field import LoadField, plain
 from trtx.bench.owned_fields import OWNED_FIELDS
@@ -26,6 +28,7 @@ MAX_SEED = 2**53 - 1  # JSON readers lose digits of larger integers
 Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE, allow_inf_nan=False)]
 Arrival = Literal["poisson", "constant"]
+Scenario = Literal["inferencex-agentx-mvp"]  # all that aiperf 0.13.0 has
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,16 @@ class LoadSpec(Prompts):
             before=False,
         ),
     ] = False
+    scenario: Annotated[
+        Scenario | None,
+        LoadField(
+            help="Replay agent sessions of a weka_trace with aiperf's agentic replay: inferencex-agentx-mvp.",
+            metavar="NAME",
+            ignored=("public", "no file", "open loop", "schedule"),
+            flag="--scenario",
+            since=10,
+        ),
+    ] = None
     burstiness: Annotated[
         float | None,
         LoadField(
@@ -226,6 +239,32 @@ class LoadSpec(Prompts):
         return self
 
     @model_validator(mode="after")
+    def _replay(self) -> LoadSpec:
+        """Checks a load that a scenario of aiperf decides: its trace, its times and its warm-up."""
+        if self.scenario is None:
+            return self
+        if self.input_file is None or self.custom_dataset_type not in (None, AGENT_SESSIONS):
+            raise ValueError(
+                f"scenario {self.scenario} replays agent sessions, but there are none; expected an input_file with "
+                f"custom_dataset_type {AGENT_SESSIONS}"
+            )
+        self.__dict__["custom_dataset_type"] = AGENT_SESSIONS
+        if self.request_rate or self.fixed_schedule:
+            raise ValueError(
+                f"scenario {self.scenario} sends requests at the times of its trace; leave request_rate and "
+                "fixed_schedule out"
+            )
+        if not self.streaming or (not self.ignore_eos and "ignore_eos" in self.model_fields_set):
+            raise ValueError(f"scenario {self.scenario} sets streaming and ignore_eos to true; leave both out")
+        self.__dict__["ignore_eos"] = True
+        if self.warmup_request_count:
+            raise ValueError(
+                f"scenario {self.scenario} has its own warm-up, one request for each session in flight; leave "
+                "warmup_request_count out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_axis(self) -> LoadSpec:
         if self.request_rate and "concurrency" not in self.model_fields_set:
             self.__dict__["concurrency"] = ()  # overrides the default
@@ -259,7 +298,16 @@ class LoadSpec(Prompts):
                 json.dumps(value[name], allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"extra_inputs.{name} is not a JSON value ({error}); expected one") from error
+        try:
+            RequestedFormat.of(value)
+        except WrongFormat as error:
+            raise ValueError(f"extra_inputs.{error}") from error
         return value
+
+    @property
+    def said(self) -> str:
+        """The prompts, and the scenario that replays them."""
+        return ", ".join(filter(None, (super().said, self.scenario and f"agentic replay {self.scenario}")))
 
     @property
     def pairs(self) -> tuple[tuple[int | None, int | None], ...]:
@@ -295,8 +343,9 @@ class LoadSpec(Prompts):
 
     def _load(self, isl: int | None, osl: int | None, concurrency: int | None, rate: float | None) -> Load:
         label = "trace" if self.fixed_schedule else f"c{concurrency}" if rate is None else f"r{plain(rate)}"
-        # A warm-up would use the trace's own prompts, and later requests would find them in the prefix cache.
-        warm_up = 0 if self.fixed_schedule else _warmup_request_count(concurrency or 1)
+        # A warm-up would use the trace's own prompts, and later requests would find them in the prefix cache. A
+        # scenario has a warm-up of its own.
+        warm_up = 0 if self.fixed_schedule or self.scenario else _warmup_request_count(concurrency or 1)
         return Load(
             label=label if len(self.pairs) == 1 else f"{label}{_part('i', isl)}{_part('o', osl)}",
             concurrency=concurrency,
@@ -314,7 +363,7 @@ class LoadSpec(Prompts):
 
     def held_concurrency(self, load: Load) -> int | None:
         """Number of requests constantly in flight; None if they arrive at a rate, or if sessions have pauses."""
-        return None if self.session_turn_delay_mean else load.concurrency
+        return None if self.has_pauses or self.scenario else load.concurrency
 
     def request_body(self, load: Load) -> dict[str, Any]:
         """Additional fields of every request, on top of those that aiperf writes.

@@ -15,6 +15,7 @@ from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Figures, Number, Records, Spread, metric, per_device
+from trtx.bench.records import RecordedFormat
 from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
@@ -29,6 +30,7 @@ class Heading(Enum):
     ITL = "ITL, ms"
     E2E = "E2E, ms"
     LENGTHS = "tokens"
+    FORMATS = "answer format, %"
     TIME = "time"
 
 
@@ -295,9 +297,67 @@ def output_sequence_lengths(records: Records) -> list[float]:
     return _counted(records, "output_sequence_length")
 
 
+@metric(
+    Number[float | None],
+    title="requests with a format",
+    unit="%",
+    meaning="requests that ask for a form of their answer (response_format, guided_json, …) / all requests × 100; "
+    "known for loads in which a record or extra_inputs has such a field, or tools",
+    heading=Heading.FORMATS,
+    label="asked",
+    if_known=True,
+    since=6,
+)
+def format_request_rate(records: Records) -> float | None:
+    return _share_asking("format", records)
+
+
+@metric(
+    Number[float | None],
+    title="requests with tools",
+    unit="%",
+    meaning="requests that offer tools / all requests × 100; known for the same loads",
+    heading=Heading.FORMATS,
+    label="tools",
+    if_known=True,
+    since=6,
+)
+def tools_request_rate(records: Records) -> float | None:
+    return _share_asking("tools", records)
+
+
+@metric(
+    Number[float | None],
+    title="cut answers",
+    unit="%",
+    meaning="answers that max_tokens ended inside their document or tool call / answers that had to follow a format × "
+    "100; a cut answer is no failed request",
+    heading=Heading.FORMATS,
+    label="cut",
+    if_known=True,
+    since=6,
+)
+def cut_answer_rate(records: Records) -> float | None:
+    found = _answer_formats(records)
+    bound = [one for one in found or () if one.is_bound]
+    return 100 * sum(one.outcome == "cut" for one in bound) / len(bound) if bound else None
+
+
 def most_common_errors(records: Records) -> Reasons:
     """The reasons for failed requests with their counts, most frequent first."""
     return count_reasons(record.error for record in records if record.error is not None)
+
+
+def _share_asking(what: str, records: Records) -> float | None:
+    """The share of requests, in %, that ask for ``what``."""
+    found = _answer_formats(records)
+    return 100 * sum(what in one.asked for one in found) / len(found) if found else None
+
+
+def _answer_formats(records: Records) -> list[RecordedFormat] | None:
+    """What every request asked of the form of its answer; None if a record doesn't say it."""
+    known = [record.answer_format for record in records if record.answer_format is not None]
+    return known if len(known) == len(records) else None
 
 
 def _values(records: Records, tag: str) -> list[float]:

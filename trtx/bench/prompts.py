@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trtx.bench.datasets.reading import count_records
+from trtx.bench.datasets.reading import count_records, names_delays
 from trtx.bench.images import Images
 from trtx.bench.load_field import LoadField
 from trtx.config.option_field import field_records
@@ -198,6 +198,12 @@ class Prompts(Images):
     def has_sessions(self) -> bool:
         """Whether requests are turns of conversations."""
         return self.session_turns_mean > 1
+
+    @property
+    def has_pauses(self) -> bool:
+        """Whether time may pass between an answer and the next turn of its conversation. Reads the ``input_file``."""
+        in_file = self.input_file is not None and not self.input_file.is_dir() and names_delays(self.input_file)
+        return bool(self.session_turn_delay_mean) or in_file
 
     @property
     def shared_length(self) -> int:

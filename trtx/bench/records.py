@@ -13,8 +13,28 @@ from trtx.bench.failures import reason
 
 RECORDS_FILE = "profile_export.jsonl"  # aiperf 0.13.0, --export-level records
 NAMED_MODELS = "trtx_named_models"  # trtx's field in a record's metadata (endpoint/naming.py)
+ANSWER_FORMAT = "trtx_answer_format"  # another (endpoint/formats.py)
 
 _Phase = Literal["warmup", "profiling"]  # aiperf's CreditPhase
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFormat:
+    """What a request asked of the form of its answer, and what came of it.
+
+    ``asked``: ``format`` for the text, ``tools``, both, or none. ``outcome``: ``kept``, ``cut``, ``broken``,
+    ``unchecked`` or ``free`` (``answer_formats``); None for an answer that is not complete, or that may have any form.
+    ``reason``: why the answer is broken or unchecked.
+    """
+
+    asked: tuple[str, ...] = ()
+    outcome: str | None = None
+    reason: str = ""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the answer had to follow a format."""
+        return self.outcome not in (None, "free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,7 @@ class RequestRecord:
     cached_input_tokens: float | None = None  # tokens found in the prefix cache; None: not in the usage
     image_count: float | None = None  # None: aiperf counted no images
     models: tuple[str, ...] = ()  # model names in the answer; empty: it names none, or they were not recorded
+    answer_format: RecordedFormat | None = None  # None: not recorded
     # aiperf's other metrics that formulas read (``reads`` of a metric's record), by aiperf's name
     others: Mapping[str, float] = field(default_factory=dict)
 
@@ -106,5 +127,10 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         cached_input_tokens=value("usage_prompt_cache_read_tokens"),
         image_count=value("num_images"),
         models=tuple(metadata.get(NAMED_MODELS, ())),
+        answer_format=_answer_format(metadata.get(ANSWER_FORMAT)),
         others={name: found for name in _others if (found := value(name)) is not None},
     )
+
+
+def _answer_format(said: dict[str, Any] | None) -> RecordedFormat | None:
+    return None if said is None else RecordedFormat(tuple(said["asked"]), said.get("outcome"), said.get("reason") or "")

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from trtx.bench.answer_formats import FORMAT_FIELDS, RequestedFormat
 from trtx.bench.body_ranges import RANGES
 from trtx.bench.datasets import Dataset, read_dataset, write_records
 from trtx.bench.load import LoadSpec, Target
@@ -50,6 +51,27 @@ def check_dataset(spec: LoadSpec, *, context_length: int | None, is_dynamo: bool
                 f"{name} is {value}, but Dynamo's frontend accepts only {RANGES[name]} and would refuse the request; "
                 "change it",
             )
+
+
+def asks_formats(spec: LoadSpec) -> bool:
+    """Whether a request of the load may ask for a form of its answer, or offer tools; True if that is not known."""
+    if not FORMAT_FIELDS.isdisjoint(spec.extra_inputs):
+        return True
+    try:
+        dataset = dataset_of(spec)
+    except (OSError, UsageError):  # the file has changed since the load was checked
+        return True
+    return dataset is not None and dataset.asks_formats
+
+
+def check_guidance(spec: LoadSpec, lacks: str) -> None:
+    """Raises UsageError if a request of the load needs guided decoding. ``lacks``: why the topology has none."""
+    own = RequestedFormat.of(spec.extra_inputs)
+    dataset = dataset_of(spec) if spec.input_file is not None else None
+    if own is not None and own.needs_guidance:
+        raise UsageError(f"extra_inputs asks for a form of each answer, but {lacks}")
+    if dataset is not None and dataset.guided:
+        _refuse(dataset, dataset.guided, f"it asks for a form of its answer, but {lacks}")
 
 
 def _refuse(dataset: Dataset, where: str, problem: str) -> NoReturn:

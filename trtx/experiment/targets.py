@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from trtx.bench import LoadSpec, Target
 from trtx.bench.body_ranges import check_body
 from trtx.bench.chat_template import fewest_tokens
-from trtx.bench.sent_dataset import check_dataset
+from trtx.bench.sent_dataset import check_dataset, check_guidance
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
@@ -19,6 +19,8 @@ from trtx.experiment.deployment import DYNAMO, api_key
 from trtx.prompts.files import chat_template
 from trtx.runs.forms import Deployment
 from trtx.topology import Plan
+
+_WITHOUT_TEXT = ("paced", "simulated")  # engines without guided decoding
 
 
 def target_of(label: str, plan: Plan) -> Target:
@@ -91,6 +93,8 @@ def check_fits(plan: Plan, load: LoadSpec) -> None:
     """
     if plan.chat_template is None:
         _check_has_template(plan.model, plan.model_path)
+    if (lacks := _lacks_guidance(plan)) is not None:
+        check_guidance(load, lacks)
     if load.dataset is not None:  # lengths and content of a dataset's requests are unknown
         check_body(load.extra_inputs)
         check_dataset(load, context_length=context_length(plan), is_dynamo=True)
@@ -121,6 +125,16 @@ def check_fits_served(served: LoadTarget, checkpoint: Checkpoint, load: LoadSpec
                 f"{what}, and {role} workers of {served.model} take max_seq_len {longest}; "
                 f"ask for less, or --set max_seq_len={asked}"
             )
+
+
+def _lacks_guidance(plan: Plan) -> str | None:
+    """Why no answer of the topology can be made to follow a schema, and what to do; None if it can."""
+    if plan.engine in _WITHOUT_TEXT:
+        return f"engine {plan.engine} makes no text of its own; choose another engine"
+    for role, config in plan.engine_configs.items():
+        if config.get("guided_decoding_backend", "") is None:
+            return f"guided_decoding_backend turns guided decoding off on {role} workers; leave it out"
+    return None
 
 
 def _check_has_template(model: str, checkpoint: Path) -> None:

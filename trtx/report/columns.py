@@ -97,12 +97,16 @@ def margin_text(value: float) -> str:
 
 
 def shown_metrics(view: RunView) -> list[Metric[Any]]:
-    """The metrics that get columns. Image metrics are omitted if the load has no images and none were measured."""
-    return [
-        metric
-        for metric in all_figures()
-        if not metric.of_images or view.has_images or any(row.value(metric) is not None for row in view.rows)
-    ]
+    """The metrics that get columns.
+
+    Image metrics are omitted if the load has no images and none were measured, others if no cell has a value of them.
+    """
+
+    def is_omitted(metric: Metric[Any]) -> bool:
+        is_special = metric.if_known or (metric.of_images and not view.has_images)
+        return is_special and all(row.value(metric) is None for row in view.rows)
+
+    return [metric for metric in all_figures() if not is_omitted(metric)]
 
 
 def page_columns(view: RunView, part: Part = "whole") -> tuple[tuple[str, tuple[Column, ...]], ...]:

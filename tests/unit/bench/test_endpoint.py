@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -18,7 +19,7 @@ from hostile_server import ANSWERS, OSL, SSE, Hostile, chunk, stream, usage, wor
 
 from trtx.bench.endpoint import API_KEY_VARIABLE, ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.failures import reason
-from trtx.bench.records import NAMED_MODELS
+from trtx.bench.records import ANSWER_FORMAT, NAMED_MODELS
 
 EXACT = {"ignore_eos": True, "min_tokens": OSL}
 
@@ -29,8 +30,8 @@ def endpoint(extra: dict[str, Any] | None = None, *, streaming: bool = True) -> 
     return kind(model_endpoint=SimpleNamespace(endpoint=SimpleNamespace(streaming=streaming, extra=asked)))
 
 
-async def record_of(answer: Hostile) -> RequestRecord:
-    """What aiperf's client makes of a body that arrived."""
+async def record_of(answer: Hostile, sent: dict[str, Any] | None = None) -> RequestRecord:
+    """What aiperf's client makes of a body that arrived. ``sent``: the body of the request; None: it was not kept."""
 
     async def body() -> AsyncIterator[bytes]:
         yield answer.body
@@ -38,7 +39,9 @@ async def record_of(answer: Hostile) -> RequestRecord:
     read = [TextResponse(perf_ns=1, text=answer.body.decode(), content_type=answer.kind)]
     responses = [event async for event in AsyncSSEStreamReader(body())] if answer.kind == SSE else read
     record: RequestRecord = RequestRecord.model_construct(
-        responses=responses, error=None, request_info=SimpleNamespace(max_tokens=OSL)
+        responses=responses,
+        error=None,
+        request_info=SimpleNamespace(max_tokens=OSL, payload_bytes=sent and json.dumps(sent).encode()),
     )
     record._parsed_responses_cache = None
     return record
@@ -88,19 +91,58 @@ async def test_the_models_that_an_answer_names_are_kept_in_its_record(named: lis
     record = await record_of(Hostile(stream(events), None))
     endpoint().extract_response_data(record)
     assert record.error is None
+    assert (await written_of(record)).get(NAMED_MODELS, []) == kept
+
+
+async def written_of(record: RequestRecord) -> dict[str, Any]:
+    """The metadata that aiperf writes of a record, after all observers of trtx have seen it."""
     metadata = MetricRecordMetadata(
         session_num=0, request_start_ns=1, request_end_ns=2, worker_id="w", record_processor_id="p",
         benchmark_phase="profiling",
     )  # fmt: skip
-    (name,) = [entry.name for entry in plugins.iter_entries("record_observer") if entry.name.startswith("trtx")]
-    observer = plugins.get_class("record_observer", name)(run=None, service_id="p")
     parsed = ParsedResponseRecord(request=record, responses=[])
-    await observer.observe(RecordObserverContext(record=parsed, metadata=metadata, produced={}))
+    for entry in plugins.iter_entries("record_observer"):
+        if entry.name.startswith("trtx"):
+            observer = plugins.get_class("record_observer", entry.name)(run=None, service_id="p")
+            await observer.observe(RecordObserverContext(record=parsed, metadata=metadata, produced={}))
     message = RecordsMessage(
         service_id="p", metadata=metadata, records=[MetricRecordsData(metadata=metadata, metrics={})]
     )
-    received = RecordsMessage.from_json(message.to_json_bytes()).records[0].metadata.model_dump(exclude_none=True)
-    assert received.get(NAMED_MODELS, []) == kept
+    found: dict[str, Any] = (
+        RecordsMessage.from_json(message.to_json_bytes()).records[0].metadata.model_dump(exclude_none=True)
+    )
+    return found
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ASKS = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "outcome", "error"),
+    [
+        ('{"a": 1}', "stop", "kept", None),
+        ('{"a": "1"}', "stop", "broken", "the answer breaks its JSON schema at $.a: type integer"),
+        ("No.", "stop", "broken", "the answer is not JSON (Expecting value), although its request asks for JSON"),
+        ('{"a"', "length", "cut", None),
+    ],
+)
+async def test_an_answer_that_breaks_its_schema_is_a_failed_request_and_one_that_is_cut_is_not(
+    text: str, finish: str, outcome: str, error: str | None
+) -> None:
+    parts = [chunk({"content": text[at : at + 3]}) for at in range(0, len(text), 3)]
+    events = [*parts, chunk({}, finish), usage(OSL)]
+    record = await record_of(Hostile(stream(events), None), sent=ASKS)
+    endpoint(extra={}).extract_response_data(record)
+    assert (None if record.error is None else reason(record.error.model_dump())) == error
+    assert (await written_of(record))[ANSWER_FORMAT] == {"asked": ["format"], "outcome": outcome, "reason": error or ""}
+
+
+async def test_what_a_failed_request_asked_for_is_kept_too_and_nothing_is_claimed_without_its_body() -> None:
+    for sent, kept in ((ASKS, {"asked": ["format"]}), ({"messages": []}, {"asked": []}), (None, None)):
+        record = await record_of(Hostile(stream([]), None), sent=sent)
+        record.error = ErrorDetails(type="ClientResponseError", message="no", code=400)
+        assert (await written_of(record)).get(ANSWER_FORMAT) == kept
 
 
 async def test_text_and_usage_are_those_that_aiperfs_own_endpoint_reads() -> None:

@@ -27,7 +27,7 @@ from trtx.bench.figures import (
 )
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.validity import Reason, Unchecked, Validity
-from trtx.bench.records import RequestRecord
+from trtx.bench.records import RecordedFormat, RequestRecord
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"
@@ -39,8 +39,9 @@ READ_ALSO = {name: 7.0 for one in all_figures() if isinstance(one, MeasuredMetri
 def _record(start: int, end: int, ttft: float, itl: float, isl: int, osl: int) -> RequestRecord:
     """Times in ms."""
     return RequestRecord(
-        start * 10**6, end * 10**6, None, ttft, itl, end - start, isl, osl, image_count=2, others=READ_ALSO
-    )
+        start * 10**6, end * 10**6, None, ttft, itl, end - start, isl, osl, image_count=2,
+        answer_format=RecordedFormat(("format", "tools"), "cut"), others=READ_ALSO,
+    )  # fmt: skip
 
 
 # Two trials on two GPUs. The first runs 2 s, the second, with a request that failed, 1.5 s.
@@ -48,7 +49,9 @@ TRIALS = (
     (_record(0, 1000, 100, 10, 60, 100), _record(500, 2000, 200, 20, 64, 50)),
     (
         _record(10_000, 11_000, 300, 40, 68, 30),
-        RequestRecord(10_000 * 10**6, 11_500 * 10**6, "HTTP 500", *[None] * 5),
+        RequestRecord(
+            10_000 * 10**6, 11_500 * 10**6, "HTTP 500", *[None] * 5, answer_format=RecordedFormat(("format",))
+        ),
     ),
 )
 DEVICES = 2
@@ -60,7 +63,7 @@ SAMPLED_WITHOUT = {
 }
 OF_FAILURES = {  # what is known where no request succeeded, and what it is of one that failed
     "request_count": 0, "error_request_count": 1, "uncounted_request_count": 0, "request_error_rate": 100,
-    "benchmark_duration": 1.5,
+    "benchmark_duration": 1.5, "format_request_rate": 100, "tools_request_rate": 0,
 }  # fmt: skip
 
 

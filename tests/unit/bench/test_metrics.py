@@ -7,7 +7,9 @@ import pytest
 from trtx.bench.figures import Figures, ValueRange
 from trtx.bench.metrics import (
     benchmark_duration,
+    cut_answer_rate,
     error_request_count,
+    format_request_rate,
     images_per_second,
     input_sequence_length,
     input_sequence_lengths,
@@ -22,9 +24,10 @@ from trtx.bench.metrics import (
     request_error_rate,
     request_throughput,
     time_to_first_token,
+    tools_request_rate,
     uncounted_request_count,
 )
-from trtx.bench.records import RequestRecord
+from trtx.bench.records import RecordedFormat, RequestRecord
 from trtx.bench.windows import Span
 
 MS = 1_000_000
@@ -54,6 +57,18 @@ def test_images_are_those_of_requests_that_succeeded_and_unknown_where_one_has_n
     assert images_per_second([failed(0, 500)]) is None
     half = Figures.over([two], [Span(0, 250 * MS)])
     assert half[images_per_second] == 8  # half of each request's two, in a quarter of a second
+
+
+def test_shares_of_formats_are_of_all_requests_and_unknown_where_one_does_not_say() -> None:
+    def asks(*what: str, outcome: str | None = "kept") -> RequestRecord:
+        return dataclasses.replace(ok(0, 500), answer_format=RecordedFormat(what, outcome))
+
+    refused = dataclasses.replace(failed(0, 500), answer_format=RecordedFormat(("format", "tools")))
+    records = [asks("format"), asks("tools", outcome="free"), asks("tools", outcome="cut"), asks(outcome=None), refused]
+    assert (format_request_rate(records), tools_request_rate(records)) == (40, 60)
+    assert cut_answer_rate(records) == 50, "one of the two answers that had to follow something"
+    assert format_request_rate([*records, ok(0, 500)]) is None and cut_answer_rate([asks(outcome=None)]) is None
+    assert format_request_rate([]) is None
 
 
 def test_a_failed_request_counts_in_the_time_and_the_error_rate_but_gives_no_tokens() -> None:

@@ -17,7 +17,7 @@ from trtx.bench.judge.checks import ValidityLevel, all_checks, check
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.judge.validity import Unchecked, judge
 from trtx.bench.readings import ForeignProcess, GpuReading
-from trtx.bench.records import RequestRecord, TrialRecords, read_trial
+from trtx.bench.records import RecordedFormat, RequestRecord, TrialRecords, read_trial
 
 KEPT = Path(__file__).parents[1] / "report" / "golden" / "run" / "cells" / "agg-c2" / "trial-01"
 SLOTS = 4
@@ -62,6 +62,14 @@ def _with(change: Change, every: int = 1) -> Evidence:
         replace(record, **change(record)) if i % every == 0 else record for i, record in enumerate(trial.measured)
     ]
     return replace(GOOD, trials=(TrialRecords(trial.warm_up, tuple(changed)),))
+
+
+def _formats(*outcomes: str | None) -> Evidence:
+    """Answers with these outcomes in turn; None: the record doesn't say what the request asked for."""
+    (trial,) = GOOD.trials
+    found = [None if one is None else RecordedFormat(("format",), one, f"{one} for a reason") for one in outcomes]
+    records = [replace(one, answer_format=found[at % len(found)]) for at, one in enumerate(trial.measured)]
+    return _measured(tuple(records), asks_formats=True)
 
 
 def _measured(records: tuple[RequestRecord, ...], **said: Any) -> Evidence:
@@ -149,6 +157,8 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
     ("silent end", ValidityLevel.INVALID, _with(_silent(0.5)), "after their last text, 50% of their duration"),
     ("one piece", ValidityLevel.SUSPECT, _with(lambda r: {"inter_token_latency": None}, every=5),
      "40 of 200 answers came in one piece, so ITL covers only 160"),
+    ("answer format", ValidityLevel.SUSPECT, _formats("kept", "cut", "free", "kept"),
+     "max_tokens cut 50 of 150 answers inside their document or tool call"),
     ("late client", ValidityLevel.SUSPECT, _measured(_loop(gap_ms=40, stagger_ms=5)),
      "3.44 of 4 requests were in flight on average, so the client took 14 % of the time"),
     ("late client", ValidityLevel.INVALID, _measured(_loop(gap_ms=150, stagger_ms=5)),
@@ -245,6 +255,7 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
     assert found.level is ValidityLevel.VALID
     assert {unchecked.name for unchecked in found.unchecked} == {made.name for made in all_checks()} - {
         "samples", "silent end", "one piece", "late client", "steady", "warm-up",  # which records alone can answer
+        "answer format",  # of requests that can't ask for one
     }  # fmt: skip
     assert "not checked: restarts (the server's processes were not supervised)" in map(str, found.unchecked)
 
@@ -260,6 +271,8 @@ def test_what_nobody_observed_is_not_passed_in_silence() -> None:
          "usage counts image tokens too"),
         ("prefix hits", _with(lambda r: {"cached_input_tokens": None}, every=50), "not every answer reports its"),
         ("prefix hits", replace(GOOD, prompts="shared"), "prompts share prefixes"),
+        ("answer format", _formats("kept", "unchecked"), "100 of 200 answers were not checked: unchecked for a reason"),
+        ("answer format", _formats("kept", None), "aiperf's records don't contain what each request asked for"),
         ("warm-up", replace(GOOD, trials=(TrialRecords((), GOOD.trials[0].measured),)), "no warm-up request was"),
         ("warm-up", replace(GOOD, trials=(TrialRecords(_loop(4), GOOD.trials[0].measured),)),
          "the check needs 25 warm-up requests"),
@@ -300,6 +313,7 @@ def test_evidence_that_is_too_little_leaves_a_check_open(name: str, evidence: Ev
     "evidence",
     [
         _with(lambda r: {"input_sequence_length": 66}),  # a template's tokens
+        _formats(*["kept"] * 9, "cut"),
         _with(_failed, every=40),  # failures have their own status
         replace(GOOD, requests_by_worker=_uneven(a=6, b=2)),  # chance
         replace(GOOD, requests_by_worker=_uneven(a=0, b=0)),

@@ -40,6 +40,7 @@ from trtx.runs.forms import LOCK
 from trtx.topology import Gpu, Machine
 
 RECORDS = Path(__file__).parent / "records"
+SESSIONS = Path(__file__).parents[3] / "sweeps" / "agents" / "sessions"
 
 # For each field, a value other than the default, unless its type tells one (other_values.py).
 OTHER: dict[type, dict[str, Any]] = {
@@ -52,6 +53,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "aiperf_args": ["--slice-duration", "2"],
         "prompt_corpus": "coding",
         "input_file": f"{RECORDS}/texts.jsonl",
+        "scenario": "inferencex-agentx-mvp",
         "custom_dataset_type": "random_pool",
         "public_dataset": "sharegpt",
         "image_format": "jpeg",
@@ -134,9 +136,10 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
     "num_prefix_prompts": {"prefix_prompt_length": 20},
     **{name: {"image_batch_size": 1} for name in field_records(Images) if name != "image_batch_size"},
     "fixed_schedule": {"input_file": f"{RECORDS}/trace.jsonl", "custom_dataset_type": "mooncake_trace"},
+    "scenario": {"input_file": str(SESSIONS), "custom_dataset_type": "weka_trace"},
 }
 # Beside which no lengths are asked.
-DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule")
+DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule", "scenario")
 TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it has no effect
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
@@ -365,7 +368,7 @@ def test_a_field_of_a_load_changes_what_aiperf_is_asked(field: str, tmp_path: Pa
 def _load(field: str, *, is_open: bool) -> LoadSpec:
     """One with another value of this field, at a request rate or at a concurrency."""
     rate = {"request_rate": [1.0]} if field in OF_A_RATE or is_open else {}
-    rate = {} if field in ("concurrency", "fixed_schedule") else rate
+    rate = {} if field in ("concurrency", "fixed_schedule", "scenario") else rate
     return LoadSpec.model_validate({**rate, **OF_OTHERS.get(field, {}), field: OTHER[LoadSpec][field]})
 
 

@@ -18,6 +18,7 @@ from trtx.bench.answers import words
 from trtx.bench.endpoint import ENDPOINT_TYPE, ENTRY_POINT, ENTRY_POINT_GROUP
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.load_field import aiperf_words, plain
+from trtx.bench.prompts import MAX_REQUESTS
 from trtx.errors import UsageError
 
 PROGRAM = "aiperf"
@@ -31,6 +32,9 @@ _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes i
 # Remove the rate once an aiperf release waits for the end of a request instead of polling.
 _FEW_CORES = 4
 _ONE_WORKER = ("--workers-max", "1")
+# A scenario decides by a duration when it ends, and refuses any trace but two published ones. This duration is longer
+# than any trial, so the request count ends it, and the flag makes both a warning in aiperf's log.
+_OWN_SCENARIO = ("--unsafe-override", "--benchmark-duration", "604800")
 _NO_POLLING = ("--request-rate", "1000", "--arrival-pattern", "constant")
 
 
@@ -85,6 +89,9 @@ def command(
 
     ``attempt``: how many times this trial has been run on the same server, including this time.
     """
+    requests = load.warmup_request_count + load.request_count
+    # A scenario replays every session of its trace.
+    entries = spec.conversation_count(requests, load.concurrency or 1) if spec.scenario is None else MAX_REQUESTS
     argv = [
         PROGRAM, "profile",
         "--model", target.model,
@@ -99,9 +106,7 @@ def command(
         # Each trial has its own prompts. Otherwise the second trial would find those of the first in the prefix cache.
         "--random-seed", str(prompt_seed(spec.seed, load.label, trial, attempt)),
         # One prompt per request, warm-up included. Otherwise later requests would hit the prefix cache.
-        "--num-dataset-entries", str(
-            spec.conversation_count(load.warmup_request_count + load.request_count, load.concurrency or 1)
-        ),
+        "--num-dataset-entries", str(entries),
         "--request-timeout-seconds", str(spec.request_timeout_s),
         "--extra-inputs", json.dumps(spec.request_body(load)),
         "--ui", "none",
@@ -116,7 +121,9 @@ def command(
     argv += [*aiperf_words(spec), *spec.image_words]
     if spec.prefix_prompt_length:  # aiperf adds no prefix without this number
         argv += ["--num-prefix-prompts", str(spec.num_prefix_prompts)]
-    if spec.input_file is not None:  # without either flag, aiperf decides by the first record
+    if spec.scenario is not None:
+        argv += _OWN_SCENARIO
+    elif spec.input_file is not None:  # without either flag, aiperf decides by the first record
         argv += ["--fixed-schedule" if spec.fixed_schedule else "--no-fixed-schedule"]
     if load.warmup_request_count:
         argv += ["--warmup-request-count", str(load.warmup_request_count)]
@@ -131,7 +138,8 @@ def command(
     elif load.concurrency is not None:
         argv += ["--concurrency", str(load.concurrency)]
     if len(os.sched_getaffinity(0)) <= _FEW_CORES:
-        argv += _ONE_WORKER if load.concurrency is None else (*_ONE_WORKER, *_NO_POLLING)
+        polls = load.concurrency is not None and spec.scenario is None
+        argv += (*_ONE_WORKER, *_NO_POLLING) if polls else _ONE_WORKER
     return (*argv, *spec.aiperf_args, "--artifact-dir", str(directory))
 
 

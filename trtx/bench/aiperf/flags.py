@@ -39,8 +39,8 @@ _OWNED: Mapping[str, str | None] = {
     "conversation_num": "request_count", "benchmark_duration": "request_count", "warmup_duration": None,
     "warmup_num_sessions": None, "fixed_schedule": "fixed_schedule", "disable_auto_fixed_schedule": "fixed_schedule",
     "user_centric_rate": "request_rate", "num_users": "concurrency", "request_rate_series": "request_rate",
-    "scenario": None, "num_profile_runs": "trials", "search_space": None, "search_recipe": None, "sweep_variants": None,
-    "accuracy_benchmark": None, "custom_endpoint": None,
+    "unsafe_override": "scenario", "num_profile_runs": "trials", "search_space": None, "search_recipe": None,
+    "sweep_variants": None, "accuracy_benchmark": None, "custom_endpoint": None,
 }  # fmt: skip
 # For fields without a LoadSpec field: the trtx option to use instead.
 _SAID_BY = {

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,6 +54,7 @@ _PRELOAD = (
     "transformers.models.auto.tokenization_auto",
     "trtx.bench.endpoint.chat",
     "trtx.bench.endpoint.naming",
+    "trtx.bench.endpoint.formats",
 )
 
 
@@ -72,6 +73,7 @@ class AiperfHost:
         *,
         api_key: str | None = None,
         certificates: Sequence[Path] = (),
+        variables: Mapping[str, str] | None = None,
         program: Sequence[str] = (_ENTRY, *_PRELOAD),
     ) -> None:
         """Creates the host without starting it.
@@ -82,10 +84,12 @@ class AiperfHost:
 
         ``api_key`` is passed to trtx's endpoint in the environment, because command lines are visible to all users.
         ``certificates`` are PEM files of servers to trust, in addition to those that this machine trusts.
+        ``variables`` are environment variables of aiperf, in addition to those that every run sets.
         """
         self.log_path = log_path
         self.api_key = api_key
         self._certificates = tuple(certificates)
+        self._variables = dict(variables or {})
         self._guard = guard
         self._program = tuple(program)
         self._unread = b""
@@ -102,7 +106,7 @@ class AiperfHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self.scratch, self.api_key) | self._trust(),
+                env=_environment(self.scratch, self.api_key) | self._variables | self._trust(),
                 start_new_session=True,
             )
         watch(self._process.pid)

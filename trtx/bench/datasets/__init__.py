@@ -6,7 +6,8 @@ Enter through :func:`read_dataset`; what it returns says what was recognised.
 No field of a record is dropped without a word: it is sent, or refused with its file, line and name.
 """
 
-from trtx.bench.datasets.checking import Dataset, read_dataset, write_records
+from trtx.bench.datasets.checking import read_dataset, write_records
+from trtx.bench.datasets.contents import Dataset
 from trtx.bench.datasets.reading import count_records
 
 __all__ = ["Dataset", "count_records", "read_dataset", "write_records"]

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtx.bench.datasets.agent_sessions import AGENT_SESSIONS, read_sessions
 from trtx.bench.datasets.aiperf_loaders import loader_of, recognised
+from trtx.bench.datasets.contents import Dataset, RecordTally
 from trtx.bench.datasets.field_names import check_names, sentence_of
 from trtx.bench.datasets.forms import (
     FOREIGN,
     MULTI_TURN,
+    OPENAI_TURNS,
     RANDOM_POOL,
     SINGLE_TURN,
     TRACE,
     Converted,
     ForeignForm,
-    WrongRecord,
     foreign_form,
 )
 from trtx.bench.datasets.reading import Record, RecordFile, open_records
-from trtx.bench.datasets.values import BLOCK_TOKENS, check_values, numbers_of, refuse_truth
-from trtx.config.wording import counted, quoted
+from trtx.bench.datasets.values import BLOCK_TOKENS, check_values, refuse_truth
+from trtx.bench.datasets.wrong_record import WrongRecord
+from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,70 +39,6 @@ if TYPE_CHECKING:
 
 # Forms whose records are complete request bodies. aiperf sends them unchanged, without the load's settings.
 _VERBATIM = ("raw_payload", "inputs_json")
-
-
-def _second(pair: tuple[str, float]) -> float:
-    return pair[1]
-
-
-@dataclass(slots=True)
-class _Tally:
-    records: int = 0
-    requests: int = 0
-    skipped: int = 0
-    shortest: int | None = None
-    longest: int | None = None
-    known: int = 0
-    unsent: dict[str, None] = field(default_factory=dict)
-    most: tuple[str, int] = ("", 0)
-    numbers: dict[str, tuple[tuple[str, float], tuple[str, float]]] = field(default_factory=dict)
-
-    def add(self, where: str, turns: list[Any], answers: int) -> None:
-        self.records += 1
-        self.requests += answers or len(turns)
-        for turn in turns:
-            tokens = (getattr(turn, "input_length", None) or 0) + (turn.output_length or 0)
-            if tokens > self.most[1]:
-                self.most = (where, tokens)
-            for name, number in numbers_of(turn):
-                low, high = self.numbers.get(name, ((where, number), (where, number)))
-                self.numbers[name] = (min(low, (where, number), key=_second), max(high, (where, number), key=_second))
-            if isinstance(length := turn.output_length, int):
-                self.known += 1
-                self.shortest = length if self.shortest is None else min(self.shortest, length)
-                self.longest = length if self.longest is None else max(self.longest, length)
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """The form and contents of an ``input_file``.
-
-    ``form``: the form's name. ``sent_as``: aiperf's name for the form that aiperf reads; None: aiperf recognises it
-    itself. ``is_copied``: aiperf reads a copy, made by :func:`write_records`. ``records``: None if only aiperf can read
-    the records. ``most``: the record that states the most tokens of prompt and answer, and that number. ``numbers``:
-    for each numeric field of the request body, record, name and value of its minimum and of its maximum.
-    """
-
-    path: Path
-    form: str
-    sent_as: str | None
-    is_copied: bool = False
-    records: int | None = None
-    requests: int = 0
-    lengths: str = ""
-    notes: tuple[str, ...] = ()
-    has_all_lengths: bool = False  # every request states its output length
-    most: tuple[str, int] = ("", 0)
-    numbers: tuple[tuple[str, str, float], ...] = ()
-
-    @property
-    def said(self) -> str:
-        """A one-line description for ``--dry-run``."""
-        form = self.form if self.sent_as in (None, self.form) else f"{self.form}, sent as {self.sent_as}"
-        if self.records is None:
-            return f"{form}; records and lengths are read by aiperf"
-        counts = f"{counted(self.records, 'record')}, {counted(self.requests, 'request')}"
-        return "; ".join([f"{form}: {counts}", f"output lengths: {self.lengths}", *self.notes])
 
 
 def read_dataset(
@@ -126,6 +65,8 @@ def read_dataset(
             f"custom_dataset_type {quoted(form)} is not a dataset format; {hint}, use another one that aiperf profile "
             "--help lists, or leave it out"
         )
+    if form == AGENT_SESSIONS:
+        return _agent_sessions(path)
     if path.is_dir():
         return _directory(path, form)
     native = form is None or form in _models() or form in FOREIGN
@@ -137,12 +78,12 @@ def read_dataset(
         next(iter(source))
     except UsageError:  # for example a table, which one of aiperf's loaders recognises by its file name
         if form is None and (found := recognised(path, None, without=_known_here())) is not None:
-            return Dataset(path, found, found)
+            return _of_aiperf(path, found)
         raise
     checked = _Checked(source, form, is_scheduled=is_scheduled, block_tokens=block_tokens)
     if checked.aiperfs is not None:
-        return Dataset(path, checked.aiperfs, checked.aiperfs)
-    tally = _Tally()
+        return _of_aiperf(path, checked.aiperfs)
+    tally = RecordTally()
     for _ in checked.walk(tally):
         pass
     return checked.found(tally)
@@ -156,16 +97,17 @@ def write_records(dataset: Dataset, copy: Path, tokenizer_path: Path) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
     checked = _Checked(open_records(dataset.path), dataset.form, is_scheduled=False)
     with copy.open("w", encoding="utf-8") as file:
-        for converted in checked.walk(_Tally()):
-            value = dict(converted.value or {})
-            if converted.answers:
-                tokenizer = tokenizer or load_tokenizer(tokenizer_path)
-                lengths = iter([max(1, len(tokenizer.encode(text).ids)) for text in converted.answers])
-                value["turns"] = [
-                    turn if turn.get("role") == "system" else {**turn, "output_length": next(lengths)}
-                    for turn in value["turns"]
-                ]
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        for converted in checked.walk(RecordTally()):
+            for value in converted.values:
+                if converted.answers:
+                    tokenizer = tokenizer or load_tokenizer(tokenizer_path)
+                    lengths = iter([max(1, len(tokenizer.encode(text).ids)) for text in converted.answers])
+                    turns = [
+                        turn if turn.get("role") == "system" else {**turn, "output_length": next(lengths)}
+                        for turn in value["turns"]
+                    ]
+                    value = {**value, "turns": turns}
+                file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def _models() -> Mapping[str, type[BaseModel]]:
@@ -179,6 +121,19 @@ def _known_here() -> tuple[str, ...]:
     return (*_models(), *_VERBATIM)
 
 
+def _of_aiperf(path: Path, form: str) -> Dataset:
+    """A dataset in a form that aiperf's loader has recognised."""
+    return _agent_sessions(path) if form == AGENT_SESSIONS else Dataset(path, form, form)
+
+
+def _agent_sessions(path: Path) -> Dataset:
+    found = read_sessions(path)
+    return Dataset(
+        path, AGENT_SESSIONS, AGENT_SESSIONS, False, found.sessions, found.requests, found.lengths,
+        has_all_lengths=True, most=found.most, asks_formats=False,
+    )  # fmt: skip
+
+
 def _directory(path: Path, form: str | None) -> Dataset:
     """Checks a directory: one pool per file, or a form whose aiperf loader reads the whole directory."""
     if form is not None and form != RANDOM_POOL:
@@ -189,10 +144,10 @@ def _directory(path: Path, form: str | None) -> Dataset:
         return Dataset(path, form, loader_of(path, CustomDatasetType(form)))
     files = sorted(file for file in path.iterdir() if file.is_file())
     if form is None and (found := recognised(path, None, without=_known_here())) is not None:
-        return Dataset(path, found, found)
+        return _of_aiperf(path, found)
     if not files:
         raise UsageError(f"input_file {quoted(str(path))} is an empty directory; expected files with records")
-    tally = _Tally()
+    tally = RecordTally()
     for file in files:
         checked = _Checked(open_records(file), RANDOM_POOL, is_scheduled=False)
         if not checked.source.is_lines or file.suffix == ".gz":
@@ -289,16 +244,29 @@ class _Checked:
     def sent_as(self) -> str:
         return self.foreign.sent_as if self.foreign is not None else str(self.form)
 
-    def walk(self, tally: _Tally) -> Iterator[Converted]:
+    def _converted(self, record: Record, sessions: dict[str, str]) -> Converted:
+        """A record in aiperf's form. ``sessions``: the record of each session so far, as only one may have its id."""
+        converted = self.foreign.convert(record.value) if self.foreign else Converted((record.value,))
+        if self.form != OPENAI_TURNS:
+            return converted
+        name = converted.values[0]["session_id"]
+        if name is None:
+            name = f"{self.source.path.name} {record.where}"
+        if (other := sessions.setdefault(name, record.where)) != record.where:
+            raise WrongRecord(f"session_id is {quoted(name)}, which {other} has too; give each record its own")
+        return replace(converted, values=tuple({**value, "session_id": name} for value in converted.values))
+
+    def walk(self, tally: RecordTally) -> Iterator[Converted]:
         """Checks each record and yields it in aiperf's form, except those that contain no request."""
+        sessions: dict[str, str] = {}
         for record in self.source:
             try:
-                converted = self.foreign.convert(record.value) if self.foreign else Converted(record.value)
+                converted = self._converted(record, sessions)
                 tally.unsent.update(dict.fromkeys(converted.unsent))
-                if converted.value is None:
+                if not converted.values:
                     tally.skipped += 1
                     continue
-                tally.add(record.where, self._turns(converted.value), len(converted.answers))
+                tally.add(record.where, self._turns(converted.values), len(converted.answers))
             except WrongRecord as error:
                 other = self._form_of(record) if error.field is not None else None
                 if other not in (None, self.form):
@@ -313,39 +281,33 @@ class _Checked:
                 "", f"none of its records contains a request in the format {self.form}; expected at least one"
             )
 
-    def found(self, tally: _Tally) -> Dataset:
-        notes = []
-        if tally.skipped:
-            notes.append(f"left out because they contain no answered question: {counted(tally.skipped, 'record')}")
-        if tally.unsent:
-            notes.append(f"not sent because the load sets them: {', '.join(tally.unsent)}")
+    def found(self, tally: RecordTally) -> Dataset:
         is_copied = self.foreign is not None or not self.source.is_lines
         return Dataset(
             self.source.path, str(self.form), self.sent_as, is_copied, tally.records, tally.requests,
-            self._lengths(tally), tuple(notes),
+            self._lengths(tally), tuple(tally.notes()),
             self.form == "sharegpt" or 0 < tally.known == tally.requests, tally.most,
             tuple((where, name, value) for name, ends in tally.numbers.items() for where, value in ends),
+            tally.guided, bool(tally.with_format or tally.with_tools),
         )  # fmt: skip
 
-    def _lengths(self, tally: _Tally) -> str:
+    def _lengths(self, tally: RecordTally) -> str:
         if self.form == "sharegpt":
             return "the lengths of the answers in the file, in the model's tokens"
-        if not tally.known:
-            return "–"
-        spread = f"{tally.shortest} to {tally.longest}" if tally.shortest != tally.longest else f"{tally.shortest}"
-        return (
-            spread
-            if tally.known == tally.requests
-            else f"{spread} of {counted(tally.known, 'request')}, – for the others"
-        )
+        return tally.lengths()
 
-    def _turns(self, value: Mapping[str, Any]) -> list[Any]:
+    def _turns(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The turns of a record that become requests, parsed by aiperf's model. Raises WrongRecord."""
+        if self.form != OPENAI_TURNS:
+            return [turn for value in values for turn in self._turns_of(value)]
+        return [turn for number, value in enumerate(values) for turn in self._turns_of(value, f"turns[{number}].")]
+
+    def _turns_of(self, value: Mapping[str, Any], prefix: str = "") -> list[Any]:
         from pydantic import ValidationError
 
         model = self.models[self.sent_as]
         check_names(value, model)
-        refuse_truth(value)
+        refuse_truth(value, prefix)
         try:
             parsed: Any = model.model_validate(value)
         except ValidationError as error:
@@ -354,10 +316,10 @@ class _Checked:
             said = first["msg"].removeprefix("Value error, ")
             if said.startswith("At least one modality"):  # every field of the turn is empty
                 raise WrongRecord(f"{where.lstrip('.') or 'it'} has no content; expected text") from error
-            raise WrongRecord(f"{where.lstrip('.')}: {said}" if where else said) from error
+            raise WrongRecord(f"{prefix}{where.lstrip('.')}: {said}" if where else said) from error
         turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]
         for number, turn in enumerate(turns):
-            of = f"turns[{number}]." if self.sent_as == MULTI_TURN else ""
+            of = f"turns[{number}]." if self.sent_as == MULTI_TURN else prefix
             check_values(turn, of, is_scheduled=self.is_scheduled, block_tokens=self.block_tokens)
         asked = [turn for turn in turns if getattr(turn, "role", None) != "system" or len(turns) == 1]
         return [_NoLength() for _ in asked] if self.sent_as == RANDOM_POOL else asked

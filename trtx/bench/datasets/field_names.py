@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trtx.bench.datasets.forms import BODY_FIELDS, WrongRecord
+from trtx.bench.datasets.forms import BODY_FIELDS
+from trtx.bench.datasets.wrong_record import WrongRecord
 from trtx.config.wording import quoted
 
 if TYPE_CHECKING:

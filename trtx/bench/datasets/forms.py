@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtx.bench.datasets.messages import check_messages
+from trtx.bench.datasets.wrong_record import WrongRecord
 from trtx.config.wording import quoted
 
 SINGLE_TURN, MULTI_TURN, RANDOM_POOL, TRACE = "single_turn", "multi_turn", "random_pool", "mooncake_trace"
+OPENAI_TURNS = "openai_turns"
 
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt")
 # Fields that describe a conversation or a message and have no effect on requests.
@@ -34,29 +37,20 @@ BODY_FIELDS = frozenset({
 })  # fmt: skip
 # Fields that mark a record with messages as a request of aiperf's trace, not of OpenAI's API.
 _OF_A_TRACE = {"output_length", "timestamp", "delay", "session_id", "extra", "hash_ids", "type"}
+_OF_A_SESSION = ("session_id", "delay")  # requests with the same session_id are sent one after the other
 _BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_MUST_BE_SAID, *_LIMITS}
-
-
-class WrongRecord(Exception):
-    """A record is invalid. The message continues a sentence that begins with file and line.
-
-    ``field``: the unknown field, if that is the problem; ``known`` are then the valid fields.
-    """
-
-    def __init__(self, problem: str, field: str | None = None, known: frozenset[str] = frozenset()) -> None:
-        super().__init__(problem)
-        self.field, self.known = field, known
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
     """A record in aiperf's form.
 
-    ``value``: the record; None if it contains no request. ``answers``: the answer to each turn, in order; its number of
-    tokens becomes the turn's output length. ``unsent``: fields that are not sent because the load sets them.
+    ``values``: the records that replace it; none if it contains no request. ``answers``: the answer to each turn, in
+    order; its number of tokens becomes the turn's output length. ``unsent``: fields that are not sent because the load
+    sets them.
     """
 
-    value: dict[str, Any] | None
+    values: tuple[dict[str, Any], ...]
     answers: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
 
@@ -84,7 +78,7 @@ def _text(record: Mapping[str, Any], name: str, of: str = "") -> str:
 
 
 def _plain_text(line: Any) -> Converted:
-    return Converted({"text": line})
+    return Converted(({"text": line},))
 
 
 def _sharegpt(record: Any) -> Converted:
@@ -115,7 +109,7 @@ def _sharegpt(record: Any) -> Converted:
         else:
             raise WrongRecord(f"{of}from is {role!r:.60}; expected human, gpt, or, for the first message, system")
     session = {"session_id": str(record["id"])} if isinstance(record.get("id"), (str, int)) else {}
-    return Converted({**session, "turns": turns} if answers else None, tuple(answers))
+    return Converted(({**session, "turns": turns},) if answers else (), tuple(answers))
 
 
 def _body(body: Mapping[str, Any], of: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -151,11 +145,58 @@ def _prompt(record: Any) -> Converted:
     if "messages" in body:
         raise WrongRecord("prompt and messages both set the prompt; leave one of them out")
     fields, unsent = _body(body)
-    return Converted({"text": _text(record, "prompt"), **fields}, unsent=unsent)
+    return Converted(({"text": _text(record, "prompt"), **fields},), unsent=unsent)
 
 
 def _chat(record: Any) -> Converted:
-    return _asked(record, "")
+    body = {name: value for name, value in record.items() if name not in _OF_A_SESSION}
+    if record.get("delay") is not None and record.get("session_id") is None:
+        raise WrongRecord("delay has no effect without a session_id; add one, or leave delay out")
+    value, unsent = _asked(body, "")
+    return Converted(({**value, **{name: record[name] for name in _OF_A_SESSION if name in record}},), unsent=unsent)
+
+
+def _turns(record: Any) -> Converted:
+    """A recorded conversation: a request for each turn, which contains the messages of all earlier turns.
+
+    Fields of the record apply to each turn that does not set them itself.
+    """
+    turns = record.get("turns")
+    if not isinstance(turns, list) or not turns:
+        raise WrongRecord('turns is not a list of requests; expected [{"messages": […]}, …]')
+    common = {name: value for name, value in record.items() if name not in ("turns", "session_id")}
+    if "messages" in common:
+        raise WrongRecord("messages belongs to a turn; move it into turns[0]")
+    session = record.get("session_id")
+    if session is not None and (not isinstance(session, str) or not session):
+        raise WrongRecord(f"session_id is {session!r:.60}; expected text")
+    values, unsent, said = [], dict[str, None](), list[Any]()
+    for number, turn in enumerate(turns):
+        of = f"turns[{number}]."
+        if not isinstance(turn, dict):
+            raise WrongRecord(f"turns[{number}] is not an object; expected a request with messages")
+        delay = turn.get("delay")
+        if delay is not None and number == 0:
+            raise WrongRecord(f"{of}delay is {delay!r:.60}, but no answer comes before the first turn; leave it out")
+        added = turn.get("messages")
+        first = added[0] if isinstance(added, list) and added and isinstance(added[0], dict) else {}
+        if number and first and first.get("role") != "assistant":
+            raise WrongRecord(
+                f"{of}messages[0] has the role {first.get('role')!r:.60}; expected the assistant's recorded answer to "
+                "the turn before, and then what follows it"
+            )
+        own = {name: value for name, value in turn.items() if name != "delay"}
+        value, dropped = _asked({**common, **own, "messages": added}, of)
+        said = [*said, *value["messages"]]
+        check_messages(said, of, first=len(said) - len(value["messages"]))
+        if said[-1].get("role") == "assistant":
+            raise WrongRecord(
+                f"{of}messages ends with an answer of the assistant; expected a message that the model answers"
+            )
+        unsent.update(dict.fromkeys(dropped))
+        paused = {} if delay is None else {"delay": delay}
+        values.append({**value, "messages": said, "session_id": session, **paused})
+    return Converted(tuple(values), unsent=tuple(unsent))
 
 
 def _batch(record: Any) -> Converted:
@@ -169,10 +210,12 @@ def _batch(record: Any) -> Converted:
     body = record.get("body")
     if not isinstance(body, dict):
         raise WrongRecord("body is not an object; expected a chat request with messages")
-    return _asked(body, "body.")
+    value, unsent = _asked(body, "body.")
+    return Converted((value,), unsent=unsent)
 
 
-def _asked(body: Mapping[str, Any], of: str) -> Converted:
+def _asked(body: Mapping[str, Any], of: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A chat request as a record of aiperf's trace, and the names of the fields that the load sets."""
     if "prompt" in body:
         raise WrongRecord(f"unknown field {of}'prompt' of a chat request; expected messages instead")
     messages = body.get("messages")
@@ -183,7 +226,7 @@ def _asked(body: Mapping[str, Any], of: str) -> Converted:
             raise WrongRecord(f"{of}messages[{number}] has no role; expected role and content")
     fields, unsent = _body(body, of)
     tools = {"tools": body["tools"]} if body.get("tools") else {}
-    return Converted({"messages": messages, **tools, **fields}, unsent=unsent)
+    return {"messages": messages, **tools, **fields}, unsent
 
 
 FOREIGN: Mapping[str, ForeignForm] = {
@@ -194,6 +237,7 @@ FOREIGN: Mapping[str, ForeignForm] = {
         ForeignForm("prompt", SINGLE_TURN, _prompt),
         ForeignForm("openai_chat", TRACE, _chat),
         ForeignForm("openai_batch", TRACE, _batch),
+        ForeignForm(OPENAI_TURNS, TRACE, _turns),
     )
 }
 
@@ -205,6 +249,9 @@ def foreign_form(record: Mapping[str, Any], trace_fields: frozenset[str]) -> For
     """
     if "conversations" in record:
         return FOREIGN["sharegpt"]
+    turns = record.get("turns")
+    if isinstance(turns, list) and any(isinstance(turn, dict) and "messages" in turn for turn in turns):
+        return FOREIGN[OPENAI_TURNS]
     if "custom_id" in record or ("body" in record and "url" in record):
         return FOREIGN["openai_batch"]
     if "messages" in record and (record.keys() & (_BODY - trace_fields) or not record.keys() & _OF_A_TRACE):

@@ -85,6 +85,18 @@ def count_records(path: Path) -> int | None:
         return 0
 
 
+def names_delays(path: Path) -> bool:
+    """Whether the text of a file names the field ``delay``; False if it can't be read.
+
+    A file that names it without a delay is only measured more carefully: as a load without a constant concurrency.
+    """
+    try:
+        with _opened(RecordFile(path, is_text=False, is_array=False, is_lines=False)) as lines:
+            return any(b'"delay"' in line for line in lines)
+    except (OSError, UsageError):
+        return False
+
+
 @contextlib.contextmanager
 def _opened(source: RecordFile) -> Iterator[BufferedReader]:
     """Opens the file, and decompresses gzip whatever the file's name is. Raises UsageError for damaged gzip data."""

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trtx.bench.answer_formats import WrongFormat, requested_format
 from trtx.bench.body_ranges import RANGES
-from trtx.bench.datasets.forms import WrongRecord
+from trtx.bench.datasets.messages import check_messages
+from trtx.bench.datasets.wrong_record import WrongRecord
 from trtx.bench.owned_fields import OWNED_FIELDS
 from trtx.config.wording import quoted
 
 _MAX_LENGTH = 10_000_000  # tokens; the same limit as for a load's lengths
 _MEDIA = ("image", "audio", "video")
 _NUMBERS = ("output_length", "input_length", "timestamp", "delay")
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's API
 BLOCK_TOKENS = 512
 """Tokens per entry of a trace's ``hash_ids``: ``default_block_size`` of mooncake_trace in aiperf's plugins."""
 
@@ -41,9 +42,12 @@ def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | 
             "messages as messages, its max_tokens as output_length, and its other fields as extra"
         )
     _check_blocks(turn, of, block_tokens)
-    for number, message in enumerate(getattr(turn, "messages", None) or ()):
-        _check_message(message, f"{of}messages[{number}]")
+    check_messages(getattr(turn, "messages", None) or (), of)
     _check_extra(getattr(turn, "extra", None) or {}, of)
+    try:
+        requested_format(body_of(turn))
+    except WrongFormat as error:
+        raise WrongRecord(f"{of}{error}") from error
     for kind in _MEDIA:
         for content in (getattr(turn, kind, None), *(getattr(turn, f"{kind}s", None) or ())):
             _check_media(content, f"{of}{kind}", kind)
@@ -57,6 +61,12 @@ def refuse_truth(value: Mapping[str, Any], of: str = "") -> None:
     for number, turn in enumerate(value.get("turns") or ()):
         if isinstance(turn, dict):
             refuse_truth(turn, f"turns[{number}].")
+
+
+def body_of(turn: Any) -> dict[str, Any]:
+    """The fields that a turn adds to the body of its request, besides its messages."""
+    tools = getattr(turn, "tools", None)
+    return {**({"tools": tools} if tools else {}), **(getattr(turn, "extra", None) or {})}
 
 
 def numbers_of(turn: Any) -> Iterator[tuple[str, float]]:
@@ -74,18 +84,6 @@ def _check_blocks(turn: Any, of: str, block_tokens: int | None) -> None:
             f"most {math.ceil(length / block_tokens)} blocks, or another block size with --aiperf-args "
             "'--isl-block-size N'"
         )
-
-
-def _check_message(message: Mapping[str, Any], name: str) -> None:
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise WrongRecord(f"{name}.role is {role!r:.60}; expected one of {', '.join(_ROLES)}")
-    if isinstance(content, str) or (isinstance(content, list) and content):
-        return
-    if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
-        return
-    said = f"is {content!r:.60}" if "content" in message else "is missing"
-    raise WrongRecord(f"{name}.content {said}; expected text or a list of parts")
 
 
 def _check_extra(extra: Mapping[str, Any], of: str) -> None:

@@ -11,5 +11,8 @@ ENTRY_POINT_GROUP = "aiperf.plugins"
 ENTRY_POINT = "trtx"
 # Passes an API key from bench to the endpoint; aiperf itself never gets the key.
 API_KEY_VARIABLE = "TRTX_BENCH_API_KEY"
+# Makes aiperf 0.13.0 keep the body of each request until its record is written. By default it drops the bodies, because
+# with the server's token counts it reads none of them.
+KEPT_BODIES = {"AIPERF_RECORD_STRIP_PAYLOAD_BYTES": "false"}
 
-__all__ = ["API_KEY_VARIABLE", "ENDPOINT_TYPE", "ENTRY_POINT", "ENTRY_POINT_GROUP"]
+__all__ = ["API_KEY_VARIABLE", "ENDPOINT_TYPE", "ENTRY_POINT", "ENTRY_POINT_GROUP", "KEPT_BODIES"]

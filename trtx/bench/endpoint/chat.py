@@ -4,6 +4,9 @@ aiperf 0.13.0 ignores finish reasons, compares no token counts, and recognises a
 error``. Its record processor calls the endpoint to parse each answer before it computes metrics. An error set here
 excludes the record from all metrics, including aiperf's own, and appears in ``profile_export.jsonl`` with its reason.
 Remove this once aiperf itself requires a finish reason.
+
+aiperf keeps no text of an answer either, so an answer's format is checked here too (``bench/answer_formats``). The
+outcome goes into the record (``formats.py``).
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from typing import Any
 from aiperf.common.models import ErrorDetails, ParsedResponse, RequestInfo, RequestRecord
 from aiperf.endpoints.openai_chat import ChatEndpoint
 
+from trtx.bench.answer_formats import AnswerContent
 from trtx.bench.answers import Answer, RequestedOutput, not_a_count
 from trtx.bench.endpoint import API_KEY_VARIABLE
+from trtx.bench.endpoint.sent_format import sent_body, sent_format
 from trtx.bench.failures import INCOMPLETE
-from trtx.bench.records import NAMED_MODELS
+from trtx.bench.records import ANSWER_FORMAT, NAMED_MODELS
 
 
 class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped here
@@ -37,7 +42,9 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         """Like aiperf's method, but parses and checks in one pass, so that no event is decoded twice."""
         if record._parsed_responses_cache is not None:
             return list(record._parsed_responses_cache)
-        answer = Answer()
+        body = sent_body(record)
+        requested = None if body is None else sent_format(body)
+        answer, content = Answer(), AnswerContent()
         parsed: list[ParsedResponse] = []
         for response in record.responses:
             document = response.get_json()
@@ -45,12 +52,18 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
                 answer.add_text(response.get_text() or "")
                 continue
             answer.add(document)
+            if requested is not None:
+                content.add(document)
             if read := self._parse_json_response(response.perf_ns, document):
                 parsed.append(read)
         record._parsed_responses_cache = parsed
         setattr(record, NAMED_MODELS, answer.models)
         fault = answer.fault(self._asked(record))
         fault = fault or _unread(answer, sum(read.data is not None for read in parsed))
+        if fault is None and requested is not None:
+            result = requested.judge(content)
+            setattr(record, ANSWER_FORMAT, {"outcome": result.outcome, "reason": result.reason})
+            fault = result.reason if result.outcome == "broken" else None
         if record.error is None and fault is not None:
             record.error = ErrorDetails(type=INCOMPLETE, message=fault)
         return parsed

@@ -41,6 +41,7 @@ class Evidence:
     input_length: AskedLength | None = None  # None: the load requests none (a dataset, for example)
     output_length: AskedLength | None = None  # None: the model may stop by itself
     has_images: bool = False  # usage counts image tokens together with text tokens
+    asks_formats: bool = False  # whether requests may ask for a form of their answer, or offer tools
     percentiles: tuple[int, ...] = (50,)  # percentiles on which a conclusion rests
     prompts: Literal["unique", "shared"] | None = None  # whether prompts, or their prefixes, repeat
     restarted: tuple[str, ...] | None = None  # processes restarted during the measurement

@@ -30,6 +30,7 @@ _HIT_SHARE = 0.02
 _SILENT_SHARE, _SILENT_INVALID = 0.10, 0.25
 _SILENT_TOKENS = 2  # the end token has no text and takes one step
 _ONE_PIECE_SHARE = 0.10
+_CUT_SHARE = 0.10
 # Delay that a busy client adds between two events; 3 to 12 ms were observed with ten busy processes per core.
 _SILENT_MS = 10.0
 
@@ -92,6 +93,30 @@ def _input_length(evidence: Evidence) -> Found | NotObserved | None:
         return NotObserved("the load sets the length of the text, but usage counts image tokens too")
     found = [record.input_sequence_length for record in evidence.answered]
     return _length("input", found, evidence.input_length, _INPUT_SHARE, _INPUT_TOKENS)
+
+
+@check(
+    name="answer format",
+    suspect=f"max_tokens cut more than {_CUT_SHARE:.0%} of the answers that had to follow a format",
+    why="a document or tool call that is cut is of no use to a client; answers that break their format are failed "
+    "requests; the check is not made if an answer's format could not be checked",
+)
+def _answer_format(evidence: Evidence) -> Found | NotObserved | None:
+    if not evidence.asks_formats:
+        return None
+    found = [record.answer_format for record in evidence.answered if record.answer_format is not None]
+    if len(found) < len(evidence.answered):
+        return NotObserved("aiperf's records don't contain what each request asked for")
+    if unchecked := [one.reason for one in found if one.outcome == "unchecked"]:
+        return NotObserved(f"{len(unchecked):,} of {len(found):,} answers were not checked: {unchecked[0]}")
+    bound = [one for one in found if one.is_bound]
+    cut = sum(one.outcome == "cut" for one in bound)
+    if cut <= _CUT_SHARE * len(bound):
+        return None
+    return Found(
+        ValidityLevel.SUSPECT,
+        f"max_tokens cut {cut:,} of {len(bound):,} answers inside their document or tool call",
+    )
 
 
 @check(

@@ -18,7 +18,9 @@ from trtx.bench import (
     read_cells,
     sweep,
 )
+from trtx.bench.endpoint import KEPT_BODIES
 from trtx.bench.journal import LoadStarted
+from trtx.bench.sent_dataset import asks_formats
 from trtx.errors import LoadGeneratorError, UsageError
 from trtx.evals import Session, eval_directory
 from trtx.evals.gate import cell_of
@@ -179,7 +181,8 @@ def _aiperf_host(state: _Sweep) -> Iterator[AiperfHost]:
         key = None if state.target is None else state.target.api_key
         own = sorted({plan.certificate for plan in state.run.plans.values() if plan.certificate is not None})
         log = state.run.run_dir / "aiperf" / "host.log"
-        with AiperfHost(log, guard, api_key=key, certificates=own) as host:
+        kept = KEPT_BODIES if asks_formats(state.run.spec.load) else None
+        with AiperfHost(log, guard, api_key=key, certificates=own, variables=kept) as host:
             yield host
 
 
