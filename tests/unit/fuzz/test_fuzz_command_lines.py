@@ -117,11 +117,12 @@ def test_what_is_no_command_line_is_one_sentence(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path) -> None:
-    """One of three spellings of each option: which option it is makes no difference to what an empty value is."""
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.proof) for turn in (1, 2))])
+def test_an_empty_value_of_any_option_is_refused(verb: str, turn: int, odd_directory: Path) -> None:
+    """In one of three spellings, in turn from option to option."""
     for number, option in enumerate(sorted(options_of(verb) - _FLAGS)):
         if option.startswith("--"):
-            argv = [*SAFE[verb], *([option, ""], [f"{option}="], [option, "  "])[number % 3]]
+            argv = [*SAFE[verb], *([option, ""], [f"{option}="], [option, "  "])[(number + turn) % 3]]
             answer = ask(argv)
             assert answer.code == 2 and option in answer.err, argv
             judge(argv, answer)
