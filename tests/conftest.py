@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 _UNIT = Path(__file__).parent / "unit"
 _WITH_TORCH = {  # rooms of tests/unit whose tests import torch or transformers
     "build", "checkpoint", "engine", "media", "memory", "prompts", "torch_engine", "training", "worker",
-    "test_public_names.py", "test_tokenizers.py",
+    "test_names_of_tests.py", "test_public_names.py", "test_tokenizers.py",
 }  # fmt: skip
 
 
