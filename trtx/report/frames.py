@@ -180,8 +180,15 @@ def _table(view: RunView, rows: list[dict[str, Any]], columns: dict[str, tuple[K
     return table
 
 
+class _Units(dict[str, str]):
+    """The unit of each column. Copies of a table share it, because pandas copies the attributes once per column."""
+
+    def __deepcopy__(self, memo: object) -> _Units:
+        return self
+
+
 def _attributes(view: RunView, columns: dict[str, tuple[Kind, str]]) -> dict[str, Any]:
-    units = {key: unit for key, (_, unit) in columns.items() if unit}
+    units = _Units({key: unit for key, (_, unit) in columns.items() if unit})
     return {"schema": SCHEMA, "run": view.name, "model": view.model, "units": units}
 
 

@@ -122,15 +122,27 @@ READ: dict[str, tuple[str, str | bytes, str, list[list[Sent]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+# One of each form. aiperf takes a second to read a command line; make proof asks it about all of them.
+FIRST_OF_A_FORM = {form: name for name, (_, _, form, _) in reversed(READ.items())}
+
+
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_is_what_aiperf_sends(tmp_path: Path, name: str) -> None:
+def test_what_is_read_is_recognised_and_counted(tmp_path: Path, name: str) -> None:
     file, content, form, expected = READ[name]
-    spec = LoadSpec(input_file=written(tmp_path, file, content), concurrency=(1,), request_count=2)
-    check_load(spec)
-    found = dataset_of(spec)
+    found = dataset_of(LoadSpec(input_file=written(tmp_path, file, content), concurrency=(1,), request_count=2))
     assert found is not None and found.form == form
     assert (found.records, found.requests) == (len(expected), sum(map(len, expected)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one in FIRST_OF_A_FORM.values() else pytest.mark.proof) for one in READ],
+)
+def test_what_is_read_is_what_aiperf_sends(tmp_path: Path, name: str) -> None:
+    file, content, _, expected = READ[name]
+    spec = LoadSpec(input_file=written(tmp_path, file, content), concurrency=(1,), request_count=2)
+    check_load(spec)
     assert sent(spec, tmp_path) == expected
 
 

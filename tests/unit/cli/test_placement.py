@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -229,7 +230,6 @@ SEEN_ELSEWHERE = {
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
-UNCHANGED: dict[tuple[str, str], str | None] = {}  # (verb, use) -> what its call asks for
 # Where a verb hands over what it was asked.
 ROOMS = (
     "trtx.launch.prepare", "trtx.cli.serving.prepare_hosts", "trtx.launch.join_share", "trtx.export.nginx.export",
@@ -255,7 +255,10 @@ def parameters(verb: str) -> list[Any]:
 
 
 OPTIONS = [(verb, option_name(one), one) for verb in app.VERBS for one in parameters(verb)]
-NAMED = [f"{verb} {option}" for verb, option, _ in OPTIONS]
+
+
+def options(verb: str) -> list[tuple[str, Any]]:
+    return [(option, parameter) for one, option, parameter in OPTIONS if one == verb]
 
 
 def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
@@ -277,11 +280,11 @@ def with_option(call: list[str], parameter: Any, use: str) -> list[str] | None:
 def test_every_use_refuses_options_of_its_verb() -> None:
     assert USES.keys() == app.VERBS.keys() == CALLS.keys()
     for verb, uses in USES.items():
-        options = {option for one, option, _ in OPTIONS if one == verb}
+        names = {option for option, _ in options(verb)}
         for use in uses.values():
-            strangers = sorted({*use.options.split(), *(use.all_but or "").split()} - options)
+            strangers = sorted({*use.options.split(), *(use.all_but or "").split()} - names)
             assert not strangers, f"trtx {verb} has no {strangers}: take them out of USES of trtx/cli/placement.py"
-        used = {use for option in options for use in uses_that_ignore(verb, option)}
+        used = {use for option in names for use in uses_that_ignore(verb, option)}
         assert used == uses.keys(), (
             f"{sorted(uses.keys() - used)} of trtx {verb} refuse no option: name some in USES of trtx/cli/placement.py "
             "or in ignored= of a field's record, or take the use out"
@@ -329,27 +332,23 @@ def test_the_default_that_help_tells_is_the_fields() -> None:
     assert not others, "\n".join(others)
 
 
-def ignored() -> Iterator[tuple[str, Any, str]]:
-    for verb, option, parameter in OPTIONS:
+def ignored(verb: str) -> Iterator[tuple[Any, str]]:
+    for option, parameter in options(verb):
         for use in uses_that_ignore(verb, option):
-            yield verb, parameter, use
+            yield parameter, use
 
 
-@pytest.mark.parametrize(("verb", "parameter", "use"), list(ignored()), ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize("verb", CALLS)
 def test_an_option_that_its_use_would_ignore_is_refused(
-    verb: str,
-    parameter: Any,
-    use: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = with_option(CALLS[verb][use], parameter, use)
-    assert asked is not None and app.run(asked) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"trtx: {spoken_name(parameter)} has no effect ") and said.count("\n") == 1
-    assert USES[verb][use].where in said
+    for parameter, use in ignored(verb):
+        asked = with_option(CALLS[verb][use], parameter, use)
+        assert asked is not None and app.run(asked) == 2, f"trtx {verb} takes {option_name(parameter)} in {use}"
+        said = capsys.readouterr().err
+        assert said.startswith(f"trtx: {spoken_name(parameter)} has no effect ") and said.count("\n") == 1
+        assert USES[verb][use].where in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -402,42 +401,64 @@ def asked_for(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None
 
 
 @pytest.mark.usefixtures("rooms")
-@pytest.mark.parametrize(("verb", "use"), [(verb, use) for verb, calls in CALLS.items() for use in calls])
-def test_the_same_call_asks_for_the_same(verb: str, use: str, capsys: pytest.CaptureFixture[str]) -> None:
-    call = CALLS[verb][use]
-    assert asked_for(call, capsys) == asked_for(call, capsys), "what is new in each call does not belong into tell()"
+@pytest.mark.parametrize("verb", CALLS)
+def test_the_same_call_asks_for_the_same(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for call in {tuple(call): call for call in CALLS[verb].values()}.values():
+        assert asked_for(call, capsys) == asked_for(call, capsys), (
+            "what is new in each call does not belong into tell()"
+        )
+
+
+def is_of_share(number: int, place: int, share: int) -> bool:
+    """Whether this option of a verb is tried in this use of it. Over all options, each use is tried as often."""
+    return (number + place) % share == 0
 
 
 @pytest.mark.usefixtures("rooms")
-@pytest.mark.parametrize(("verb", "option", "parameter"), OPTIONS, ids=NAMED)
+@pytest.mark.parametrize("verb", CALLS)
+@pytest.mark.parametrize(
+    "share", [3, pytest.param(1, marks=pytest.mark.proof)], ids=["a third of the uses", "all uses"]
+)
 def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
-    verb: str, option: str, parameter: Any, capsys: pytest.CaptureFixture[str]
+    verb: str, share: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if (verb, option) in SEEN_ELSEWHERE:
-        file = SEEN_ELSEWHERE[verb, option]
-        assert f'"{option}"' in (Path(__file__).parents[3] / file).read_text(), f"{file} does not type {option}"
-        return
-    has_meant_something = False
-    for use, call in CALLS[verb].items():
-        if use in uses_that_ignore(verb, option):
+    seen: dict[tuple[str, ...], str | None] = {}  # command line -> what it asks for; several uses may have the same
+
+    def outcome(argv: list[str]) -> str | None:
+        if tuple(argv) not in seen:
+            seen[tuple(argv)] = asked_for(argv, capsys)
+        return seen[tuple(argv)]
+
+    wrong = []
+    for number, (option, parameter) in enumerate(options(verb)):
+        if (verb, option) in SEEN_ELSEWHERE:
+            file = SEEN_ELSEWHERE[verb, option]
+            assert f'"{option}"' in (Path(__file__).parents[3] / file).read_text(), f"{file} does not type {option}"
             continue
-        without = UNCHANGED.get((verb, use)) or UNCHANGED.setdefault((verb, use), asked_for(call, capsys))
-        assert without is not None
-        if (changed := with_option(call, parameter, use)) is None:  # this flag is what makes the use
-            has_meant_something = True
-            continue
-        with_it = asked_for(changed, capsys)
-        has_meant_something |= with_it is not None
-        where = USES[verb][use].where if use else ""
-        assert with_it != without, (
-            f"trtx {verb} takes {option} and does nothing with it {where}: hand it on in trtx/cli/{verb}.py (fields of "
-            "LoadSpec, Attach and TopologySpec get what is typed under their names), or refuse it there: "
-            "name the option in the use, in USES of trtx/cli/placement.py, or the use in ignored= of the field's record"
-        )
-    assert has_meant_something, (
-        f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take it out of a use in "
-        "USES of trtx/cli/placement.py, or give the use in which it means something a command line there"
-    )
+        has_meant_something = False
+        for place, (use, call) in enumerate(CALLS[verb].items()):
+            if use in uses_that_ignore(verb, option) or (has_meant_something and not is_of_share(number, place, share)):
+                continue
+            without = outcome(call)
+            assert without is not None
+            if (changed := with_option(call, parameter, use)) is None:  # this flag is what makes the use
+                has_meant_something = True
+                continue
+            with_it = outcome(changed)
+            has_meant_something |= with_it is not None
+            if with_it == without:
+                wrong.append(
+                    f"trtx {verb} takes {option} and does nothing with it {USES[verb][use].where if use else ''}: hand "
+                    f"it on in trtx/cli/{verb}.py (fields of LoadSpec, Attach and TopologySpec get what is typed under "
+                    "their names), or refuse it there: name the option in the use, in USES of "
+                    "trtx/cli/placement.py, or the use in ignored= of the field's record"
+                )
+        if not has_meant_something:
+            wrong.append(
+                f"trtx {verb} {option} is refused in every use of CALLS in {Path(__file__).name}: take it out of a use "
+                "in USES of trtx/cli/placement.py, or give the use in which it means something a command line there"
+            )
+    assert not wrong, "\n".join(wrong)
 
 
 # Uses in which a verb hands over what was typed, and the room that gets it makes nothing of it.
@@ -458,32 +479,35 @@ IGNORED_BY_THE_ROOM = {
 
 
 @pytest.mark.usefixtures("rooms")
-@pytest.mark.parametrize(("verb", "parameter", "use"), list(ignored()), ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize("verb", CALLS)
 def test_an_option_is_refused_only_where_it_would_change_nothing(
-    verb: str, parameter: Any, use: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option = option_name(parameter)
-    if (verb, use) in IGNORED_BY_THE_ROOM:
-        return
     monkeypatch.setattr("trtx.cli.placement.uses_that_ignore", lambda verb, option: ())
-    call = CALLS[verb][use]
-    changed = with_option(call, parameter, use)
-    assert changed is not None
 
-    def outcome(argv: list[str]) -> str:
+    @functools.cache
+    def outcome(*argv: str) -> str:
         try:
-            code = app.run(argv)
+            code = app.run(list(argv))
         except Asked as asked:
             return str(asked)
         capsys.readouterr()
         return f"exit {code}"
 
-    without, with_it = outcome(call), outcome(changed)
-    assert with_it in (without, "exit 2"), (
-        f"trtx/cli/placement.py refuses {option} {USES[verb][use].where}, and without that trtx {verb} does something "
-        "with it there: take the option out of the use, or, where the room makes nothing of it, name it in "
-        f"IGNORED_BY_THE_ROOM of {Path(__file__).name}"
-    )
+    wrong = []
+    for parameter, use in ignored(verb):
+        if (verb, use) in IGNORED_BY_THE_ROOM:
+            continue
+        call = CALLS[verb][use]
+        changed = with_option(call, parameter, use)
+        assert changed is not None
+        if outcome(*changed) not in (outcome(*call), "exit 2"):
+            wrong.append(
+                f"trtx/cli/placement.py refuses {option_name(parameter)} {USES[verb][use].where}, and without that "
+                f"trtx {verb} does something with it there: take the option out of the use, or, where the room makes "
+                f"nothing of it, name it in IGNORED_BY_THE_ROOM of {Path(__file__).name}"
+            )
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ CELLS = ("agg-c1", "agg-c2", "disagg-c1", "disagg-c2")
 NEARLY_ALIKE = (1.0, 1.001, 0.999)  # a spread of 0.1 %
 NOISY = (0.9, 1.0, 1.1)
 ROUNDS = (1.0, 1.3, 0.8)  # which differ more than the arms of an A/B run do
+_TEMPLATES = tempfile.TemporaryDirectory(prefix="trtx-judged-runs-")
 _LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
 
 
@@ -39,13 +42,22 @@ def a_run(
 ) -> Path:
     """The kept run (paced engine, agg and disagg, concurrency 1 and 2) as if each of its trials had taken ``slower``
     times its factor as long, its steady part ``slower_when_steady`` times that. ``conditions``: changes them."""
-    run = Path(shutil.copytree(GOLDEN, directory))
+    run = Path(shutil.copytree(_kept_as(slower, slower_when_steady, tuple(trials)), directory))
+    if conditions:
+        CONDITIONS.write(run, conditions(conditions_of_kept(run)))
+    return run
+
+
+@functools.cache
+def _kept_as(slower: float, slower_when_steady: float, trials: tuple[float, ...]) -> Path:
+    """One that is copied: most tests want one of a few."""
+    run = Path(_TEMPLATES.name) / str(len(list(Path(_TEMPLATES.name).iterdir())))
+    shutil.copytree(GOLDEN, run)
     spec = read_lock(run)
     load = spec.load.model_copy(update={"trials": len(trials)})
     write_lock(run, spec.model_copy(update={"load": load}), provenance(run))
     change_cells(run, lambda cell: of_trials(cell, [slower * factor for factor in trials], slower_when_steady))
-    found = conditions_of_kept(run)
-    CONDITIONS.write(run, conditions(found) if conditions else found)
+    CONDITIONS.write(run, conditions_of_kept(run))
     return run
 
 

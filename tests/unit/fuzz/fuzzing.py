@@ -1,5 +1,6 @@
 """What the fuzz tests share: odd values, the judge of one command line, and how many cases a run has.
 
+Like the examples of a property test, ``make test`` has a share of the cases and ``make proof`` all of them.
 ``TRTX_FUZZ_CASES`` multiplies the cases of every test, ``TRTX_FUZZ_SEED`` draws others: a longer run by hand.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 import typer
+from examples import examples
 
 from trtx.cli import app
 from trtx.cli.verb_help import option_name
@@ -52,8 +54,9 @@ class TooLongError(BaseException):
 
 
 def cases(count: int, *names: object) -> Iterator[random.Random]:
-    """``count`` times ``TRTX_FUZZ_CASES`` generators, each of its own seed: a case can be run again by itself."""
-    for number in range(count * TIMES):
+    """The share of ``count`` that this run has, times ``TRTX_FUZZ_CASES``: generators, each of its own seed, so that a
+    case can be run again by itself."""
+    for number in range(examples(count) * TIMES):
         yield random.Random(f"{SEED}/{'/'.join(map(str, names))}/{number}")
 
 

@@ -68,6 +68,7 @@ _USUAL = {
 }
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_values_of_every_option_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     pairs = []
     for name, safe in SAFE.items():
@@ -90,6 +91,7 @@ _PREFIXED = (
 )
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_combinations_of_options_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     for draw in cases(130, "combination"):
         name = draw.choice(sorted(SAFE))
@@ -115,13 +117,15 @@ def test_what_is_no_command_line_is_one_sentence(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_an_empty_value_of_any_option_is_refused(verb: str, odd_directory: Path) -> None:
-    for option in sorted(options_of(verb) - _FLAGS):
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.proof) for turn in (1, 2))])
+def test_an_empty_value_of_any_option_is_refused(verb: str, turn: int, odd_directory: Path) -> None:
+    """In one of three spellings, in turn from option to option."""
+    for number, option in enumerate(sorted(options_of(verb) - _FLAGS)):
         if option.startswith("--"):
-            for argv in ([*SAFE[verb], option, ""], [*SAFE[verb], f"{option}="], [*SAFE[verb], option, "  "]):
-                answer = ask(argv)
-                assert answer.code == 2 and option in answer.err, argv
-                judge(argv, answer)
+            argv = [*SAFE[verb], *([option, ""], [f"{option}="], [option, "  "])[(number + turn) % 3]]
+            answer = ask(argv)
+            assert answer.code == 2 and option in answer.err, argv
+            judge(argv, answer)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

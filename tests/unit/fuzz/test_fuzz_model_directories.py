@@ -155,6 +155,7 @@ def test_weights_that_are_none_are_refused_with_a_sentence(model: Path, header: 
     _judge_all()
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_directories_are_refused_with_a_sentence_or_planned(model: Path) -> None:
     plain = json.loads((model / "config.json").read_text(encoding="utf-8"))
     for draw in cases(120, "directory"):

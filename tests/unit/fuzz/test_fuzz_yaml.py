@@ -84,6 +84,7 @@ def test_a_config_that_is_none_is_refused_with_its_path_and_line(text: str, odd_
         assert "odd.yaml, line " in answer.err or "odd.yaml is larger than" in answer.err
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_what_the_strict_reader_takes_is_what_pyyaml_reads() -> None:
     """Differences are refusals, so no published config means something else here."""
     taken = 0
@@ -106,6 +107,7 @@ def test_levels_up_to_the_bound_are_read() -> None:
         parse_yaml("[" * (MAX_LEVELS + 1) + "]" * (MAX_LEVELS + 1), "x")
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_values_in_engine_configs_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     names = sorted(known_fields())
     for draw in cases(130, "engine config"):
@@ -152,6 +154,7 @@ def test_odd_values_in_engine_configs_are_refused_with_a_sentence_or_honoured(od
 _VERSIONS = ("1.2.1", "1.3.0rc14", "1.3.0rc22", "1.3.0rc24", "2.0", "1.3.0rc7.post9")
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_overrides_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     names = sorted(known_fields())
     for draw in cases(80, "override"):
@@ -163,6 +166,7 @@ def test_odd_overrides_are_refused_with_a_sentence_or_honoured(odd_directory: Pa
         judge(argv, ask(argv))
 
 
+@pytest.mark.hypothesis  # make proof has all cases, as of a property test
 def test_odd_sweeps_are_refused_with_a_sentence_or_honoured(odd_directory: Path) -> None:
     fields = ["name", "modes", "topology", "load", "attach", "url", "model", "engine", "gpus", "isl", "seed", "host"]
     for draw in cases(80, "sweep"):

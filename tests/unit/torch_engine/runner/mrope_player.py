@@ -91,6 +91,7 @@ class Seen:
         self.grids: list[Grid] = []
         self._keys: list[bytes] = []  # of pictures
         self._film_keys: list[bytes] = []
+        self._known: dict[tuple[int, ...], Tensor] = {}  # logprobs by ids: most tests ask for the same answer's
         pixels, frames = [], []
         for at, part in enumerate(parts):
             if isinstance(part, int):
@@ -179,6 +180,11 @@ class Seen:
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> Tensor:
         """``[len(ids), vocab]`` of the prompt and an answer."""
+        if tuple(ids) not in self._known:
+            self._known[tuple(ids)] = self._logprobs(ids)
+        return self._known[tuple(ids)]
+
+    def _logprobs(self, ids: list[int]) -> Tensor:
         positions = self.positions(len(ids) - len(self.ids))
         more = {} if self.pixels is None else {"pixel_values": self.pixels, "image_grid_thw": self.grid}
         if self._frames is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,46 +130,63 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}},
+    {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_scaling": SCALED},
+    {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
+    {"rope_scaling": LLAMA3, "original_max_position_embeddings": 32},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    {"rope_parameters": YARN | {"rope_theta": 50.0}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"rope_scaling": YARN, "max_position_embeddings": 32},
+    {"rope_scaling": YARN, "max_position_embeddings": 16},
+    {"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 64},
+    {"rope_scaling": YARN | {"attention_factor": 0.7}},
+    {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False}},
+    {"rope_scaling": YARN | {"beta_fast": 0, "beta_slow": 0}},
+    {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0.7}},
+    {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0}},
+    {"rope_scaling": YARN | {"factor": 0.5}},
+    {"rope_scaling": YARN | {"factor": 8.0}, "head_dim": 6},
+    {"head_dim": 16},
+    {"num_key_value_heads": None},
+    {"tie_word_embeddings": True},
+    {"attention_bias": True},
+    {"hidden_act": "swish"},
+    {"rms_norm_eps": 0.1},
+    {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+    {"layer_types": ["full_attention", "full_attention"]},
+    {"sliding_window": None, "partial_rotary_factor": 1.0},
+    {"max_position_embeddings": 8192},
+    {"max_position_embeddings": 8192, "sliding_window": None},
+    WINDOW,
+    HALF,
+    ALTERNATING,
+]
+
+
+def _each_for_one_family(
+    cases: list[Any], *, also: Callable[[str, Any], bool] = lambda architecture, case: False
+) -> Any:
+    """Each case with one family in turn, and with the others in make proof. ``also``: which are never left out."""
+    return [
+        pytest.param(
+            architecture,
+            case,
+            id=f"{architecture}-{case}",
+            marks=() if (place + number) % len(FAMILIES) == 0 or also(architecture, case) else pytest.mark.proof,
+        )
+        for number, case in enumerate(cases)
+        for place, architecture in enumerate(FAMILIES)
+    ]
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}},
-        {"rope_scaling": {"type": "linear", "factor": 4.0}},
-        {"rope_scaling": SCALED},
-        {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
-        {"rope_scaling": LLAMA3, "original_max_position_embeddings": 32},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
-        {"rope_parameters": YARN | {"rope_theta": 50.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"rope_scaling": YARN, "max_position_embeddings": 32},
-        {"rope_scaling": YARN, "max_position_embeddings": 16},
-        {"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 64},
-        {"rope_scaling": YARN | {"attention_factor": 0.7}},
-        {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False}},
-        {"rope_scaling": YARN | {"beta_fast": 0, "beta_slow": 0}},
-        {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0.7}},
-        {"rope_scaling": YARN | {"mscale": 1.4, "mscale_all_dim": 0}},
-        {"rope_scaling": YARN | {"factor": 0.5}},
-        {"rope_scaling": YARN | {"factor": 8.0}, "head_dim": 6},
-        {"head_dim": 16},
-        {"num_key_value_heads": None},
-        {"tie_word_embeddings": True},
-        {"attention_bias": True},
-        {"hidden_act": "swish"},
-        {"rms_norm_eps": 0.1},
-        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
-        {"layer_types": ["full_attention", "full_attention"]},
-        {"sliding_window": None, "partial_rotary_factor": 1.0},
-        {"max_position_embeddings": 8192},
-        {"max_position_embeddings": 8192, "sliding_window": None},
-        WINDOW,
-        HALF,
-        ALTERNATING,
-    ],
-    ids=str,
+    ("architecture", "changes"),
+    _each_for_one_family(CHANGES, also=lambda architecture, changes: changes in REFUSED.get(architecture, ())),
 )
 def test_what_is_accepted_means_what_it_means_to_transformers(
     checkpoints: Checkpoints, architecture: str, changes: dict[str, Any]
@@ -272,8 +289,7 @@ def test_a_generated_config_is_refused_or_has_transformers_tokens(
     checkpoints.check(kept | changes)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("missing", base(sorted(FAMILIES)[0]))
+@pytest.mark.parametrize(("architecture", "missing"), _each_for_one_family(list(base(sorted(FAMILIES)[0]))))
 def test_a_config_without_a_field_is_refused_or_means_what_it_means_to_transformers(
     checkpoints: Checkpoints, architecture: str, missing: str
 ) -> None:
@@ -299,7 +315,7 @@ def test_every_field_that_is_computed_is_drawn() -> None:
 
 def test_the_generated_configs_are_not_all_refused(checkpoints: Checkpoints) -> None:
     """Runs after the others of this module, and counts what they compared."""
-    assert checkpoints.accepted > 80
+    assert checkpoints.accepted > 30
 
 
 def _foreign() -> dict[str, dict[str, Any]]:

@@ -86,7 +86,9 @@ def assert_logits(one: Seen, answer: Answer) -> None:
             assert value.logprob == pytest.approx(expected[position - 1, token].item(), abs=CLOSE), (position, token)
 
 
-@pytest.mark.parametrize("tokens", [6, 7, 11, 64])
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(6, marks=pytest.mark.proof), 7, pytest.param(11, marks=pytest.mark.proof), 64]
+)
 def test_logits_are_transformers_wherever_a_prompt_is_cut(
     runner: TorchRunner, prompts: list[Seen], tokens: int
 ) -> None:
