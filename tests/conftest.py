@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-_WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
+_WHOLE_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)\b(?!\()", re.MULTILINE)
 
 # No deadlines: how long an example takes depends on the machine.
 hypothesis.settings.register_profile("full", deadline=None)  # make proof: all examples of every property test

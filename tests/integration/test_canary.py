@@ -11,9 +11,10 @@ import pytest
 from processes import HTTP, Child, Topology, freeze, topology, until
 from test_worker import metric, post
 from test_worker_torch import TORCH
-from topology_clients import trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
+
+pytestmark = pytest.mark.proof
 
 ENGINES: dict[str, dict[str, Any]] = {"paced": {}, "torch": TORCH}
 QUICK = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "1", "DYN_HEALTH_CHECK_REQUEST_TIMEOUT": "1"}
@@ -36,7 +37,6 @@ def start(running: Topology, engine: str, *roles: str) -> list[Child]:
     return workers
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(
     ("engine", "roles"), [("paced", ("agg",)), ("paced", ("prefill", "decode")), ("torch", ("prefill", "decode"))]
 )
@@ -55,7 +55,6 @@ def test_the_canary_alone_makes_a_worker_healthy_and_leaves_nothing_behind(
             assert "end unread" not in worker.log()
 
 
-@pytest.mark.proof
 def test_an_engine_that_does_not_answer_is_unhealthy_until_it_does_and_nothing_dies(
     model: Path, tmp_path: Path
 ) -> None:
@@ -68,10 +67,3 @@ def test_an_engine_that_does_not_answer_is_unhealthy_until_it_does_and_nothing_d
         until("healthy again", lambda: health(worker) == 200, seconds=30)
         assert post(running, prompt="hello", max_tokens=3).json()["usage"]["completion_tokens"] == 3
         assert worker.process.poll() is None
-
-
-def test_every_worker_of_a_served_topology_says_that_it_is_healthy() -> None:
-    with trtx_serve("--engine", "paced", "--mode", "disagg", "--prefill", "2") as serve:
-        for worker in serve.wait_ready().workers:
-            url = f"http://127.0.0.1:{worker.system_port}/health"
-            wait_until(lambda url=url: HTTP.get(url, timeout=5).status_code == 200, 30, f"{worker.name} healthy")

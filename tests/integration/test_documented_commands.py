@@ -19,6 +19,7 @@ from tests.documented_commands import ANY_VERDICT, NOT_RUN, PAGES, ROOT, Command
 
 LONG = {
     "quickstart.md",
+    "serve.md",
     "disaggregate.md",
     "measure.md",
     "gate-ci.md",

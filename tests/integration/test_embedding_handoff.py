@@ -33,17 +33,30 @@ def reader() -> Iterator[EmbeddingReader]:
     started.close()
 
 
-@pytest.fixture
-def exporter(tmp_path: Path) -> Iterator[Callable[[float], Exporter]]:
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[float], Exporter]]:
     started: list[Exporter] = []
+    directory = tmp_path_factory.mktemp("exporters")
 
-    def start(lease_s: float) -> Exporter:
-        started.append(Exporter(tmp_path / str(len(started)), arena_bytes=ARENA, lease_s=lease_s))
+    def begin(lease_s: float) -> Exporter:
+        started.append(Exporter(directory / str(len(started)), arena_bytes=ARENA, lease_s=lease_s))
         return started[-1]
 
-    yield start
+    yield begin
     for one in started:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def the_peer(start: Callable[[float], Exporter]) -> Exporter:
+    return start(60)
+
+
+@pytest.fixture
+def peer(the_peer: Exporter) -> Iterator[Exporter]:
+    """An exporter that no test harms. It holds nothing when a test begins."""
+    until(lambda: the_peer.ask("held")[0] == 0)
+    yield the_peer
 
 
 def read(reader: EmbeddingReader, handle: EmbeddingHandle) -> torch.Tensor:
@@ -60,38 +73,37 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def test_rows_arrive_bit_for_bit_and_their_lease_ends(
-    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
-) -> None:
-    peer = exporter(60)
+def test_rows_arrive_bit_for_bit_and_their_lease_ends(reader: EmbeddingReader, peer: Exporter) -> None:
     handles = [peer.offer(seed, rows) for seed, rows in ((1, ROWS), (2, 1), (3, 64))]
     assert peer.ask("held") == [3, (ROWS + 1 + 64) * WIDTH * 2, 0]
     for seed, handle in reversed(list(enumerate(handles, start=1))):
         assert torch.equal(read(reader, handle), embedding(seed, handle.tensor_size[0]))
     until(lambda: peer.ask("held") == [0, 0, 0])
+    narrow = peer.offer(4, 1)
     with pytest.raises(EmbeddingMismatch, match="4096 columns of bfloat16; expected 4097"):
-        reader.read(peer.offer(4, 1), width=WIDTH + 1, dtype=DTYPE)
+        reader.read(narrow, width=WIDTH + 1, dtype=DTYPE)
+    assert torch.equal(read(reader, narrow), embedding(4, 1))
 
 
-def test_the_arena_is_bounded_at_both_ends(reader: EmbeddingReader, exporter: Callable[[float], Exporter]) -> None:
-    peer = exporter(60)
+def test_the_arena_is_bounded_at_both_ends(reader: EmbeddingReader, peer: Exporter) -> None:
     rows = ARENA // (WIDTH * 2)
     whole = peer.offer(1, rows)
     assert "arena for NIXL" in peer.ask("offer", 2, 1)
     assert peer.ask("held")[0] == 1
     assert torch.equal(read(reader, whole), embedding(1, rows))
     until(lambda: peer.ask("held")[0] == 0)
-    peer.offer(2, 1)
+    free = peer.offer(2, 1)
     small = EmbeddingReader(arena_bytes=1 << 20)
     with pytest.raises(EmbeddingMismatch, match="expected at most 1048576"):
         small.read(whole, width=WIDTH, dtype=DTYPE)
     small.close()
+    assert torch.equal(read(reader, free), embedding(2, 1))
 
 
 def test_a_killed_exporter_costs_its_own_embeddings_alone(
-    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
+    reader: EmbeddingReader, start: Callable[[float], Exporter], peer: Exporter
 ) -> None:
-    dead, alive = exporter(10), exporter(60)
+    dead = start(10)
     read(reader, dead.offer(1, ROWS))  # so that the reader is connected
     lost = dead.offer(2, ROWS)
     dead.process.send_signal(signal.SIGKILL)
@@ -102,15 +114,15 @@ def test_a_killed_exporter_costs_its_own_embeddings_alone(
     with pytest.raises(EmbeddingGone, match="encode"):
         read(never, lost)
     never.close()
-    assert torch.equal(read(reader, alive.offer(3, ROWS)), embedding(3, ROWS))
+    assert torch.equal(read(reader, peer.offer(3, ROWS)), embedding(3, ROWS))
 
 
 def test_a_frozen_exporter_is_given_up_at_the_deadline(
-    reader: EmbeddingReader, exporter: Callable[[float], Exporter]
+    reader: EmbeddingReader, start: Callable[[float], Exporter], peer: Exporter
 ) -> None:
     """UCX copies CPU memory of the same host without the other's help, so that a frozen one may be read all the same;
     over a network it would not answer. Either way nobody waits past the deadline, and the reader goes on."""
-    frozen, alive = exporter(3), exporter(60)
+    frozen = start(3)
     handle = frozen.offer(1, ROWS)
     freeze(frozen.process.pid)
     try:
@@ -121,7 +133,7 @@ def test_a_frozen_exporter_is_given_up_at_the_deadline(
         assert torch.equal(rows, embedding(1, ROWS))
     assert time.time() < handle.deadline_s + 20
     frozen.process.send_signal(signal.SIGCONT)
-    assert torch.equal(read(reader, alive.offer(2, ROWS)), embedding(2, ROWS))
+    assert torch.equal(read(reader, peer.offer(2, ROWS)), embedding(2, ROWS))
 
 
 def test_a_reader_that_never_comes_costs_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

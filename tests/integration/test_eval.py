@@ -18,7 +18,6 @@ from trtx.checkpoint.held_out import held_out_texts
 from trtx.cli.app import run
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, marker, read_eval
 from trtx.evals.forms import Sample, read_samples
-from trtx.evals.session.loading import OWN_TASKS
 from trtx.launch.processes import members
 
 LIMIT = 8
@@ -48,6 +47,8 @@ def of_hf() -> dict[str, Any]:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
+
+    from trtx.evals.session.loading import OWN_TASKS
 
     model = HFLM(pretrained=str(resolve_checkpoint(f"synthetic:{MODEL}").path), device="cpu", dtype="float32")
     found: dict[str, Any] = lm_eval.simple_evaluate(

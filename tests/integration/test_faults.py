@@ -125,22 +125,22 @@ def test_a_worker_frozen_past_the_discovery_deadline_is_restarted(two_aggregated
     assert all(stream_once(plan.url, plan.model, f"request {n}", 3).is_good for n in range(4))
 
 
-def test_a_crash_loop_stops_the_topology_with_exit_4() -> None:
-    with trtx_serve(*PACED, "--workers", "2") as serve:
-        plan = serve.wait_ready()
-        killed: set[int] = set()
+def test_a_crash_loop_stops_the_topology_with_exit_4(two_of_each: ServeCommand) -> None:
+    """Last of this topology. Its decode-1 has died at most once before, in this minute or earlier."""
+    serve, plan = two_of_each, two_of_each.wait_ready()
+    killed: set[int] = set()
 
-        def kill_the_next() -> bool:
-            if (pid := serve.pid_of("agg-1")) not in killed and f"agg-1 started, pid {pid}" in serve.text():
-                killed.add(pid)
-                os.kill(pid, signal.SIGKILL)
-            return serve.process.poll() is not None
+    def kill_the_next() -> bool:
+        if (pid := serve.pid_of("decode-1")) not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return serve.process.poll() is not None
 
-        wait_until(kill_the_next, 60, "the crash loop noticed")
-        assert serve.wait(1) == 4
-        assert len(killed) == 5
-        assert "agg-1 died 5 times" in serve.text()
-        assert nothing_left(plan)
+    wait_until(kill_the_next, 60, "the crash loop noticed")
+    assert serve.wait(1) == 4
+    assert 4 <= len(killed) <= 5
+    assert "decode-1 died 5 times" in serve.text()
+    assert nothing_left(plan)
 
 
 def test_a_worker_that_cannot_start_is_reported_with_its_log_and_exit_4() -> None:

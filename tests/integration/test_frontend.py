@@ -32,7 +32,7 @@ def is_live(running: Topology) -> bool:
         return False
 
 
-def test_it_listens_on_loopback_alone_by_default(model: Path, tmp_path: Path) -> None:
+def test_it_listens_on_loopback_alone_by_default_and_ends_cleanly_at_sigterm(model: Path, tmp_path: Path) -> None:
     with topology(tmp_path, model) as running:
         frontend = running.start_frontend("--router-mode", "kv")
         until("live", lambda: is_live(running))
@@ -40,6 +40,7 @@ def test_it_listens_on_loopback_alone_by_default(model: Path, tmp_path: Path) ->
         assert f"127.0.0.1:{running.port}" in addresses
         assert {f"127.0.0.1:{address.rsplit(':', 1)[1]}" for address in running.broker} <= addresses
         assert all(address.startswith(("127.0.0.1:", "[::1]:")) for address in addresses), addresses
+        assert frontend.end() == 0
 
 
 def test_an_open_host_opens_the_http_port_alone(model: Path, tmp_path: Path) -> None:
@@ -56,13 +57,6 @@ def test_without_broker_flags_there_is_no_broker(model: Path, tmp_path: Path) ->
         until("live", lambda: is_live(running))
         brokers = {f"127.0.0.1:{address.rsplit(':', 1)[1]}" for address in running.broker}
         assert not brokers & listening(frontend)
-
-
-def test_sigterm_ends_it_cleanly(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running:
-        frontend = running.start_frontend()
-        until("live", lambda: is_live(running))
-        assert frontend.end() == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 from processes import HTTP, freeze
 from topology_clients import PACED, ServeCommand, post, stream_once, trtx_serve, wait_until
 
+from trtx.bench.body_ranges import RANGES
+
 WHOLE = "the topology is whole again"
 _PREDICTED_S = 0.3
 _BLOCK = "one two three four five six seven eight nine ten eleven twelve "
@@ -40,6 +42,27 @@ def test_both_answer_and_each_counts_every_worker(two_frontends: ServeCommand) -
         ready = HTTP.get(f"{url}/v1/models/{plan.model}/ready").json()
         counts = ready["namespaces"][plan.namespace]["worker_types"]
         assert counts["aggregated"]["workers"] == 2
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_the_frontend_takes_what_is_within_a_range_and_refuses_what_is_beyond(
+    two_frontends: ServeCommand, name: str
+) -> None:
+    """``trtx bench`` checks the body of a load against these ranges."""
+    asked, plan = RANGES[name], two_frontends.wait_ready()
+
+    def status(value: object) -> int:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, name: value}
+        return post(plan.url, "/v1/chat/completions", {"model": plan.model, **body})[0]
+
+    step = 1 if asked.is_whole else 1e-3
+    low, high = (int(asked.low), int(asked.high)) if asked.is_whole else (asked.low, asked.high)
+    lowest = low + 0.01 if asked.is_open else low
+    for value in (lowest, high):
+        assert asked.holds(value) and status(value) == 200, value
+    for value in (low if asked.is_open else low - step, high + step, True, "x", *([1.5] if asked.is_whole else [])):
+        assert not asked.holds(value) and status(value) == 400, value
+    assert status(None) == 200
 
 
 def test_a_killed_one_loses_its_own_streams_alone_and_comes_again_while_the_other_serves(

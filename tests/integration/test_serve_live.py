@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from topology_clients import PACED, Load, nothing_left, post, stream_once, trtx_serve, wait_until
+from processes import HTTP
+from topology_clients import PACED, Load, ServeCommand, nothing_left, post, stream_once, trtx_serve, wait_until
 
 from trtx.launch.processes import members
 from trtx.topology import Plan
@@ -36,17 +37,22 @@ def listeners(plan: Plan) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["agg", "disagg"])
-def test_the_curl_of_its_ready_line_works_as_pasted_and_sigint_lets_every_stream_end_and_leaves_nothing(
-    mode: str,
-) -> None:
-    with trtx_serve(*PACED, "--mode", mode) as serve:
+def assert_its_curl_works(serve: ServeCommand) -> None:
+    """The command that the ready line shows, as a person pastes it."""
+    curl = re.search(r"^curl .*?'$\n\n", serve.text(), re.DOTALL | re.MULTILINE)
+    assert curl is not None, serve.text()
+    answer = subprocess.run(curl.group(), shell=True, capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0
+
+
+def test_it_is_healthy_answers_its_curl_and_at_sigint_lets_every_stream_end_and_leaves_nothing() -> None:
+    with trtx_serve(*PACED, "--mode", "disagg") as serve:
         plan = serve.wait_ready()
-        curl = re.search(r"^curl .*?'$\n\n", serve.text(), re.DOTALL | re.MULTILINE)
-        assert curl is not None, serve.text()
-        answer = subprocess.run(curl.group(), shell=True, capture_output=True, text=True, timeout=30, check=True)
-        assert json.loads(answer.stdout)["usage"]["completion_tokens"] > 0
-        assert json.loads((plan.run_dir / "plan.json").read_text())["mode"] == mode
+        assert_its_curl_works(serve)
+        for worker in plan.workers:
+            url = f"http://127.0.0.1:{worker.system_port}/health"
+            wait_until(lambda url=url: HTTP.get(url, timeout=5).status_code == 200, 30, f"{worker.name} healthy")
+        assert json.loads((plan.run_dir / "plan.json").read_text())["mode"] == "disagg"
         assert all(process.log_path.exists() for process in plan.processes)
 
         streams = []
@@ -95,6 +101,8 @@ def test_two_topologies_of_one_model_name_run_side_by_side_and_each_listens_wher
 def test_a_second_sigint_kills_at_once() -> None:
     with trtx_serve(*PACED, "--set", "paced_itl_ms=150") as serve:
         plan = serve.wait_ready()
+        assert_its_curl_works(serve)
+        assert json.loads((plan.run_dir / "plan.json").read_text())["mode"] == "agg"
         with Load(plan.url, plan.model, 2, 400) as load:
             time.sleep(1)
             load._stop.set()

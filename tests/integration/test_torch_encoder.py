@@ -251,24 +251,6 @@ def test_inputs_of_another_form_are_refused(inputs: Any, said: str) -> None:
         pictures_of(inputs)
 
 
-async def test_a_killed_encoder_fails_what_is_open_and_says_so(model_dir: Path, scratch: Path) -> None:
-    with MultimodalEncoder(model_dir) as encoder:
-        assert encoder._check_health()
-        freeze(encoder.encoder_pid)  # so that the items are open when it dies
-        items = prepared(*range(5))
-        open_ones = asyncio.ensure_future(encoder.encode_each(items))
-        await _until(lambda: encoder.num_open == 5)
-        os.kill(encoder.encoder_pid, signal.SIGKILL)
-        ends = await asyncio.wait_for(open_ones, 60)
-        assert all(type(end) is RuntimeError and "encoder process died" in str(end) for end in ends), ends
-        assert "exit code -9" in str(ends[0])
-        await _until(lambda: not encoder._check_health())
-        with pytest.raises(RuntimeError, match="encoder process died"):
-            await encoder.encode(items)
-        forget(items)
-    assert not list(scratch.glob("*.tensor"))
-
-
 async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
     encoder = MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64})
     assert encoder.unsupported_fields == {"kv_cache_config.max_tokens": "an encoder keeps no tokens and samples none"}
@@ -309,6 +291,24 @@ def test_what_cannot_be_loaded_is_said(model_dir: Path) -> None:
         MultimodalEncoder(model_dir, max_batch_sise=4)
     with pytest.raises(ValueError, match="tensor_parallel_size"):
         MultimodalEncoder(model_dir, tensor_parallel_size=2)
+
+
+async def test_a_killed_encoder_fails_what_is_open_and_says_so(encoder: MultimodalEncoder, scratch: Path) -> None:
+    """Last of this encoder."""
+    assert encoder._check_health()
+    freeze(encoder.encoder_pid)  # so that the items are open when it dies
+    items = prepared(*range(5))
+    open_ones = asyncio.ensure_future(encoder.encode_each(items))
+    await _until(lambda: encoder.num_open == 5)
+    os.kill(encoder.encoder_pid, signal.SIGKILL)
+    ends = await asyncio.wait_for(open_ones, 60)
+    assert all(type(end) is RuntimeError and "encoder process died" in str(end) for end in ends), ends
+    assert "exit code -9" in str(ends[0])
+    await _until(lambda: not encoder._check_health())
+    with pytest.raises(RuntimeError, match="encoder process died"):
+        await encoder.encode(items)
+    forget(items)
+    assert not list(scratch.glob("*.tensor"))
 
 
 async def _until(holds: object) -> None:

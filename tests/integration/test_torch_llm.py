@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from engine_protocol import check_engine
 from tokenizers.processors import TemplateProcessing
 
 from tests.unit.torch_engine.llmapi import sampling_probes
 from trtx.engine import embedded
 from trtx.errors import UsageError
-from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, MediaSpan, RequestError, SamplingParams
 from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
 MODEL = "synthetic:tiny"
@@ -37,6 +38,19 @@ GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(MODEL, batched_logits_processor=sampling_probes.batched_without_the_likeliest, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[LLM]:
+    """An engine that has to chunk prompts and to preempt sequences."""
+    small = {
+        "max_num_tokens": 48,
+        "max_seq_len": 256,
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {"max_tokens": 640, "tokens_per_block": 16},
+    }
+    with LLM(MODEL, **SMALL | small) as engine:
         yield engine
 
 
@@ -64,21 +78,13 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
-def test_greedy_tokens_do_not_depend_on_batching_chunking_or_preemption(llm: LLM) -> None:
+def test_greedy_tokens_do_not_depend_on_batching_chunking_or_preemption(llm: LLM, cramped: LLM) -> None:
     inputs = prompts(24)
     alone = [tokens_of(llm, [prompt])[0] for prompt in inputs]
     assert all(len(tokens) == GREEDY.max_tokens for tokens in alone)
     assert tokens_of(llm, inputs) == alone, "together, with prefix hits"
-    cramped = {
-        **SMALL,
-        "max_num_tokens": 48,
-        "max_seq_len": 256,
-        "enable_chunked_prefill": True,
-        "kv_cache_config": {"max_tokens": 640, "tokens_per_block": 16},
-    }
-    with LLM(MODEL, **cramped) as engine:
-        assert tokens_of(engine, inputs) == alone
-        rows = engine.get_stats(timeout=5)
+    assert tokens_of(cramped, inputs) == alone
+    rows = cramped.get_stats(timeout=5)
     assert max(row["inflightBatchingStats"]["numPausedRequests"] for row in rows) > 0, "nothing was preempted"
     assert max(row["inflightBatchingStats"]["numCtxTokens"] for row in rows) <= 48
 
@@ -243,32 +249,16 @@ def test_a_terminals_signals_do_not_end_the_engine(llm: LLM) -> None:
     assert llm._check_health()
 
 
-def test_open_requests_end_with_an_error_when_the_engine_dies() -> None:
-    with LLM(MODEL, **SMALL) as engine:
-        open_request = engine.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True), streaming=True)
-        asyncio.run(_first_step(open_request))
-        os.kill(engine.engine_pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=rf"engine process died: pid {engine.engine_pid}, exit code -9"):
-            open_request.result(timeout=30)
-        assert not engine._check_health()
-        with pytest.raises(RuntimeError, match="died"):
-            engine.generate([5, 6], GREEDY)
-
-
-async def _first_step(output: Any) -> None:
-    await anext(output)
-
-
-def test_shutdown_ends_the_process_and_what_is_open() -> None:
-    engine = LLM(MODEL, **SMALL)
-    output = engine.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))
-    engine.shutdown()
-    assert gone(engine.engine_pid)
+def test_shutdown_ends_the_process_and_what_is_open(cramped: LLM) -> None:
+    """Last of this engine."""
+    output = cramped.generate_async([5, 6], SamplingParams(max_tokens=240, ignore_eos=True))
+    cramped.shutdown()
+    assert gone(cramped.engine_pid)
     with pytest.raises(RuntimeError, match="shutting down"):
         output.result(timeout=10)
     with pytest.raises(RuntimeError, match="shutting down"):
-        engine.generate([5, 6], GREEDY)
-    engine.shutdown()
+        cramped.generate([5, 6], GREEDY)
+    cramped.shutdown()
 
 
 def test_no_engine_outlives_its_parents_kill_9() -> None:
@@ -314,3 +304,29 @@ def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: LLM) -> None:
     assert engine.engine_pid is not None and psutil.pid_exists(engine.engine_pid)
     assert (engine.facts.num_blocks, engine.facts.context_length) == (llm.get_kv_cache_capacity()["maxNumBlocks"], 512)
     assert engine.handoff_stats() == llm.handoff_stats()
+
+
+def test_a_text_model_refuses_media(llm: LLM) -> None:
+    pictures = {"image": [torch.zeros(4, 64)]}
+    with pytest.raises(RequestError, match="inputs have multi_modal_embeddings, and the model is a text model"):
+        llm.generate_async({"prompt_token_ids": [5, 6, 7], "multi_modal_embeddings": pictures}, GREEDY)
+    with pytest.raises(RequestError, match="the model is a text model"):
+        llm.generate_async([5, 6, 7], GREEDY, media=[MediaSpan(1, 1, bytes(32))])
+    without = {"prompt_token_ids": [5, 6], "multi_modal_data": None, "multi_modal_embeddings": {}}
+    assert len(_finished(llm.generate_async(without, GREEDY)).outputs[0].token_ids) == GREEDY.max_tokens
+
+
+def test_open_requests_end_with_an_error_when_the_engine_dies(llm: LLM) -> None:
+    """Last of this engine."""
+    open_request = llm.generate_async([5, 6], SamplingParams(max_tokens=500, ignore_eos=True), streaming=True)
+    asyncio.run(_first_step(open_request))
+    os.kill(llm.engine_pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=rf"engine process died: pid {llm.engine_pid}, exit code -9"):
+        open_request.result(timeout=30)
+    assert not llm._check_health()
+    with pytest.raises(RuntimeError, match="died"):
+        llm.generate([5, 6], GREEDY)
+
+
+async def _first_step(output: Any) -> None:
+    await anext(output)

@@ -215,17 +215,6 @@ def test_uuids_keep_equal_images_apart_in_the_cache(llm: LLM, vision: VisionConf
     assert found[0] == found[1] == 0 and found[2] > 2
 
 
-def test_a_text_model_refuses_media(vision: VisionConfig) -> None:
-    with LLM("synthetic:tiny", max_batch_size=2, max_seq_len=64, kv_cache_config={"max_tokens": 256}) as text:
-        with pytest.raises(RequestError, match="inputs have multi_modal_embeddings, and the model is a text model"):
-            text.generate_async(prompt(vision, 1), GREEDY)
-        with pytest.raises(RequestError, match="the model is a text model"):
-            text.generate_async([5, 6, 7], GREEDY, media=[MediaSpan(1, 1, bytes(32))])
-        assert (
-            len(ask(text, {"prompt_token_ids": [5, 6], "multi_modal_data": None, "multi_modal_embeddings": {}})) == 10
-        )
-
-
 def test_grids_are_those_of_the_patches_and_decide_the_positions() -> None:
     """Qwen2.5-VL: the same rows as a tall and as a wide picture."""
     sees = read_vision_config(resolve_checkpoint("synthetic:tiny-qwen2.5-vl").path)

@@ -347,19 +347,6 @@ def test_prompt_logprobs_that_the_frontend_would_lose_are_a_400(disagg: Topology
     assert "the frontend would drop them" in refused.json()["message"]
 
 
-def test_a_client_that_leaves_during_prefill_leaves_nothing_running(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running:
-        running.start_frontend()
-        prefill = running.start_worker("prefill-0", role="prefill", paced_ttft_ms=1000)
-        decode = running.start_worker("decode-0", role="decode", paced_itl_ms=50)
-        running.wait_ready(prefill=1, decode=1)
-        body = {"model": running.model_name, "prompt": "hello", "max_tokens": 1000, "stream": True}
-        with pytest.raises(httpx.ReadTimeout):
-            HTTP.post(f"{running.url}/v1/completions", json=body, timeout=0.4)
-        until("decode saw it", lambda: metric(decode, 'trtx_requests_total{outcome="cancelled"') == 1, seconds=20)
-        assert metric(prefill, "trtx_open_requests") == metric(decode, "trtx_open_requests") == 0
-
-
 def test_nothing_listens_beyond_loopback(agg: Topology, disagg: Topology) -> None:
     pids = {str(child.process.pid) for running in (agg, disagg) for child in running.children}
     listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -369,7 +356,7 @@ def test_nothing_listens_beyond_loopback(agg: Topology, disagg: Topology) -> Non
     assert not beyond
 
 
-def test_sigterm_lets_the_streams_finish_and_then_ends_cleanly(model: Path, tmp_path: Path) -> None:
+def test_sigterm_lets_the_streams_finish_within_a_bound_and_then_ends_cleanly(model: Path, tmp_path: Path) -> None:
     with topology(tmp_path, model) as running:
         running.start_frontend()
         worker = running.start_worker("agg-0", paced_itl_ms=20)
@@ -386,25 +373,31 @@ def test_sigterm_lets_the_streams_finish_and_then_ends_cleanly(model: Path, tmp_
                 assert usage["usage"]["completion_tokens"] == 60
         assert worker.process.wait(20) == 0
 
-
-def test_a_drain_is_bounded(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running:
-        running.start_frontend()
-        worker = running.start_worker("agg-0", paced_itl_ms=1000, flags=("--drain-seconds", "0.5"))
+        running.children.remove(worker)
+        slow = running.start_worker("agg-1", paced_itl_ms=1000, flags=("--drain-seconds", "0.5"))
         running.wait_ready(aggregated=1)
         with ThreadPoolExecutor(1) as pool:
             stream = pool.submit(events, running, prompt="hello", max_tokens=100)
-            until("runs", lambda: metric(worker, "trtx_running_requests") == 1, seconds=20)
-            assert worker.end(seconds=15) == 0
+            until("runs", lambda: metric(slow, "trtx_running_requests") == 1, seconds=20)
+            assert slow.end(seconds=15) == 0
             stream.result(30)
 
 
-def test_prefill_drains_as_well_and_within_its_bound(model: Path, tmp_path: Path) -> None:
+def test_a_client_that_leaves_during_prefill_leaves_nothing_running_and_prefill_drains_within_its_bound(
+    model: Path, tmp_path: Path
+) -> None:
     with topology(tmp_path, model) as running:
         running.start_frontend()
         prefill = running.start_worker("prefill-0", role="prefill", paced_ttft_ms=1500)
+        decode = running.start_worker("decode-0", role="decode")
+        running.wait_ready(prefill=1, decode=1)
+        body = {"model": running.model_name, "prompt": "hello", "max_tokens": 1000, "stream": True}
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(f"{running.url}/v1/completions", json=body, timeout=0.4)
+        until("decode saw it", lambda: metric(decode, 'trtx_requests_total{outcome="cancelled"') == 1, seconds=20)
+        assert metric(prefill, "trtx_open_requests") == metric(decode, "trtx_open_requests") == 0
+
         stuck = running.start_worker("prefill-1", role="prefill", paced_ttft_ms=600_000, flags=("--drain-seconds", "1"))
-        running.start_worker("decode-0", role="decode")
         running.wait_ready(prefill=2, decode=1)
         with ThreadPoolExecutor(2) as pool:  # round robin: one request for each
             answers = [pool.submit(post, running, prompt="hello", max_tokens=3) for _ in range(2)]

@@ -28,6 +28,7 @@ TORCH: dict[str, Any] = {
     "kv_cache_config": {"tokens_per_block": BLOCK, "max_tokens": 8192},
 }
 PROMPT = "the quick brown fox jumps over the lazy dog " * 4
+STREAMED = 120  # tokens of a stream that outlives an engine: a second at least
 
 
 @pytest.fixture(scope="module")
@@ -170,41 +171,31 @@ def test_what_only_decode_can_refuse_leaves_no_lease(disagg: Topology) -> None:
 
 
 @contextlib.contextmanager
-def one_lease_out(running: Topology) -> Iterator[tuple[Child, Child, Future[httpx.Response]]]:
-    """Prefill, decode with its engine frozen before it could read, and the answer that waits for it."""
-    running.start_frontend()
-    prefill, decode = (
-        running.start_worker(f"{role}-0", role=role, engine="torch", **TORCH) for role in ("prefill", "decode")
-    )
-    running.wait_ready(prefill=1, decode=1)
+def one_lease_out(running: Topology, prefill: Child, decode: Child) -> Iterator[Future[httpx.Response]]:
+    """The answer to a request whose KV prefill has made, while decode's engine is frozen and can't read it."""
     post(running, prompt="hello", max_tokens=2)
     freeze(decode.status()["engine_pid"])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, running, prompt=PROMPT, max_tokens=5, temperature=0)
         until("a lease is out", lambda: metric(prefill, "trtx_leases") == 1, seconds=30)
         until("decode has the request", lambda: metric(decode, "trtx_open_requests") == 1, seconds=30)
-        yield prefill, decode, answer
+        yield answer
 
 
 @pytest.mark.proof  # a pair of its own; that it drains for a live one is below
 def test_prefill_does_not_drain_for_the_leases_of_a_dead_decode_worker(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running, one_lease_out(running) as (prefill, decode, answer):
-        os.killpg(decode.process.pid, signal.SIGKILL)
-        decode.process.wait(10)
-        assert prefill.end(seconds=15) == 0  # the lease's deadline is a minute away, the drain's bound half of one
-        assert "1 leases end unread" in prefill.log()
-        assert answer.result(60).status_code >= 400
-
-
-def test_prefill_drains_until_a_live_decode_worker_has_read(model: Path, tmp_path: Path) -> None:
-    with topology(tmp_path, model) as running, one_lease_out(running) as (prefill, decode, answer):
-        prefill.process.send_signal(signal.SIGTERM)
-        until("draining", lambda: prefill.status()["state"] == "draining", seconds=10)
-        os.kill(decode.status()["engine_pid"], signal.SIGCONT)
-        assert answer.result(60).json()["usage"]["completion_tokens"] == 5
-        assert metric(decode, "trtx_recomputed_prefixes_total") == 0
-        assert prefill.process.wait(15) == 0
-        assert "end unread" not in prefill.log()
+    with topology(tmp_path, model) as running:
+        running.start_frontend()
+        prefill, decode = (
+            running.start_worker(f"{role}-0", role=role, engine="torch", **TORCH) for role in ("prefill", "decode")
+        )
+        running.wait_ready(prefill=1, decode=1)
+        with one_lease_out(running, prefill, decode) as answer:
+            os.killpg(decode.process.pid, signal.SIGKILL)
+            decode.process.wait(10)
+            assert prefill.end(seconds=15) == 0  # the lease's deadline is a minute away, the drain's bound half of one
+            assert "1 leases end unread" in prefill.log()
+            assert answer.result(60).status_code >= 400
 
 
 @pytest.mark.proof  # a vision encoder's start for one file
@@ -255,7 +246,12 @@ def test_streams_of_a_dead_decode_engine_go_on_elsewhere(disagg: Topology) -> No
 
 def streams_outlive_an_engine(running: Topology, workers: list[Child]) -> Child:
     """Kills the engine of one of ``workers`` under streams whose ``min_tokens`` is more than what is left of them."""
-    body = {"max_tokens": 300, "min_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    body = {
+        "max_tokens": STREAMED,
+        "min_tokens": STREAMED,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
     before = {worker.name: metric(worker, "trtx_generated_tokens_total") for worker in workers}
 
     def is_busy(worker: Child) -> bool:
@@ -271,13 +267,29 @@ def streams_outlive_an_engine(running: Topology, workers: list[Child]) -> Child:
         for stream in streams:
             last = stream.result(120)[-1]
             assert "usage" in last, last
-            assert last["usage"]["completion_tokens"] == 300
+            assert last["usage"]["completion_tokens"] == STREAMED
     return victim
 
 
 def test_a_dead_prefill_engine_ends_its_worker_too(disagg: Topology) -> None:
-    """Last of this topology."""
     prefill = disagg.children[1]
     os.kill(prefill.status()["engine_pid"], signal.SIGKILL)
     assert prefill.process.wait(15) == 4
+    disagg.children.remove(prefill)
+
+
+def test_prefill_drains_until_a_live_decode_worker_has_read(disagg: Topology) -> None:
+    """Last of this topology, whose first prefill worker is dead."""
+    (decode,) = (child for child in disagg.children if child.name == "decode-0")
+    prefill = disagg.start_worker("prefill-1", role="prefill", engine="torch", **TORCH)
+    disagg.wait_ready(prefill=1, decode=1)
+    recomputed = metric(decode, "trtx_recomputed_prefixes_total")
+    with one_lease_out(disagg, prefill, decode) as answer:
+        prefill.process.send_signal(signal.SIGTERM)
+        until("draining", lambda: prefill.status()["state"] == "draining", seconds=10)
+        os.kill(decode.status()["engine_pid"], signal.SIGCONT)
+        assert answer.result(60).json()["usage"]["completion_tokens"] == 5
+        assert metric(decode, "trtx_recomputed_prefixes_total") == recomputed
+        assert prefill.process.wait(15) == 0
+        assert "end unread" not in prefill.log()
     disagg.children.remove(prefill)

@@ -276,14 +276,14 @@ def test_a_worker_finds_all_that_it_asks_of_an_engine(llm: Any, model_directory:
 # --- the end ---
 
 
-def test_after_shutdown_nothing_is_accepted(api: Any, model_directory: str) -> None:
-    engine = api.LLM(model_directory, **SMALL)
-    assert engine._check_health()
-    engine.shutdown()
-    engine.shutdown()
-    assert not engine._check_health()
+def test_after_shutdown_nothing_is_accepted(llm: Any) -> None:
+    """Last of this engine."""
+    assert llm._check_health()
+    llm.shutdown()
+    llm.shutdown()
+    assert not llm._check_health()
     with pytest.raises(RuntimeError, match="shutting down"):
-        asyncio.run(_ask(engine))
+        asyncio.run(_ask(llm))
 
 
 async def _ask(engine: Any) -> None:

@@ -1,6 +1,6 @@
 """The ranges that Dynamo's frontend accepts for the request-body fields that a user may set with a load.
 
-Observed with Dynamo 1.6.1; ``tests/integration/test_body_ranges.py`` sends each range to its frontend. The frontend
+Observed with Dynamo 1.6.1; ``tests/integration/test_frontends.py`` sends each range to its frontend. The frontend
 answers HTTP 400 to any other value, so every request of a load would fail. docs/request-fields.md describes how the
 other body fields are handled.
 """
