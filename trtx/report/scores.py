@@ -11,6 +11,7 @@ from rich.table import Table
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
+from trtx.evals.structured import OUTCOMES
 from trtx.report.tables import heads, terminal_table
 
 MISSING = "–"
@@ -48,7 +49,7 @@ class ScoreLine:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """All scores of a run."""
+    """All scores of a run, except the shares of outcomes, which have a table of their own (``structured.py``)."""
 
     scored: tuple[TopologyScores, ...]
     missing: dict[str, int]  # incompletely scored topologies -> number of answered samples
@@ -60,7 +61,8 @@ class Scores:
     def _lines(self) -> Iterator[ScoreLine]:
         for one in self.scored:
             for task in one.tasks:
-                yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
+                shown = [score for score in task.scores if score.metric not in OUTCOMES]
+                yield from (ScoreLine(one.topology, task, score) for score in shown or (None,))
 
     @property
     def notes(self) -> tuple[str, ...]:
