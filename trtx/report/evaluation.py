@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
+from trtx.evals.structured import OUTCOMES
 from trtx.report import structured
 from trtx.report.eval_report import (
     Conditions,
@@ -57,7 +58,8 @@ class EvaluationView(EvalReport):
 
     @property
     def lines(self) -> tuple[ScoreLine, ...]:
-        return self.scores.lines
+        """The scores, except the shares of outcomes, which have tables of their own."""
+        return tuple(line for line in self.scores.lines if line.score is None or line.score.metric not in OUTCOMES)
 
     @property
     def grids(self) -> tuple[RetrievalGrid, ...]:

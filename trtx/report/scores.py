@@ -11,7 +11,6 @@ from rich.table import Table
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, read_eval
 from trtx.evals.forms import SAMPLES, read_samples
 from trtx.evals.pairs import outermost
-from trtx.evals.structured import OUTCOMES
 from trtx.report.tables import heads, terminal_table
 
 MISSING = "–"
@@ -49,7 +48,7 @@ class ScoreLine:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """All scores of a run, except the shares of outcomes, which have a table of their own (``structured.py``)."""
+    """All scores of a run."""
 
     scored: tuple[TopologyScores, ...]
     missing: dict[str, int]  # incompletely scored topologies -> number of answered samples
@@ -61,8 +60,7 @@ class Scores:
     def _lines(self) -> Iterator[ScoreLine]:
         for one in self.scored:
             for task in one.tasks:
-                shown = [score for score in task.scores if score.metric not in OUTCOMES]
-                yield from (ScoreLine(one.topology, task, score) for score in shown or (None,))
+                yield from (ScoreLine(one.topology, task, score) for score in task.scores or (None,))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ from lm_eval.api.instance import Instance
 from trtx.config.wording import a_kind, shown
 from trtx.errors import UsageError
 from trtx.evals import schemas, structured
-from trtx.evals.forms import Arm
+from trtx.evals.forms import Arm, SampleRequest
 from trtx.evals.messages import StructuredOutput
+from trtx.evals.session.client import ServerRefusal
 from trtx.evals.session.loaded_tasks import LoadedTask, TaskDocument, documents_of
-from trtx.evals.session.model import Chat, ServedModel
+from trtx.evals.session.model import Chat, ServedModel, refused_request
 
 _FIELDS = ("json_schema", "schema")  # fields of a row with its schema: lm-eval's name, and trtx's
 _ARMS: dict[StructuredOutput, tuple[Arm, ...]] = {
@@ -45,6 +46,20 @@ def with_arms(tasks: Iterable[LoadedTask], asked: StructuredOutput | None, model
             found.append(one)
         else:
             found += [_arm(one, arm, model) for arm in _ARMS[arms]]
+    return found
+
+
+def of_arm(
+    loaded: LoadedTask, instance: Instance, found: SampleRequest | ServerRefusal
+) -> SampleRequest | ServerRefusal:
+    """The answer; a refused schema is an answer of the constrained arm too, since asking again would not change it."""
+    if loaded.arm != "constrained" or not isinstance(found, ServerRefusal):
+        return found
+    if found.is_of_request:
+        return refused_request(instance, found.reason)
+    if found.reason.startswith("HTTP 500") and not isinstance(instance.args[0], Chat):
+        # Dynamo 1.4.2 answers so on /v1/completions if a worker refuses a request (docs/upstream/dynamo-1.4.2.md).
+        return ServerRefusal(f"{found.reason}; if the schema was refused, --endpoint-type chat shows the reason")
     return found
 
 

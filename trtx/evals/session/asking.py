@@ -28,9 +28,10 @@ from trtx.evals.forms import (
 )
 from trtx.evals.messages import Endpoint, EvalJob, EvalProgress
 from trtx.evals.session import scoring
+from trtx.evals.session.arms import of_arm
 from trtx.evals.session.client import Client, ServerGone, ServerRefusal
 from trtx.evals.session.loaded_tasks import LoadedTask, LoadedTasks, TaskDocument, version_of
-from trtx.evals.session.model import Chat, ServedModel, refused_request
+from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
 from trtx.stats.intervals import CONFIDENCE, Interval
 from trtx.stats.proportions import wilson_interval
@@ -189,7 +190,7 @@ class TopologyTasks:
             else:
                 instance, repeat = _instance_at(asking.document, place)
                 found = await self._model.answer(client, instance, repeat)
-                asking.answers[place] = _of_arm(run.loaded, instance, found)
+                asking.answers[place] = of_arm(run.loaded, instance, found)
             if asking.is_over:
                 self._end(run, asking)
 
@@ -348,20 +349,6 @@ def _by_reason(refusals: Mapping[int, str]) -> tuple[Unanswered, ...]:
         Unanswered(reason, count, min(doc_id for doc_id, said in refusals.items() if said == reason))
         for reason, count in Counter(refusals.values()).most_common()
     )
-
-
-def _of_arm(
-    loaded: LoadedTask, instance: Instance, found: SampleRequest | ServerRefusal
-) -> SampleRequest | ServerRefusal:
-    """The answer; a refused schema is an answer of the constrained arm too, since asking again would not change it."""
-    if loaded.arm != "constrained" or not isinstance(found, ServerRefusal):
-        return found
-    if found.is_of_request:
-        return refused_request(instance, found.reason)
-    if found.reason.startswith("HTTP 500") and not isinstance(instance.args[0], Chat):
-        # Dynamo 1.4.2 answers so on /v1/completions if a worker refuses a request (docs/upstream/dynamo-1.4.2.md).
-        return ServerRefusal(f"{found.reason}; if the schema was refused, --endpoint-type chat shows the reason")
-    return found
 
 
 def _refusal(sample: Sample) -> str | None:
