@@ -17,10 +17,15 @@ from trtx.stats.intervals import CONFIDENCE, Interval, per_interval
 
 VALID, PARSES, CORRECT = "schema_compliance", "json_validity", "exact_match"
 BROKEN, CUT, REFUSED = "schema_broken", "answer_cut", "schema_refused"
-OUTCOMES = (BROKEN, CUT, REFUSED)  # the metrics that this module adds; lower values are better
+OUTCOMES = (BROKEN, CUT, REFUSED)  # lower values are better
 METRICS = (PARSES, VALID, CORRECT, *OUTCOMES)
 
 _SUFFIX = "-constrained"
+
+
+def outcomes_of(arm: Arm) -> tuple[str, ...]:
+    """The metrics that this module adds to an arm's. A free request has no schema that could be refused."""
+    return OUTCOMES if arm == "constrained" else (BROKEN, CUT)
 
 
 def arm_name(task: str, arm: Arm | None) -> str:
@@ -44,7 +49,8 @@ def _metrics(found: Mapping[str, Any], answers: Sequence[SampleRequest], arm: Ar
     valid = bool(metrics.get(VALID))
     refused = any(answer.refusal is not None for answer in answers)
     cut = not valid and not refused and any(answer.finish_reason == "length" for answer in answers)
-    return metrics | {BROKEN: int(not (valid or refused or cut)), CUT: int(cut), REFUSED: int(refused)}
+    outcomes = {BROKEN: int(not (valid or refused or cut)), CUT: int(cut), REFUSED: int(refused)}
+    return metrics | {name: outcomes[name] for name in outcomes_of(arm)}
 
 
 def _is_json(text: str | None) -> bool:

@@ -31,20 +31,25 @@ def outcome(arm: Arm, valid: int, given: SampleRequest) -> dict[str, int]:
         (0, answer('{"b": 1}'), "schema_broken"),
         (0, answer("red"), "schema_broken"),
         (0, answer('{"a": ', "length"), "answer_cut"),
-        (0, answer(None, None, "HTTP 400: no"), "schema_refused"),
     ],
 )
 def test_every_answer_has_exactly_one_outcome(arm: Arm, valid: int, given: SampleRequest, name: str) -> None:
     outcomes = ("schema_compliance", "schema_broken", "answer_cut", "schema_refused")
     metrics = outcome(arm, valid, given)
-    assert [one for one in outcomes if metrics[one]] == [name]
+    assert [one for one in outcomes if metrics.get(one)] == [name]
+
+
+def test_a_refused_schema_is_an_outcome_of_the_constrained_arm_alone() -> None:
+    found = outcome("constrained", 0, answer(None, None, "HTTP 400: no"))
+    assert [name for name, value in found.items() if value] == ["schema_refused"]
+    assert "schema_refused" not in outcome("free", 0, answer("red"))
 
 
 @pytest.mark.parametrize("text", [f"```json\n{OBJECT}\n```", "NaN", f"{OBJECT} ok"])
 def test_a_constrained_answer_must_be_json_as_a_whole_even_if_the_task_accepts_it(text: str) -> None:
-    kept = {"json_validity": 1, "schema_compliance": 1, "schema_broken": 0, "answer_cut": 0, "schema_refused": 0}
+    kept = {"json_validity": 1, "schema_compliance": 1, "schema_broken": 0, "answer_cut": 0}
     assert outcome("free", 1, answer(text)) == kept
-    broken = {**kept, "json_validity": 0, "schema_compliance": 0, "schema_broken": 1}
+    broken = {"json_validity": 0, "schema_compliance": 0, "schema_broken": 1, "answer_cut": 0, "schema_refused": 0}
     assert outcome("constrained", 1, answer(text)) == broken
 
 

@@ -49,7 +49,7 @@ class LoadedTask:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of its metrics, the compared one first."""
-        return (*self.task.aggregation(), *(structured.OUTCOMES if self.arm else ()))
+        return (*self.task.aggregation(), *(structured.outcomes_of(self.arm) if self.arm else ()))
 
 
 @dataclass(slots=True)
