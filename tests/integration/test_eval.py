@@ -18,7 +18,7 @@ from trtx.checkpoint.held_out import held_out_texts
 from trtx.cli.app import run
 from trtx.evals import Score, ScoredTask, TopologyScores, eval_directory, marker, read_eval
 from trtx.evals.forms import Sample, read_samples
-from trtx.evals.session.loading import OWN_TASKS
+from trtx.evals.session.loaded_tasks import OWN_TASKS
 from trtx.launch.processes import members
 
 LIMIT = 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trtx.config.wording import counted
 from trtx.evals import Score, ScoredTask, TopologyScores
 from trtx.evals.forms import Arm, ArmDifference
 from trtx.evals.structured import BROKEN, CORRECT, CUT, PARSES, REFUSED, VALID, arm_name
@@ -48,7 +47,7 @@ class StructuredTable:
         told = f"Shares have their 95 % intervals, and the difference of the same samples one of {confidence}."
         asked = max(task.samples for task in self.arms.values())
         if (pairs := min(one.pairs for one in found)) < asked:
-            told += f" The difference covers {pairs} of {counted(asked, 'sample')}, which both arms answered."
+            told += f" The difference covers {pairs} of {asked} samples, which both arms answered."
         return told
 
     @property

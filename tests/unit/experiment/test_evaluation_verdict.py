@@ -172,7 +172,7 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
         ({"tasks": ["schemas"]}, "--schemas is needed with schemas in --tasks"),
         ({"tasks": ["a"], "schemas": "b.jsonl"}, "--schemas has no effect without schemas in --tasks"),
-        ({"tasks": ["a"], "structured_output": "some"}, "--structured-output is 'some'"),
+        ({"tasks": ["a"], "structured_output": "some"}, '--structured-output is "some"'),
         ({"tasks": ["a"], "text": "b.txt"}, "--text has no effect without perplexity in --tasks"),
     ],
 )

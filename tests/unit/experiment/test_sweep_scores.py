@@ -72,7 +72,7 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is not a number"),
         ({"tasks": ["sums"], "text": "a.txt"}, "eval.text has no effect without perplexity in eval.tasks"),
         ({"tasks": ["schemas"]}, "eval.schemas is needed with schemas in eval.tasks"),
-        ({"tasks": ["sums"], "structured_output": "some"}, "eval.structured_output is 'some'"),
+        ({"tasks": ["sums"], "structured_output": "some"}, 'eval.structured_output is "some"'),
         ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples has no effect without needle in eval.tasks"),
         ([1], "eval is [1]; expected a map"),
         ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
