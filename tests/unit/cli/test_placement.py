@@ -167,7 +167,8 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
-    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--schemas": "b.jsonl", "--structured-output": "both", "--window": "steady",
+    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--schemas": "b.jsonl", "--window": "steady",
+    "--structured-output": "both",
     "--reference": "synthetic:tiny-trained", "--prompts": "12", "--max-kl": "0.5", "--min-agreement": "0.5",
     "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
