@@ -32,6 +32,7 @@ class OpenAIServer:
     key: str | None = None  # that requests have to carry
     names: tuple[str, ...] = ()  # of models, that answers say in turn gave them
     says: str | None = None  # in place of what the model generates
+    refuses: tuple[str, ...] = ()  # fields of a request that get a 400
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -97,11 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._is_refused():
             return
-        of, model = self.server.described, _model()
+        of = self.server.described
         if not {"prompt", "messages"} & body.keys():
             self._send(400, {"error": {"message": "messages: Field required"}})
         elif "nvext" in body:
             self._send(400, {"error": {"message": "nvext: Extra inputs are not permitted"}})
+        elif unknown := next((name for name in of.refuses if name in body), None):
+            self._send(400, {"error": {"message": f"{unknown}: Extra inputs are not permitted"}})
         elif body.get("echo") and not of.echoes:
             self._send(400, {"error": {"message": "echo is not supported"}})
         elif not body.get("echo") and of.lasts is not None and len(of.asked) >= of.lasts:
@@ -110,11 +113,17 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(of.delay_s)
             of.asked.append(body)
             named = {"model": of.names[len(of.asked) % len(of.names)]} if of.names else {}
-            self._send(200, {**named, "choices": [self._choice(model, body)]})
+            self._send(200, {**named, "choices": [self._choice(body)]})
 
     def log_message(self, *arguments: object) -> None: ...
 
-    def _choice(self, model: _Model, body: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        says = self.server.described.says
+        if says is None or body.get("echo"):
+            return self._generated(_model(), body)
+        return self._answer(body, says)
+
+    def _generated(self, model: _Model, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("echo"):
             return {"index": 0, "text": "", "logprobs": model.logprobs(body["prompt"]), "finish_reason": "length"}
         if "messages" in body:
@@ -123,8 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             prompt = body["prompt"]
             ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt)
-        says = self.server.described.says
-        text = model.generate(ids, body["max_tokens"]) if says is None else says
+        return self._answer(body, model.generate(ids, body["max_tokens"]))
+
+    def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         for stop in body.get("stop", ()):
             text = text.split(stop)[0]
         answer = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}

@@ -48,7 +48,7 @@ def of_hf() -> dict[str, Any]:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from trtx.evals.session.loading import OWN_TASKS
+    from trtx.evals.session.loaded_tasks import OWN_TASKS
 
     model = HFLM(pretrained=str(resolve_checkpoint(f"synthetic:{MODEL}").path), device="cpu", dtype="float32")
     found: dict[str, Any] = lm_eval.simple_evaluate(

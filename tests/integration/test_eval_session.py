@@ -30,7 +30,8 @@ from trtx.evals.messages import Endpoint, EvalJob, EvalProgress, NeedleAsked
 from trtx.evals.session import scoring
 from trtx.evals.session.asking import TopologyTasks
 from trtx.evals.session.client import ServerGone, ServerRefusal, retry_after
-from trtx.evals.session.loading import ALIASES, OWN_TASKS, LoadedTasks, load_tasks, task_manager, version_of
+from trtx.evals.session.loaded_tasks import OWN_TASKS, LoadedTasks, version_of
+from trtx.evals.session.loading import ALIASES, load_tasks, task_manager
 from trtx.evals.session.model import MOST_STOPS, Chat, ServedModel, TooLong
 from trtx.evals.session.prompt_logprobs import EngineData
 

@@ -107,6 +107,24 @@ def evaluate(
             metavar="FILE",
         ),
     ] = None,
+    structured_output: Annotated[
+        Literal["free", "constrained", "both"] | None,
+        optional(
+            _TASKS,
+            "--structured-output",
+            "How to ask tasks with JSON schemas: constrained sends each sample's schema, both compares the two. "
+            "Default: both for schemas and trtx_schemas, free for the others.",
+        ),
+    ] = None,
+    schemas: Annotated[
+        str | None,
+        optional(
+            _TASKS,
+            "--schemas",
+            'With --tasks schemas: a .jsonl file with a "prompt" or "messages", and a "schema", in each line.',
+            metavar="FILE",
+        ),
+    ] = None,
     min_score: Annotated[
         list[str] | None,
         optional(
@@ -145,6 +163,7 @@ def evaluate(
       trtx eval --tasks trtx --model synthetic:tiny-trained --mode agg,disagg
       trtx eval --tasks gsm8k,mmlu --model Qwen/Qwen3-0.6B --limit 200
       trtx eval --tasks trtx_json --min-score trtx_json:schema_compliance:0.9
+      trtx eval --tasks trtx_json --structured-output both --min-score trtx_json-constrained:schema_compliance:0.95
       trtx eval --tasks needle --needle-lengths 4096,32768 --needle-depths 0,50,100
       trtx eval --tasks perplexity --text manual.txt --baseline runs/20261121T050132Z-eval-9a1c6852
       trtx eval --tasks gsm8k --url http://127.0.0.1:8000 --baseline runs/20261121T050132Z-eval-9a1c6852
@@ -161,7 +180,7 @@ def evaluate(
         )
     uses = [*options.engine_uses(model.engine), "serve" if url is None else "attach"]
     uses += [] if baseline else ["no baseline"]
-    uses += [f"no {task}" for task in ("needle", "perplexity") if task not in _listed(tasks)]
+    uses += [f"no {task}" for task in ("needle", "perplexity", "schemas") if task not in _listed(tasks)]
     refuse_ignored(context, uses)
     from trtx.experiment import evaluate as score
 
@@ -179,7 +198,7 @@ def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
 
 _OWN = (
     *("limit", "num_fewshot", "task_dir", "endpoint_type", "concurrency", "min_score", "baseline", "max_drop"),
-    *("request_timeout", "needle_samples", "text"),
+    *("request_timeout", "needle_samples", "text", "schemas", "structured_output"),
 )
 
 

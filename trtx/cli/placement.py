@@ -139,6 +139,12 @@ USES: Mapping[str, Mapping[str, VerbUse]] = {
             "add that task, or leave it out",
             "--text",
         ),
+        "no schemas": VerbUse(
+            "without schemas in --tasks",
+            "because only that task reads it",
+            "add that task, or leave it out",
+            "--schemas",
+        ),
     },
     "eval fidelity": {
         "resume": _RESUME,

@@ -16,6 +16,7 @@ SAMPLES = DocumentKind("samples.jsonl", version=1, oldest=1, since="")
 _DIRECTORY = "eval"
 
 IntervalKind = Literal["binomial", "bootstrap"]
+Arm = Literal["free", "constrained"]  # how a task with JSON schemas was asked
 # How lm-eval aggregates the samples' values to a score: mean, one of its two ratios of sums, or any other way.
 Aggregation = Literal["mean", "weighted_perplexity", "bits_per_byte", "other"]
 
@@ -42,7 +43,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Samples without an answer that share the same reason."""
+    """Samples that were refused, or not answered, for the same reason."""
 
     reason: str
     count: int
@@ -83,6 +84,19 @@ class ScoredTask:
     retrievals: tuple[Retrieval, ...] = ()  # of needle, by length, then depth
     doubts: tuple[str, ...] = ()  # sentences: why a different model may have answered
     grading: str | None = None  # hash of targets and grading; None: not recorded, or a group
+    arm: Arm | None = None  # None: its requests have no schema, or it was asked as its task defines
+    refused: tuple[Unanswered, ...] = ()  # samples whose schema the server refused; they count as answered
+
+
+@dataclass(frozen=True, slots=True)
+class ArmDifference:
+    """constrained − free for one metric of a task, over the samples that both arms answered."""
+
+    task: str  # the free arm's name
+    metric: str
+    pairs: int
+    difference: Interval | None
+    reason: str | None  # why there is no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,7 @@ class TopologyScores:
     prompt_logprobs: str | None  # how prompt log-probabilities were obtained; None: not requested, or unavailable
     limit: int | None
     tasks: tuple[ScoredTask, ...]
+    arm_differences: tuple[ArmDifference, ...] = ()  # of the tasks that were asked both free and constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +125,13 @@ class SampleRequest:
     is_greedy: bool | None  # every token was the most likely one
     finish_reason: str | None
     models: tuple[str, ...] = ()  # models named by the response; empty: none, or not recorded
+    refusal: str | None = None  # why the server refused the schema of this request; None: it did not
 
     @property
     def response(self) -> Any:
         """The response in lm-eval's form."""
         if self.request == "generate_until":
-            return self.text
+            return "" if self.refusal is not None else self.text
         return self.logprob if self.request == "loglikelihood_rolling" else (self.logprob, self.is_greedy)
 
 

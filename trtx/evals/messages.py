@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 EndpointType = Literal["completions", "chat"]
+StructuredOutput = Literal["free", "constrained", "both"]
 REQUEST_TIMEOUT_S = 600.0  # enough for a long answer in a full batch
 
 
@@ -37,6 +38,8 @@ class EvalJob:
     needle: NeedleAsked = NeedleAsked()
     text: str | None = None  # file that ``perplexity`` scores
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    structured_output: StructuredOutput | None = None  # None: as each task defines
+    schemas: str | None = None  # file with the documents of ``schemas``
 
 
 @dataclass(frozen=True, slots=True)

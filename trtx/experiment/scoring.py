@@ -37,6 +37,8 @@ def open_session(spec: ScoringSpec, tokenizer: Path | None, context_length: int 
         context_length=context_length,
         needle=NeedleAsked(spec.needle_lengths, spec.needle_depths, spec.needle_samples),
         text=None if spec.text is None else str(Path(spec.text).absolute()),
+        schemas=None if spec.schemas is None else str(Path(spec.schemas).absolute()),
+        structured_output=spec.structured_output,
         request_timeout_s=spec.request_timeout,
     )
     with Session(job, log) as session:

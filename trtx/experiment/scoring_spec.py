@@ -10,8 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from trtx.config.topology import Name
 from trtx.evals.gate import DEFAULT_MAX_DROP, MinScore, parse_min_score
-from trtx.evals.messages import REQUEST_TIMEOUT_S, EndpointType, NeedleAsked
+from trtx.evals.messages import REQUEST_TIMEOUT_S, EndpointType, NeedleAsked, StructuredOutput
 from trtx.evals.needle import TASK as NEEDLE_TASK
+from trtx.evals.schemas import TASK as SCHEMAS_TASK
 from trtx.evals.texts import TASK as TEXT_TASK
 from trtx.experiment.gate_spec import listed
 
@@ -71,6 +72,8 @@ class ScoringSpec(BaseModel):
     needle_depths: tuple[Depth, ...] = Field(default=NeedleAsked().depths, min_length=1)  # in %
     needle_samples: Whole = Field(default=NeedleAsked().samples, ge=1, le=10_000)  # per length and depth
     text: Name | None = None  # file for the task perplexity
+    schemas: Name | None = None  # file for the task schemas
+    structured_output: StructuredOutput | None = None  # None: as each task defines
     min_score: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()  # task:metric:value
     max_drop: float = Field(default=DEFAULT_MAX_DROP, gt=0, le=10**9, allow_inf_nan=False)  # in the metric's own unit
 
@@ -86,11 +89,13 @@ class ScoringSpec(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _text_is_scored(self) -> ScoringSpec:
-        if (self.text is None) == (TEXT_TASK in self.tasks):
-            told = "is needed" if self.text is None else "has no effect"
-            beside = "with" if self.text is None else "without"
-            raise ValueError(f"--text {told} {beside} {TEXT_TASK} in --tasks, which scores it; give both or neither")
+    def _files_are_scored(self) -> ScoringSpec:
+        for name, task in (("text", TEXT_TASK), ("schemas", SCHEMAS_TASK)):
+            file = getattr(self, name)
+            if (file is None) == (task in self.tasks):
+                told = "is needed" if file is None else "has no effect"
+                beside = "with" if file is None else "without"
+                raise ValueError(f"--{name} {told} {beside} {task} in --tasks, which scores it; give both or neither")
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trtx.bench.documents import plain
+from trtx.evals.structured import OUTCOMES
+from trtx.report import structured
 from trtx.report.eval_report import (
     Conditions,
     EvalReport,
@@ -23,6 +26,7 @@ from trtx.report.eval_report import (
 )
 from trtx.report.retrieval import RetrievalGrid, grids, heat_map
 from trtx.report.scores import ScoreLine, Scores, read_scores, scores_table
+from trtx.report.structured import StructuredTable, structured_tables
 from trtx.report.tables import heads, terminal_table
 from trtx.report.verdict import MISSING
 from trtx.runs.forms import LOCK, AskedEvaluation, Provenance
@@ -54,11 +58,16 @@ class EvaluationView(EvalReport):
 
     @property
     def lines(self) -> tuple[ScoreLine, ...]:
-        return self.scores.lines
+        """The scores, except the shares of outcomes, which have tables of their own."""
+        return tuple(line for line in self.scores.lines if line.score is None or line.score.metric not in OUTCOMES)
 
     @property
     def grids(self) -> tuple[RetrievalGrid, ...]:
         return grids(self.scores.scored)
+
+    @property
+    def structured(self) -> tuple[StructuredTable, ...]:
+        return structured_tables(self.scores.scored)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,7 +98,8 @@ class EvaluationView(EvalReport):
             for line in self.lines
         )  # fmt: skip
         scores = ReportSection("Scores", _SCORES, rows, scores=tuple(line.score for line in self.lines))
-        return (scores, *map(_retrieval, self.grids))
+        of_schemas = (section for table in self.structured for section in _structured(table))
+        return (scores, *of_schemas, *map(_retrieval, self.grids))
 
 
 def is_evaluation(run_dir: Path) -> bool:
@@ -119,10 +129,20 @@ def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
 def evaluation_table(view: EvaluationView) -> RenderableType:
     """A terminal table for 80 columns."""
     parts: list[RenderableType] = [scores_table(view.lines)]
+    for table in view.structured:
+        parts += [Text(), Text(f"{table.title}: {table.note}")]
+        parts += [terminal_table(structured.HEADS, table.rows)]
+        parts += [Text(), terminal_table(structured.REFUSED_HEADS, table.refused)] if table.refused else []
     for grid in view.grids:
         caption = Text(f"{grid.topology}, {grid.task}: {grid.caption}")
         parts += [Text(), caption, terminal_table(heads(*grid.heads, numbers=grid.heads[:1]), grid.rows)]
     return on_terminal(view, *parts)
+
+
+def _structured(table: StructuredTable) -> Iterator[ReportSection]:
+    yield ReportSection(f"Structured output: {table.title}", structured.HEADS, table.rows, table.note)
+    if table.refused:
+        yield ReportSection(f"Refused schemas: {table.title}", structured.REFUSED_HEADS, table.refused)
 
 
 def _retrieval(grid: RetrievalGrid) -> ReportSection:

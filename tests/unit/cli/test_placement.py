@@ -81,7 +81,18 @@ CALLS = {
         "no baseline": ["eval", "--tasks", "trtx"],
         "no needle": ["eval", "--tasks", "trtx"],
         "no perplexity": ["eval", "--tasks", "trtx"],
-        "": ["eval", "--tasks", "needle,perplexity", "--text", "a.txt", "--baseline", "run"],
+        "no schemas": ["eval", "--tasks", "trtx"],
+        "": [
+            "eval",
+            "--tasks",
+            "needle,perplexity,schemas",
+            "--text",
+            "a.txt",
+            "--schemas",
+            "a.jsonl",
+            "--baseline",
+            "run",
+        ],
     },
     "eval fidelity": {
         "agg": ["eval", "fidelity", "--mode", "agg", *TLS],
@@ -157,7 +168,8 @@ VALUES = {
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
     "request_latency:p50", "--tasks": "trtx_json", "--task-dir": "elsewhere", "--endpoint-type": "chat",
-    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--window": "steady",
+    "--min-score": "trtx_json:exact_match:0.5", "--text": "b.txt", "--schemas": "b.jsonl", "--window": "steady",
+    "--structured-output": "both",
     "--reference": "synthetic:tiny-trained", "--prompts": "12", "--max-kl": "0.5", "--min-agreement": "0.5",
     "--allow-different": "machine.cpu", "--baseline-dir": "elsewhere", "--save-baseline": "next",
 }  # fmt: skip
@@ -165,7 +177,7 @@ VALUES_IN = {("--mode", "agg"): "disagg", ("--mode", "no GPU"): "disagg", ("--co
 VALUES_IN |= {
     ("--mode", use): "disagg" for use in {*USES["bench"], *USES["eval"]} if use not in ("agg", "disagg", "no GPU")
 }
-VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity"}
+VALUES_IN |= {("--backend", "tensorrt"): "pytorch", ("--tasks", ""): "perplexity,schemas"}
 VALUES |= {
     "--prompts": "99", "--isl": "99", "--max-num-tokens": "99", "--routes": "agg,disagg,kv,chunked",
 }  # fmt: skip

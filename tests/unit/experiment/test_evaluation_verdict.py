@@ -170,6 +170,9 @@ def test_a_baseline_that_is_none_is_refused(path: str, words: str) -> None:
         ({"tasks": ["a"], "modes": ["agg", "agg"]}, "--mode names agg twice"),
         ({"tasks": ["a"], "attach": {"url": "nope"}}, "--url 'nope' is not an address"),
         ({"tasks": ["perplexity"]}, "--text is needed with perplexity in --tasks"),
+        ({"tasks": ["schemas"]}, "--schemas is needed with schemas in --tasks"),
+        ({"tasks": ["a"], "schemas": "b.jsonl"}, "--schemas has no effect without schemas in --tasks"),
+        ({"tasks": ["a"], "structured_output": "some"}, '--structured-output is "some"'),
         ({"tasks": ["a"], "text": "b.txt"}, "--text has no effect without perplexity in --tasks"),
     ],
 )

@@ -71,6 +71,8 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ({"tasks": []}, "eval.tasks is []; expected at least one value"),
         ({"tasks": ["sums"], "min_score": ["sums:acc:x"]}, "eval.min_score 'sums:acc:x': 'x' is not a number"),
         ({"tasks": ["sums"], "text": "a.txt"}, "eval.text has no effect without perplexity in eval.tasks"),
+        ({"tasks": ["schemas"]}, "eval.schemas is needed with schemas in eval.tasks"),
+        ({"tasks": ["sums"], "structured_output": "some"}, 'eval.structured_output is "some"'),
         ({"tasks": ["sums"], "needle_samples": 2}, "eval.needle_samples has no effect without needle in eval.tasks"),
         ([1], "eval is [1]; expected a map"),
         ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
@@ -267,9 +269,13 @@ def test_runs_are_compared_by_their_scores_too(
 OTHERWISE: dict[str, Any] = {
     "tasks": ["sums", "words"], "limit": 50, "num_fewshot": 3, "task_dir": "tasks", "endpoint_type": "chat",
     "concurrency": 4, "request_timeout": 9.0, "needle_lengths": [64], "needle_depths": [0], "needle_samples": 3,
-    "text": "mine.txt",
+    "text": "mine.txt", "schemas": "mine.jsonl", "structured_output": "both",
 }  # fmt: skip
-TASK_OF = {"text": "perplexity", **dict.fromkeys(("needle_lengths", "needle_depths", "needle_samples"), "needle")}
+TASK_OF = {
+    "text": "perplexity",
+    "schemas": "schemas",
+    **dict.fromkeys(("needle_lengths", "needle_depths", "needle_samples"), "needle"),
+}
 
 
 def test_every_field_that_decides_what_is_asked_is_tried() -> None:
@@ -281,7 +287,7 @@ def test_what_was_asked_in_another_way_is_among_the_conditions_that_differ(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before = {"text": "yours.txt"} if field == "text" else {}
+    before = {field: f"yours of {field}"} if field in ("text", "schemas") else {}
     tasks: dict[str, Sequence[int]] = {TASK_OF.get(field, "sums"): RIGHT}
     others = {**tasks, "words": RIGHT} if field == "tasks" else tasks
     scored(Path("before"), tasks, **before)

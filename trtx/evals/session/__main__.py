@@ -82,7 +82,7 @@ def _tokenizer(job: EvalJob) -> Any:
 
 def _may_need_torch(job: EvalJob) -> bool:
     """Whether a metric, such as bert_score, may need torch; trtx's own tasks don't."""
-    from trtx.evals.session.loading import OWN_TASKS
+    from trtx.evals.session.loaded_tasks import OWN_TASKS
 
     own = {"trtx", *(path.stem for path in OWN_TASKS.glob("*.yaml"))}
     return job.task_dir is not None or not own.issuperset(job.tasks) or "torch" in sys.modules

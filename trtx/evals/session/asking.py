@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 
 from trtx.bench.named_models import other_models
 from trtx.config.wording import counted
-from trtx.evals import needle
+from trtx.evals import needle, structured
 from trtx.evals.forms import (
     EVAL,
     Judged,
@@ -28,8 +28,9 @@ from trtx.evals.forms import (
 )
 from trtx.evals.messages import Endpoint, EvalJob, EvalProgress
 from trtx.evals.session import scoring
+from trtx.evals.session.arms import of_arm
 from trtx.evals.session.client import Client, ServerGone, ServerRefusal
-from trtx.evals.session.loading import LoadedTask, LoadedTasks, TaskDocument, version_of
+from trtx.evals.session.loaded_tasks import LoadedTask, LoadedTasks, TaskDocument, version_of
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.prompt_logprobs import PromptLogprobs, find_route
 from trtx.stats.intervals import CONFIDENCE, Interval
@@ -188,7 +189,8 @@ class TopologyTasks:
                 asking.answers[place] = asking.refusal  # one of the sample's requests was refused, so it gets no answer
             else:
                 instance, repeat = _instance_at(asking.document, place)
-                asking.answers[place] = await self._model.answer(client, instance, repeat)
+                found = await self._model.answer(client, instance, repeat)
+                asking.answers[place] = of_arm(run.loaded, instance, found)
             if asking.is_over:
                 self._end(run, asking)
 
@@ -250,6 +252,7 @@ class TopologyTasks:
             prompt_logprobs=route,
             limit=self._job.limit,
             tasks=(*by_name.values(), *(group for group in groups if group is not None)),
+            arm_differences=structured.arm_differences(tuple(by_name.values()), samples),
         )
 
     def _judged_together(self, run: _TaskRun) -> list[Sample]:
@@ -290,21 +293,21 @@ def _line(
         doc={str(name): scoring.plain(value) for name, value in document.doc.items()},
         target=scoring.plain(loaded.task.doc_to_target(document.doc)),
         requests=answers,
-        judgements=judged,
+        judgements=judged if loaded.arm is None else structured.with_outcome(judged, answers, loaded.arm),
     )
 
 
 def _scored(run: _TaskRun, ordered: list[Sample], model: str) -> ScoredTask:
     others = other_models(model, (one.models for sample in ordered for one in sample.requests))
     mixture = others.sentence if others is not None and others.are_several else None
-    note = run.note or run.unjudged or _silence(ordered) or mixture
+    note = run.note or run.unjudged or _all_refused(ordered) or _silence(ordered) or mixture
     found: tuple[Score, ...] = ()
     if ordered and note is None:
         try:
             found = scoring.scores(run.loaded.task, ordered)
         except scoring.NoNumber as error:
             note = str(error)
-    reasons = Counter(run.refusals.values())
+    refused = {sample.doc_id: reason for sample in ordered if (reason := _refusal(sample)) is not None}
     return ScoredTask(
         task=run.loaded.name,
         output_type=str(run.loaded.task.OUTPUT_TYPE),
@@ -313,17 +316,24 @@ def _scored(run: _TaskRun, ordered: list[Sample], model: str) -> ScoredTask:
         samples=len(run.loaded.documents),
         answered=len(ordered),
         scores=found,
-        unanswered=tuple(Unanswered(reason, count, _first(run, reason)) for reason, count in reasons.most_common()),
+        unanswered=_by_reason(run.refusals),
         note=note,
         retrievals=needle.retrievals([one.doc for one in run.loaded.documents], ordered) if _is_needle(run) else (),
         doubts=() if others is None or others.are_several else (others.sentence,),
         grading=scoring.grading(run.loaded.task, run.loaded.documents),
+        arm=run.loaded.arm,
+        refused=_by_reason(refused),
     )
 
 
 def _silence(samples: list[Sample]) -> str | None:
     """The reason not to score 0 if a server generated no text in any answer."""
-    texts = [one.text for sample in samples for one in sample.requests if one.request == "generate_until"]
+    texts = [
+        one.text
+        for sample in samples
+        for one in sample.requests
+        if one.request == "generate_until" and one.refusal is None
+    ]
     if len(texts) < 2 or any(texts):
         return None
     return f"all {len(texts)} answers are empty; expected text of some: see samples.jsonl, and ask the server for one"
@@ -333,5 +343,21 @@ def _is_needle(run: _TaskRun) -> bool:
     return run.loaded.name == needle.TASK and "depth" in run.loaded.documents[0].doc
 
 
-def _first(run: _TaskRun, reason: str) -> int:
-    return min(doc_id for doc_id, said in run.refusals.items() if said == reason)
+def _by_reason(refusals: Mapping[int, str]) -> tuple[Unanswered, ...]:
+    """The reasons by their count. ``refusals``: reason by doc_id."""
+    return tuple(
+        Unanswered(reason, count, min(doc_id for doc_id, said in refusals.items() if said == reason))
+        for reason, count in Counter(refusals.values()).most_common()
+    )
+
+
+def _refusal(sample: Sample) -> str | None:
+    return next((one.refusal for one in sample.requests if one.refusal is not None), None)
+
+
+def _all_refused(samples: list[Sample]) -> str | None:
+    """The reason not to score 0 if a server refused every schema, for example because it has no guided decoding."""
+    reasons = [_refusal(sample) for sample in samples]
+    if not reasons or None in reasons:
+        return None
+    return f"the server refused the schema of each of {counted(len(reasons), 'sample')}, first: {reasons[0]}"

@@ -18,6 +18,7 @@ from trtx.tls import trust_of
 
 _ATTEMPTS = 3  # attempts of a request on a server error or a broken connection
 _PAUSE_S = 0.5
+_FAULTY_REQUEST = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
 _LIMITED_ATTEMPTS = 10  # attempts of a request that exceeds a rate limit (429)
 _LONGEST_PAUSE_S = 60.0  # upper limit for Retry-After
 
@@ -39,6 +40,7 @@ class ServerRefusal:
     """The server's reason for refusing an answer."""
 
     reason: str
+    is_of_request: bool = False  # the server says that the request is at fault (400 or 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Client:
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             return _Failure(reason, retry_after(answer), _LIMITED_ATTEMPTS)
         if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
-            return ServerRefusal(reason)
+            return ServerRefusal(reason, is_of_request=answer.status_code in _FAULTY_REQUEST)
         return _Failure(reason)
 
     def _parsed(self, answer: httpx.Response) -> dict[str, Any] | ServerRefusal | _Failure:

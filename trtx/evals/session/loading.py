@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta
-from lm_eval.api.group import Group
-from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
-from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from trtx.config.wording import shown
 from trtx.errors import UsageError
 from trtx.evals.messages import EvalJob
+from trtx.evals.session.arms import with_arms
+from trtx.evals.session.loaded_tasks import OWN_TASKS, LoadedTask, LoadedTasks, documents_of
 from trtx.evals.session.local_files import FORMATS, problem_of, problem_of_yaml
 from trtx.evals.session.model import ServedModel
 from trtx.evals.session.own_rows import OWN, own_rows
 
 logger = logging.getLogger(__name__)
 
-OWN_TASKS = Path(__file__).resolve().parents[1] / "tasks"
 # Names in TensorRT-LLM's `trtllm-eval` -> lm-eval's names.
 ALIASES = {
     "cnn_dailymail": "cnn_dailymail_abisee",
@@ -44,69 +39,6 @@ _OF_LONGBENCH = ("fuzzywuzzy", "jieba", "rouge")
 _SEED = 1234  # lm-eval's seed for few-shot examples
 _NEAREST = 3
 _TOLD = 8  # maximum number of a folder's task names in a sentence
-_OWN_NAMES = frozenset(path.stem for path in OWN_TASKS.glob("*.yaml"))
-_SHARES = ("acc", "acc_norm", "exact_match")  # lm-eval's metrics that are 0 or 1 per sample
-
-
-@dataclass(slots=True)
-class TaskDocument:
-    """One row of a task, with its requests."""
-
-    doc_id: int
-    doc: dict[str, Any]
-    instances: list[Instance]
-    key: str
-
-
-@dataclass(slots=True)
-class LoadedTask:
-    name: str
-    task: Task
-    documents: list[TaskDocument]
-
-    @property
-    def asks_logprobs(self) -> bool:
-        return bool(self.task.OUTPUT_TYPE != "generate_until")
-
-
-@dataclass(slots=True)
-class LoadedTasks:
-    tasks: list[LoadedTask] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)  # outer groups first
-
-    @property
-    def metrics(self) -> dict[str, tuple[str, ...]]:
-        """Metric names by task and by group."""
-        of_tasks = {one.name: tuple(one.task.aggregation()) for one in self.tasks}
-        of_groups = {
-            group.name: tuple(config.metric for config in group.aggregate_metric_list or ()) for group in self.groups
-        }
-        return of_tasks | of_groups
-
-    @property
-    def shares(self) -> dict[str, tuple[str, ...]]:
-        """The :attr:`metrics` known to be shares of samples: those of lm-eval or of trtx's own tasks.
-
-        Other tasks that compute results in their own code may use the same names for percentages. For a group: metrics
-        that are shares in all of its tasks.
-        """
-        found = {one.name: _shares(one) for one in self.tasks}
-        for group in self.groups:
-            members = [found.get(task.task_name, ()) for task in group.get_all_tasks()]
-            of_group = self.metrics[group.name]
-            found[group.name] = tuple(name for name in of_group if all(name in shares for shares in members))
-        return {name: shares for name, shares in found.items() if shares}
-
-
-def _shares(loaded: LoadedTask) -> tuple[str, ...]:
-    task = loaded.task
-    if loaded.name in _OWN_NAMES:
-        return tuple(name for name, aggregate in task.aggregation().items() if aggregate is mean)
-    if type(task).process_results is not ConfigurableTask.process_results or callable(
-        task.get_config("process_results")
-    ):
-        return ()
-    return tuple(name for name in task.aggregation() if name in _SHARES)
 
 
 def load_tasks(job: EvalJob, model: ServedModel) -> LoadedTasks:
@@ -142,7 +74,8 @@ def load_tasks(job: EvalJob, model: ServedModel) -> LoadedTasks:
             if task_name in found:
                 raise UsageError(f"task {task_name} would be scored twice: {_twice(task_name, named[task_name], name)}")
             found[str(task_name)], named[str(task_name)] = task, name
-    loaded.tasks += [_with_requests(name, task, job, model) for name, task in found.items()]
+    asked = [_with_requests(name, task, job, model) for name, task in found.items()]
+    loaded.tasks += with_arms(asked, job.structured_output, model)
     return loaded
 
 
@@ -283,24 +216,13 @@ def _with_requests(name: str, task: Task, job: EvalJob, model: ServedModel) -> L
     for instance in task.instances:
         if (problem := model.problem_of(instance)) is not None:
             raise UsageError(f"task {name}: row {instance.doc_id} of its dataset can't be scored: {problem}")
-    return LoadedTask(name, task, list(_documents(task, model)))
+    return LoadedTask(name, task, list(documents_of(task.instances, model)))
 
 
 def _template(task: Task, job: EvalJob, model: ServedModel) -> Callable[..., Any] | None:
     if job.endpoint_type != "chat":
         return None
     return model.messages if task.OUTPUT_TYPE == "generate_until" else model.apply_chat_template
-
-
-def _documents(task: Task, model: ServedModel) -> Iterator[TaskDocument]:
-    by_doc: dict[int, list[Instance]] = {}
-    for instance in task.instances:
-        by_doc.setdefault(instance.doc_id, []).append(instance)
-    for doc_id, instances in by_doc.items():
-        instances.sort(key=lambda instance: instance.idx)
-        asked = [[*model.signature(instance), instance.repeats] for instance in instances]
-        text = json.dumps(asked, ensure_ascii=False, sort_keys=True, default=str)
-        yield TaskDocument(doc_id, instances[0].doc, instances, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _check_rows(name: str, task: Task, limit: int | None) -> None:
@@ -353,9 +275,3 @@ def _why_not_built(name: str, task: Task, limit: int | None, error: Exception) -
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "no reason given"
     return f"{type(error).__name__}: {text[:200]}"
-
-
-def version_of(task: Task) -> str | None:
-    """The task's version; None if it specifies none, in which case lm-eval uses the version of its class."""
-    found = task.VERSION
-    return None if found is None or found == ConfigurableTask.VERSION else str(found)

@@ -310,6 +310,16 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return self.asked(instance, answers)
 
 
+def refused_request(instance: Instance, reason: str) -> SampleRequest:
+    """The request for a text whose schema the server refused."""
+    prompt, parameters = instance.args[:2]
+    return SampleRequest(
+        request=instance.request_type, prompt=json.loads(prompt.prompt) if isinstance(prompt, Chat) else prompt,
+        continuation=None, parameters=dict(parameters), text=None, logprob=None, is_greedy=None, finish_reason=None,
+        refusal=reason,
+    )  # fmt: skip
+
+
 def _generated(answer: dict[str, Any]) -> tuple[str, str] | ServerRefusal:
     """Text and finish reason of an answer, which must have one choice, with the checks of ``trtx bench``."""
     choices = answer.get("choices")

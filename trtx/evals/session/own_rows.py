@@ -1,4 +1,4 @@
-"""Generates the rows of trtx's own tasks: ``needle`` for the requested lengths, ``perplexity`` for a given text."""
+"""Makes the rows of trtx's own tasks: ``needle`` of given lengths, ``perplexity`` and ``schemas`` of a file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
 from trtx.errors import UsageError
-from trtx.evals import needle, texts
+from trtx.evals import needle, schemas, texts
 from trtx.evals.messages import EvalJob
 from trtx.evals.session.model import ServedModel
 
-OWN = (needle.TASK, texts.TASK)
+OWN = (needle.TASK, texts.TASK, schemas.TASK)
+_COUNTED = (needle.TASK, texts.TASK)  # whose rows depend on numbers of tokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,18 +22,22 @@ class OwnRows:
 
     needle: list[dict[str, Any]]
     perplexity: list[dict[str, Any]]
+    schemas: list[dict[str, Any]]
 
 
 def own_rows(job: EvalJob, model: ServedModel) -> OwnRows:
     """Generates the rows. Raises UsageError for an invalid tokenizer, length or text."""
     asked = [task for task in OWN if task in job.tasks]
-    if model.tokenizer is None:
+    counted = [task for task in _COUNTED if task in asked]
+    if counted and model.tokenizer is None:
         raise UsageError(
-            f"task {asked[0]} needs a tokenizer to count tokens, and no tokenizer is on this machine; give its "
+            f"task {counted[0]} needs a tokenizer to count tokens, and no tokenizer is on this machine; give its "
             "directory with --tokenizer"
         )
     return OwnRows(
-        _needle(job, model) if needle.TASK in asked else [], _perplexity(job, model) if texts.TASK in asked else []
+        _needle(job, model) if needle.TASK in asked else [],
+        _perplexity(job, model) if texts.TASK in asked else [],
+        _schemas(job) if schemas.TASK in asked else [],
     )
 
 
@@ -53,6 +58,12 @@ def _perplexity(job: EvalJob, model: ServedModel) -> list[dict[str, Any]]:
         raise UsageError("task perplexity needs a text to score; give its file with --text")
     found = texts.read_texts(Path(job.text))
     return [{**row, "tokens": len(model.tok_encode(row["text"]))} for row in found]
+
+
+def _schemas(job: EvalJob) -> list[dict[str, Any]]:
+    if job.schemas is None:
+        raise UsageError("task schemas needs prompts with their JSON schemas; give their file with --schemas")
+    return schemas.read_schemas(Path(job.schemas), over_chat=job.endpoint_type == "chat")
 
 
 def _knows_lists_alone(model: ServedModel) -> bool:

@@ -16,9 +16,9 @@ from lm_eval.api.group import Group
 from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.api.task import Task
 
-from trtx.evals import statistics
+from trtx.evals import statistics, structured
 from trtx.evals.forms import Aggregation, Judged, Sample, SampleRequest, Score, ScoredTask
-from trtx.evals.session.loading import TaskDocument
+from trtx.evals.session.loaded_tasks import TaskDocument
 from trtx.stats.intervals import Interval
 
 _RATIOS: dict[Any, Aggregation] = {weighted_perplexity: "weighted_perplexity", bits_per_byte: "bits_per_byte"}
@@ -125,8 +125,9 @@ def scores(task: Task, samples: Sequence[Sample]) -> tuple[Score, ...]:
 
 def _score(task: Task, metric: str, name: str, values: list[Any], samples: Sequence[Sample]) -> Score:
     aggregate = task.aggregation().get(metric, mean)
-    better = task.higher_is_better().get(metric)
-    chance = _chance(task, metric, samples)
+    is_outcome = metric in structured.OUTCOMES
+    better = False if is_outcome else task.higher_is_better().get(metric)
+    chance = None if is_outcome else _chance(task, metric, samples)
     if aggregate is mean:
         for value, sample in zip(values, samples, strict=True):
             if not isinstance(value, (int, float)):

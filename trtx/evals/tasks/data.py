@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtx.checkpoint.held_out import held_out_samples, held_out_texts
 from trtx.checkpoint.tasks import TrainingSample, samples
+from trtx.evals.generated_schemas import generated_rows
 from trtx.evals.needle import METRIC, is_retrieved, prompt
+from trtx.evals.schemas import judge_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -66,6 +68,18 @@ def judge_needle(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
     return {METRIC: int(is_retrieved(doc, results[0]))}
 
 
+def schemas(rows: OwnRows, **_: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {"asked": Dataset.from_list(rows.schemas)}
+
+
+def generated_schemas(**_: Any) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {"held_out": Dataset.from_list(generated_rows(SAMPLES))}
+
+
 def perplexity(rows: OwnRows, **_: Any) -> dict[str, Dataset]:
     from datasets import Dataset
 
@@ -87,19 +101,7 @@ def judge_perplexity(doc: dict[str, Any], results: list[float]) -> dict[str, tup
 
 
 def judge_json(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
-    """Whether the answer is valid JSON, complies with the schema, and equals the described object."""
-    from jsonschema import Draft202012Validator
-
-    try:
-        found = json.loads(results[0])
-    except ValueError:
-        return {"json_validity": 0, "schema_compliance": 0, "exact_match": 0}
-    complies = Draft202012Validator(json.loads(doc["schema"])).is_valid(found)
-    return {
-        "json_validity": 1,
-        "schema_compliance": int(complies),
-        "exact_match": int(found == json.loads(doc["answer"])),
-    }
+    return judge_answer(doc, results[0])
 
 
 def _splits(tasks: tuple[str, ...], make: Any) -> dict[str, Dataset]:

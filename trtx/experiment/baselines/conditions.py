@@ -94,7 +94,14 @@ def _asked(scoring: ScoringSpec) -> dict[str, Any]:
 
 
 # Descriptions of the default, which is a known value, for settings that were not given.
-_UNASKED = {"limit": "all", "num_fewshot": "as each task says", "needle_lengths": "by the context"}
+_UNASKED = {
+    "limit": "all",
+    "num_fewshot": "as each task says",
+    "needle_lengths": "by the context",
+    "structured_output": "as each task says",
+}
+# Values of the settings that the oldest baselines lack.
+_BEFORE_THEY_EXISTED = {"schemas": "none", "structured_output": "as each task says"}
 
 
 def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
@@ -103,6 +110,7 @@ def differences(before: Conditions, now: Conditions) -> tuple[Difference, ...]:
     Load and scoring are skipped if one of the runs has none.
     """
     sides = [asdict(before), asdict(now)]
+    sides = [{**side, "eval": _BEFORE_THEY_EXISTED | side["eval"]} if side["eval"] else side for side in sides]
     for group in ("load", "eval"):
         if not all(side[group] for side in sides):
             sides = [{**side, group: {}} for side in sides]
