@@ -151,7 +151,8 @@ def test_each_token_has_its_logprob_the_first_from_prefill_too(served: Plan, exp
     assert logprobs["tokens"] == expected[PROMPTS[0]].tokens
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == TOKENS
     assert all(logprob <= 0 for logprob in logprobs["token_logprobs"])
-    assert all(len(top) == 2 for top in logprobs["top_logprobs"])
+    # by text: the two likeliest tokens may have the same
+    assert all(1 <= len(top) <= 2 and max(top.values()) <= 0 for top in logprobs["top_logprobs"])
 
 
 # --- stop strings ---
@@ -171,7 +172,7 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_none_of_it_is_streamed(
     assert (answer["text"], answer["finish_reason"]) == (kept, "stop")
     logprobs = complete(served, PROMPTS[1], stop=[stop], ignore_eos=False, logprobs=1)["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == kept
-    assert [top[0]["token"] for top in logprobs["top_logprobs"]] == logprobs["tokens"]
+    assert [next(iter(top)) for top in logprobs["top_logprobs"]] == logprobs["tokens"]
     choices = streamed(served, PROMPTS[1], stop=[stop], ignore_eos=False)
     assert "".join(choice["text"] for choice in choices) == kept
     assert choices[-1]["finish_reason"] == "stop"

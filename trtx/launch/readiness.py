@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from trtx.tls import trust_of
 
 # Dynamo's name of each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
+_UNROUTED_S, _RETRY_S = 10.0, 0.2  # how long, and how often, a first request is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,21 @@ def complete(
         return None
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+def complete_once_routed(
+    url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float, certificate: Path | None = None
+) -> str | None:
+    """As :func:`complete`, but repeats the request for a few seconds while it gets a 503.
+
+    Dynamo 1.6.1's frontend counts a worker as ready a moment before its router knows the worker.
+    """
+    until = time.monotonic() + _UNROUTED_S
+    while True:
+        problem = complete(url, model, prompt, max_tokens, timeout_s=timeout_s, certificate=certificate)
+        if problem is None or not problem.startswith("HTTP 503") or time.monotonic() >= until:
+            return problem
+        time.sleep(_RETRY_S)
 
 
 def request(

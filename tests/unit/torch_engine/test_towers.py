@@ -17,6 +17,7 @@ SHARED = {
     "channel",
     "sampling_plan",
     "llm_args",
+    "logits_processor",
     "kv_fault",
 }
 CHILD = {"parent", "device", "triton_pointwise"}  # what the engine's process and the encoder's have in common
