@@ -187,7 +187,7 @@ VALUES_IN |= {
     ("--workers", "serve"): "3",
     ("--workers", "no against"): "3",
 }
-VALUES_IN |= {("--mode", "no container"): "disagg"}
+VALUES_IN |= {("--mode", "no container"): "disagg", ("--mode", "no hosts"): "disagg"}
 VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
