@@ -104,6 +104,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "needle_depths": [50],
         "needle_samples": 3,
         "text": "mine.txt",
+        "schemas": "mine.jsonl",
         "min_score": ["sums:acc:0.5"],
         "max_drop": 0.5,
     },
@@ -126,6 +127,7 @@ for _model, _values in OTHER.items():
 
 TASK_OF = {  # field of an evaluation -> the task that it shapes
     "needle_lengths": "needle", "needle_depths": "needle", "needle_samples": "needle", "text": "perplexity",
+    "schemas": "schemas",
 }  # fmt: skip
 OF_A_RATE = ("request_rate", "arrival", "burstiness")  # fields of a load that a concurrency excludes
 OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without which it has no effect
