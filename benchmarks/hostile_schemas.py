@@ -2,11 +2,12 @@
 
     python benchmarks/hostile_schemas.py [--model synthetic:tiny] [--mode disagg] [--rounds 5] [--seconds 20]
 
-It serves the model as `trtx serve` does, and streams text from it, one answer after the other. In every other stretch
-of time another client sends the grammars of `tests/unit/torch_engine/core/hostile_grammars.py`, one after the other:
-nested, recursive and contradictory schemas, explosive regular expressions, large grammars. The stretches alternate, so
-that other load on the machine affects both alike. ITL is the time between arrivals of chunks at the client. The exit
-code is 1 if a text stream failed, or if a grammar got another status than 200 or 400.
+It serves the model as `trtx serve` does, and streams text from it, one answer after the other. In some stretches of
+time another client sends the grammars of `tests/unit/torch_engine/core/hostile_grammars.py`, one after the other:
+nested, recursive and contradictory schemas, explosive regular expressions, large grammars. In others it sends the same
+requests without a grammar. The stretches alternate, so that other load on the machine affects both alike. ITL is the
+time between arrivals of chunks at the client. The exit code is 1 if a text stream failed, or if a grammar got another
+status than 200 or 400.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trtx.config import TopologySpec
 from trtx.launch import ServedTopology, prepare, serve
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("quiet", "beside hostile grammars")
+KINDS = ("quiet", "beside plain requests", "beside hostile grammars")
 LONGEST_ANSWER_S = 60.0
 
 
@@ -67,15 +68,18 @@ async def ask(http: httpx.AsyncClient, model: str, names: itertools.cycle[Any], 
 
 async def measure(served: ServedTopology, arguments: argparse.Namespace) -> tuple[dict[str, Stretch], Asked]:
     stretches, asked = {kind: Stretch() for kind in KINDS}, Asked()
-    names = itertools.cycle(hostile_bodies().items())
+    hostile = itertools.cycle(hostile_bodies().items())
+    plain: itertools.cycle[Any] = itertools.cycle([("plain", {})])
     async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
         await stream(http, served.model, time.perf_counter() + 3, Stretch(), arguments.tokens)
         for number in range(arguments.rounds):
             for kind in KINDS[:: 1 if number % 2 == 0 else -1]:
                 until = time.perf_counter() + arguments.seconds
                 work = [stream(http, served.model, until, stretches[kind], arguments.tokens)]
-                if kind != "quiet":
-                    work.append(ask(http, served.model, names, until, asked))
+                if kind == "beside plain requests":
+                    work.append(ask(http, served.model, plain, until, Asked()))
+                elif kind == "beside hostile grammars":
+                    work.append(ask(http, served.model, hostile, until, asked))
                 await asyncio.gather(*work)
                 stretches[kind].rounds.append(len(stretches[kind].itl_ms))
     return stretches, asked
