@@ -31,7 +31,7 @@ check: $(SETUP) ## lint, types
 	$(VENV)/mypy trtx benchmarks tools/training
 
 unit: $(SETUP) ## the loop of a day's work: some minutes, no server, no aiperf, no model that is more than tiny
-	$(VENV)/python -m pytest -q -n 2 --dist each --rooms-apart --hypothesis-profile quick \
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
 	  -m "not proof and not gpu and not slow" tests/unit
 
 # Files in the order they are found, or the few long tests would begin last; four, as many of them wait for processes.

@@ -32,22 +32,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-_UNIT = Path(__file__).parent / "unit"
-_WITH_TORCH = {  # rooms of tests/unit whose tests import torch or transformers
-    "build", "checkpoint", "engine", "media", "memory", "prompts", "torch_engine", "training", "worker",
-    "test_names_of_tests.py", "test_public_names.py", "test_tokenizers.py",
-}  # fmt: skip
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rooms-apart",
-        action="store_true",
-        help="with -n 2 --dist each: one process has the unit tests of the rooms that need torch, the other the rest, "
-        "and each imports and collects only its own",
-    )
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collects without garbage collections: modules and 3,000 tests stay to the end, and each of xdist's processes
@@ -64,12 +48,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Whether ``-m`` leaves the whole file out, by the mark that stands in it, so that it is not imported. What those
-    of ``make unit`` would import is 3 s of CPU. ``--rooms-apart`` leaves out the rooms of the other process too."""
-    process = os.environ.get("PYTEST_XDIST_WORKER")
-    if config.getoption("rooms_apart") and process is not None and _UNIT in collection_path.parents:
-        has_torch = collection_path.relative_to(_UNIT).parts[0] in _WITH_TORCH
-        if has_torch != (process == "gw0"):
-            return True
+    of ``make unit`` would import is 3 s of CPU."""
     if not collection_path.name.startswith("test_") or " or " in (expression := config.getoption("markexpr")):
         return None
     marked = _WHOLE_FILE.search(collection_path.read_text(encoding="utf-8"))
