@@ -316,7 +316,8 @@ def format_request_rate(records: Records) -> float | None:
     Number[float | None],
     title="requests with tools",
     unit="%",
-    meaning="requests that offer tools / all requests × 100; known for the same loads",
+    meaning="requests that offer tools / all requests × 100; known for loads in which a record or extra_inputs has "
+    "tools or asks for a form of the answer",
     heading=Heading.FORMATS,
     label="tools",
     if_known=True,

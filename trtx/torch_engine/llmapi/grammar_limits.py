@@ -30,8 +30,8 @@ the square of their number: 0.4 s for 1,000. So the squares of the numbers are l
 MAX_MULTIPLE = 100_000
 """Limit of the least common multiple of a schema's ``multipleOf``: the states of a number's pattern grow with it."""
 MAX_REQUIRED_CHARACTERS = 10_000
-"""Limit of the text that the patterns of a grammar require together. Each repetition is a state: compiling takes 0.1 s
-at the limit, and seconds at a million."""
+"""Limit of the text that the patterns of a grammar require together. Each repetition is a state that has to
+be compiled."""
 _PATTERN_OF_GRAMMAR = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _NOT_MATCHED = frozenset(("description", "title", "$comment", "examples", "default", "$id", "$schema", "$ref"))
 _DEFINITIONS = frozenset(("$defs", "definitions"))
