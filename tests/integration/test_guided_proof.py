@@ -1,6 +1,7 @@
 """Thousands of sampled answers on random weights follow their schemas, whatever happens to the workers meanwhile.
 
-``TRTX_GUIDED_ANSWERS=1000`` asks for fewer.
+``TRTX_GUIDED_ANSWERS=1000`` asks for fewer. ``TRTX_GUIDED_FIRST`` is the number of the first answer. The number decides
+the schema and the seed, so that several runs side by side can ask for different answers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from trtx.checkpoint import resolve_checkpoint
 pytestmark = pytest.mark.proof
 
 ANSWERS = int(os.environ.get("TRTX_GUIDED_ANSWERS", "10000"))
+FIRST = int(os.environ.get("TRTX_GUIDED_FIRST", "0"))
 SCHEMAS = 300
 CLIENTS = 12
 MAX_TOKENS = 400
@@ -94,13 +96,13 @@ def asked_of(running: Topology, victim: Child) -> tuple[list[Asked], tuple[float
     dying = (0.0, 0.0)
     with ThreadPoolExecutor(CLIENTS) as pool:
         waiting, free, gone = [], [], []
-        for number in range(ANSWERS // 2):
+        for count, number in enumerate(range(FIRST, FIRST + ANSWERS // 2)):
             waiting.append(pool.submit(answer_of, running, number))
             if number % 10 == 0:
                 gone.append(pool.submit(cancelled, running, number))
                 free.append(pool.submit(ask, running, CHAT, **FREE))
-            if number == ANSWERS // 4:
-                waiting[number].result()
+            if count == ANSWERS // 4:
+                waiting[count].result()
                 os.kill(victim.status()["engine_pid"], signal.SIGKILL)
                 killed = time.monotonic()
                 assert victim.process.wait(30) == 4
@@ -141,7 +143,7 @@ def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apar
         agg, agg_dying = asked_of(running, running.children[1])
     with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), prefill=1, decode=2) as running:
         disagg, disagg_dying = asked_of(running, running.children[2])
-    # a worker's death ends its answers with an error: Dynamo 1.4.2 never migrates a request with a grammar
+    # a worker's death ends its answers with an error: Dynamo never migrates a request with a grammar (seen with 1.4.2)
     agg_lost, disagg_lost = lost_by(agg, agg_dying), lost_by(disagg, disagg_dying)
     asked = [one for one in (*agg, *disagg) if one not in agg_lost and one not in disagg_lost]
     problems = [problem for one in asked if (problem := problem_of(one)) is not None]
