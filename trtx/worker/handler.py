@@ -30,6 +30,7 @@ from trtx.worker.requests import roles
 from trtx.worker.requests.disconnects import ClientGone, unless_gone
 from trtx.worker.requests.faults import as_dynamo_error, fault_of, is_of_closing
 from trtx.worker.requests.generation import Generation
+from trtx.worker.requests.grammars import check_long_grammar
 from trtx.worker.requests.refusal_log import RefusalLog
 from trtx.worker.requests.request import parse
 from trtx.worker.requests.roles import Submission
@@ -126,6 +127,7 @@ class RequestHandler:
             sees=parts.sight is not None,
             hands_off=role == "prefill",
         )
+        await check_long_grammar(parsed.grammar, loaded.api)
         if media is not None:
             handed_over, routing = roles.handed_over(role, parsed, request), request.get("mm_routing_info")
             work = with_images(parsed, media, loaded, handed_over=handed_over, routing=routing)

@@ -6,6 +6,7 @@ The library is llguidance: its limits bound the time of every compilation and ev
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -153,7 +154,8 @@ def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     if not compiled.is_error():
         compiled.compute_bitmask()  # builds the automaton's first states here, not in a step
     if compiled.is_error() or compiled.is_stopped():
-        raise GrammarProblem(f"the {_TITLES[grammar.kind]} can't be followed: {readable(compiled.get_error())}")
+        problem = _problem(grammar, compiled.get_error())
+        raise GrammarProblem(f"the {_TITLES[grammar.kind]} can't be followed: {problem}")
     return compiled
 
 
@@ -192,13 +194,32 @@ def _source(grammar: Grammar) -> str:
 
     try:
         if grammar.kind == "json":
-            return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": WHITESPACE})
+            return _json_source(grammar.text)
         if grammar.kind == "structural_tag":
             return LLMatcher.grammar_from_lark(structural_tags(grammar.text))
         return grammar_from(grammar.kind, grammar.text)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         said = str(error).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
         raise GrammarProblem(f"the {_TITLES[grammar.kind]} can't be read: {readable(said)}") from error
+
+
+def _json_source(schema: str) -> str:
+    """A JSON schema in llguidance's form, with its options.
+
+    The texts are joined: to parse a large schema would hold the interpreter's lock, and with it the step loop, for some
+    milliseconds. The schema begins on a line of its own, from which errors count columns, see :func:`_problem`.
+    """
+    members = schema.strip().removesuffix("}")
+    comma = "" if members.rstrip().endswith("{") else ","
+    options = json.dumps({"whitespace_pattern": WHITESPACE})
+    return f'{{"grammars":[{{"json_schema":\n{members}{comma}"x-guidance":{options}}}}}]}}'
+
+
+def _problem(grammar: Grammar, said: str) -> str:
+    """The library's message, with the line of the client's own schema instead of that in :func:`_json_source`."""
+    if grammar.kind == "json":
+        said = re.sub(r"\bat line (\d+)", lambda found: f"at line {int(found[1]) - 1}", said)
+    return readable(said)
 
 
 def structural_tags(text: str) -> str:

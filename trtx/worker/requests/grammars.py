@@ -5,16 +5,21 @@ The frontend makes it of ``response_format``, of the ``guided_*`` fields, and of
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trtx.engine.api import EngineApi
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 _KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _SPECIAL = frozenset("\\.^$*+?()[]{}|")
 """Characters with a meaning in a regular expression. Only these are escaped: engines differ in other escapes."""
+_LONG_TEXT = 4 << 10
+"""Length from which a grammar is checked in a thread: 256 KiB of schema take up to 30 ms, in which the event loop would
+pass on no token of other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,18 @@ class RequestGrammar:
             f"the stop string {stop!r} occurs inside the document that the request's {self.kind} grammar demands, and "
             "would cut it off; leave the stop string out"
         )
+
+
+async def check_long_grammar(grammar: RequestGrammar | None, api: EngineApi) -> None:
+    """Checks a long grammar in a thread; the engine's API then knows it as checked. Raises InvalidRequest."""
+    if grammar is None or api.GuidedDecodingParams is None:
+        return
+    if max(len(text) for text in grammar.params.values()) < _LONG_TEXT:
+        return
+    try:
+        await asyncio.to_thread(api.GuidedDecodingParams, **grammar.params)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def read_grammar(request: Mapping[str, Any], stop_strings: Sequence[str]) -> RequestGrammar | None:
