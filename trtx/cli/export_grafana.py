@@ -20,7 +20,7 @@ def grafana(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directories of trtx serve. If none of them has a GPU, the row about GPUs says so.",
             show_default=False,
         ),
@@ -38,9 +38,6 @@ def grafana(
       trtx export grafana -o monitoring
       trtx export grafana runs/20261128T005654Z-serve-disagg-3e94032b -o monitoring
     """
-    from trtx.export.monitoring.dashboard import dashboard
-    from trtx.export.monitoring.scrape import read_plan
+    from trtx.export.monitoring import exported
 
-    plans = [read_plan(path) for path in runs or ()]
-    file = dashboard(has_gpus=not plans or any(plan.gpu_count for plan in plans))
-    hand_over((file,), output, "Import it in Grafana: Dashboards, New, Import.")
+    hand_over((exported.grafana_file(runs or ()),), output, "Import it in Grafana: Dashboards, New, Import.")

@@ -9,15 +9,15 @@ import typer
 
 from trtx.cli.command import Verb
 from trtx.cli.export import ExportOutput, hand_over
-from trtx.errors import UsageError
+from trtx.cli.placement import refuse_ignored
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _Runs = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="RUN...",
-        help="Run directories of trtx serve, or plan.json files. Ports are those of this start.",
+        metavar="RUN",
+        help="Run directories of trtx serve, or plan.json files. A new start has other ports.",
         show_default=False,
     ),
 ]
@@ -27,6 +27,7 @@ _Runs = Annotated[
     cls=Verb, no_args_is_help=True, epilog="Exit codes: 0 files written; 2 usage, or a directory that is no run."
 )
 def prometheus(
+    context: typer.Context,
     runs: _Runs = None,
     *,
     kubernetes: Annotated[
@@ -47,7 +48,7 @@ def prometheus(
         int,
         typer.Option(
             "--interval",
-            help="Seconds between two scrapes; rates are taken over 1 minute, so at most 15.",
+            help="Seconds between two scrapes, 1 to 15. The rules take rates over 1 minute.",
             min=1,
             max=15,
             rich_help_panel="Prometheus",
@@ -66,26 +67,12 @@ def prometheus(
       prometheus --config.file=monitoring/prometheus.yml
       trtx export prometheus --kubernetes trtx --namespace inference -o monitoring
     """
+    refuse_ignored(context, [*(["runs"] if runs else []), *(["kubernetes"] if kubernetes is not None else [])])
     from trtx.cli.console import warn
-    from trtx.export.monitoring.rules import rule_file
-    from trtx.export.monitoring.scrape import KubernetesPods, configuration, read_plan
+    from trtx.export.monitoring import exported
+    from trtx.export.monitoring.scrape import KubernetesPods
 
-    if kubernetes is None and not runs:
-        raise UsageError("RUN is missing; give the run directory of trtx serve, or --kubernetes NAME")
-    if kubernetes is not None and runs:
-        raise UsageError("RUN and --kubernetes name two topologies; give one of them")
-    if kubernetes is not None:
-        files = (configuration([KubernetesPods(kubernetes, namespace)], interval), rule_file(has_gpus=True))
-    else:
-        plans = [read_plan(path) for path in runs or ()]
-        if len({plan.namespace for plan in plans}) < len(plans):
-            raise UsageError("two of the runs are the same topology; give each topology once")
-        has_gpus = any(plan.gpu_count for plan in plans)
-        if not has_gpus:
-            warn([f"{_topologies(len(plans))} without GPUs, so the rules have no alerts about GPUs"])
-        files = (configuration(plans, interval), rule_file(has_gpus=has_gpus))
-    hand_over(files, output, "Start it with: prometheus --config.file=prometheus.yml, in that directory")
-
-
-def _topologies(number: int) -> str:
-    return "this topology runs" if number == 1 else f"these {number} topologies run"
+    pods = None if kubernetes is None else KubernetesPods(kubernetes, namespace)
+    made = exported.prometheus_files(runs or (), pods, interval)
+    warn(made.notes)
+    hand_over(made.files, output, "Start it with: prometheus --config.file=prometheus.yml, in that directory")

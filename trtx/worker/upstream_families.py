@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trtx.worker.served_family import ROLES, Kind, ServedFamily, Server, Unit
+from trtx.worker.served_family import Kind, ServedFamily, Server, Unit
 
 _FRONTEND: tuple[Server, ...] = ("frontend",)
 
@@ -20,8 +20,6 @@ def _all(*records: tuple[Kind, str, Unit, str, tuple[str, ...], tuple[Server, ..
 
 _REQUEST = "after the first request"
 _MODEL = ("model",)
-_COMPONENT = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id")
-_KV = "if the engine has a KV pool"
 
 UPSTREAM: Mapping[str, ServedFamily] = _all(
     (
@@ -50,15 +48,6 @@ UPSTREAM: Mapping[str, ServedFamily] = _all(
         _MODEL,
         _FRONTEND,
         _REQUEST,
-    ),
-    (
-        "gauge",
-        "dynamo_frontend_disconnected_clients",
-        "requests",
-        "Streams that clients left, since the start.",
-        (),
-        _FRONTEND,
-        "",
     ),
     (
         "histogram",
@@ -121,42 +110,6 @@ UPSTREAM: Mapping[str, ServedFamily] = _all(
         "1 if the frontend can route a request for the model.",
         _MODEL,
         _FRONTEND,
-        "",
-    ),
-    (
-        "gauge",
-        "dynamo_component_inflight_requests",
-        "requests",
-        "Requests that an endpoint of the worker handles.",
-        _COMPONENT,
-        ROLES,
-        "",
-    ),
-    (
-        "counter",
-        "dynamo_component_requests_total",
-        "requests",
-        "Requests that an endpoint of the worker has handled.",
-        _COMPONENT,
-        ROLES,
-        "",
-    ),
-    (
-        "gauge",
-        "dynamo_component_gpu_cache_usage_percent",
-        "share",
-        "Use of the KV pool, 0 to 1, as the router sees it.",
-        (*_COMPONENT, "dp_rank", "model", "model_name"),
-        ("agg", "prefill", "decode"),
-        _KV,
-    ),
-    (
-        "gauge",
-        "dynamo_component_uptime_seconds",
-        "seconds",
-        "Time since the process joined the topology.",
-        ("worker_id",),
-        (*_FRONTEND, *ROLES),
         "",
     ),
 )

@@ -6,6 +6,7 @@ Checked with promtool of Prometheus 2.42.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,25 @@ from trtx.topology import Plan
 FILE = "prometheus.yml"
 JOB = "trtx"
 _PLAN = "plan.json"
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _META = "__meta_kubernetes_pod"
 _Yaml = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesPods:
-    """The pods of ``trtx export kubernetes`` with this ``--name`` and ``--namespace``."""
+    """The pods of ``trtx export kubernetes`` with this ``--name`` and ``--namespace``. Raises UsageError."""
 
     name: str
     namespace: str
+
+    def __post_init__(self) -> None:
+        for option, value in (("--kubernetes", self.name), ("--namespace", self.namespace)):
+            if not _LABEL.fullmatch(value):
+                raise UsageError(
+                    f"{option} {quoted(value)} is not taken; expected lower-case letters, digits and hyphens, as "
+                    "Kubernetes has in names"
+                )
 
 
 def read_plan(path: Path) -> Plan:
