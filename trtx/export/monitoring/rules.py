@@ -157,7 +157,10 @@ def rule_file(*, has_gpus: bool) -> ExportedFile:
     alerts = [_alert(alert) for alert in ALERTS if has_gpus or not alert.needs_gpu]
     recording = [{"record": rule.name, "expr": rule.query} for rule in RECORDING]
     groups = [{"name": "trtx-recording", "rules": recording}, {"name": "trtx-alerts", "rules": alerts}]
-    return ExportedFile(FILE, yaml.safe_dump({"groups": groups}, sort_keys=False, width=10**6))
+    text = yaml.safe_dump({"groups": groups}, sort_keys=False, width=10**6)
+    return ExportedFile(
+        FILE, f"# Written by trtx export prometheus. Check it with: promtool check rules {FILE}\n{text}"
+    )
 
 
 def _alert(alert: AlertRule) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _PLAN = "plan.json"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _META = "__meta_kubernetes_pod"
 _Yaml = dict[str, Any]
+_HEAD = f"# Written by trtx export prometheus. Start it with: prometheus --config.file={FILE}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def configuration(sources: Sequence[Plan | KubernetesPods], interval_s: int) -> 
         "rule_files": [RULES_FILE],
         "scrape_configs": [job for source in sources for job in _jobs(source)],
     }
-    return ExportedFile(FILE, yaml.safe_dump(document, sort_keys=False))
+    return ExportedFile(FILE, _HEAD + yaml.safe_dump(document, sort_keys=False))
 
 
 def _jobs(source: Plan | KubernetesPods) -> Iterator[_Yaml]:
