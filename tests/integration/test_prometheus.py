@@ -217,14 +217,16 @@ def test_prometheus_sees_a_topology_under_load_a_killed_worker_and_its_end(tmp_p
             names = {process.name for process in plan.processes}
             with load(plan, clients=4):
                 until("every target is up", lambda: prometheus.health() == dict.fromkeys(names, "up"), seconds=60)
-                until("tokens are counted", lambda: prometheus.query("trtx:output_tokens:rate1m > 0"), seconds=60)
+                until("tokens are counted", lambda: bool(prometheus.query("trtx:output_tokens:rate1m > 0")), seconds=60)
                 until(
                     "the handoff is counted",
-                    lambda: prometheus.query("sum(rate(trtx_pair_handoff_bytes_total[1m])) > 0"),
+                    lambda: bool(prometheus.query("sum(rate(trtx_pair_handoff_bytes_total[1m])) > 0")),
                     seconds=60,
                 )
                 until(
-                    "latency is known", lambda: prometheus.query("trtx:time_to_first_token_seconds:p99 > 0"), seconds=60
+                    "latency is known",
+                    lambda: bool(prometheus.query("trtx:time_to_first_token_seconds:p99 > 0")),
+                    seconds=60,
                 )
                 check_panels(prometheus, exported / "grafana" / "trtx-dashboard.json")
                 os.kill(serve.pid_of("decode-0"), signal.SIGKILL)
@@ -259,15 +261,22 @@ _EMPTY = {
 
 
 def check_panels(prometheus: Prometheus, file: Path) -> None:
-    """Asserts that Prometheus answers each query of the dashboard, and that each panel has a series but for _EMPTY."""
-    document = json.loads(file.read_text())
-    empty = set()
-    for panel in document["panels"]:
-        for target in panel.get("targets", ()):
-            query = target["expr"].replace("$__rate_interval", "1m")
-            for variable in ("$topology", "$model"):
-                query = query.replace(variable, ".*")
-            assert "$" not in query
-            if not prometheus.query(query) and target["refId"] == "A":
-                empty.add(panel["title"])
-    assert empty == _EMPTY
+    """Waits until each panel has a series but for _EMPTY; a query that Prometheus refuses is an error at once."""
+    panels = [panel for panel in json.loads(file.read_text())["panels"] if panel.get("targets")]
+
+    def empty() -> set[str]:
+        found = set()
+        for panel in panels:
+            series = [prometheus.query(filled(target["expr"])) for target in panel["targets"]]
+            found |= set() if series[0] else {panel["title"]}
+        return found
+
+    until("each panel has its series", lambda: empty() == _EMPTY, seconds=60, every=0.5)
+
+
+def filled(query: str) -> str:
+    """The query as Grafana sends it."""
+    for variable, value in (("$__rate_interval", "1m"), ("$topology", ".*"), ("$model", ".*")):
+        query = query.replace(variable, value)
+    assert "$" not in query
+    return query
