@@ -100,6 +100,31 @@ def metrics() -> Iterator[str]:
     yield from table(("Metric", "Key", "Unit", "Window", "Definition"), map(row, all_figures()))
 
 
+def served_metrics() -> Iterator[str]:
+    from trtx.worker.served_families import FAMILIES
+
+    return _served(FAMILIES.values())
+
+
+def upstream_metrics() -> Iterator[str]:
+    from trtx.worker.upstream_families import UPSTREAM
+
+    return _served(UPSTREAM.values())
+
+
+def _served(families: Iterable[Any]) -> Iterator[str]:
+    from trtx.worker.served_family import ROLES
+
+    def row(family: Any) -> Iterator[str]:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+        by = "every worker" if family.by == ROLES else ", ".join(family.by).replace(", ".join(ROLES), "every worker")
+        yield from (f"`{family.name}`", family.kind, family.unit, labels)
+        yield f"{by}, {family.when}" if family.when else by
+        yield family.meaning
+
+    yield from table(("Family", "Kind", "Unit", "Labels", "Served by", "Meaning"), map(row, families))
+
+
 def checks() -> Iterator[str]:
     import trtx.bench.judge.validity  # noqa: F401 -- registers every check
     from trtx.bench.judge.checks import all_checks
@@ -295,6 +320,8 @@ def _options_of(page: str) -> Callable[[], Lines]:
 TABLES: dict[str, Callable[[], Lines]] = {
     **{f"options-{page}": _options_of(page) for page in VERB_PAGES},
     "metrics": metrics,
+    "served-metrics": served_metrics,
+    "upstream-metrics": upstream_metrics,
     "checks": checks,
     "doctor-rows": doctor_rows,
     "config-fields": config_fields,

@@ -134,6 +134,7 @@ class ModelledRunner:
         self._step_s, self._token_s = float(step_ms) / 1e3, float(token_us) / 1e6
         self.geometry = KvGeometry.uniform(1, 1, 16, 32, "float32")
         self.num_blocks, self.vocab_size, self.needs_grids, self.paced_steps = 1 << 16, 1 << 20, False, None
+        self.is_asynchronous, self.graph_misses = True, None
         self.max_position = args.max_seq_len or 1 << 14
         self._free_s = 0.0
 

@@ -22,6 +22,7 @@ from pictures import draw
 from PIL import Image
 from processes import freeze
 from prometheus_client.parser import text_string_to_metric_families
+from served_records import check_served
 from topology_clients import trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
@@ -206,6 +207,8 @@ def test_each_picture_is_encoded_once_and_decode_looks_at_none(agg: Served, disa
     held = disagg.metric("encode-0", "trtx_embedding_cache_pictures")
     assert len(disagg.tensors()) == held, "what an encoder keeps, and nothing else"
     assert agg.tensors() == []
+    for worker in (*agg.plan.workers, *disagg.plan.workers):
+        check_served(HTTP.get(f"http://127.0.0.1:{worker.system_port}/metrics").text, worker.role, has_images=True)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from processes import HTTP, Child, Topology, freeze, topology, until
 from safetensors.torch import load_file, save_file
+from served_records import check_served
 from test_worker import CHAT, events, metric, post
 
 from trtx.checkpoint import resolve_checkpoint
@@ -102,6 +103,18 @@ def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
     post(agg, prompt=PROMPT, max_tokens=30)
     urls = [f"http://127.0.0.1:{worker.system_port}/metrics" for worker in workers]
     until("a hit rate", lambda: any("trtx_kv_hit_rate{" in HTTP.get(url).text for url in urls), seconds=10)
+
+
+def test_each_process_serves_the_metric_families_of_its_record(agg: Topology, disagg: Topology) -> None:
+    for running in (agg, disagg):
+        _, *workers = running.children
+        for number in range(len(workers)):  # the router sends an unknown prompt to the idle worker
+            post(running, prompt=f"{number} {PROMPT}", max_tokens=8)
+        for worker in workers:
+            role, url = worker.name.partition("-")[0], f"http://127.0.0.1:{worker.system_port}/metrics"
+            until("steps are counted", lambda url=url: "trtx_step_seconds" in HTTP.get(url).text, seconds=10)
+            check_served(HTTP.get(url).text, role)
+        check_served(HTTP.get(f"{running.url}/metrics").text, "frontend")
 
 
 def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg: Topology) -> None:

@@ -31,6 +31,11 @@ VERBS = {
     ),
     "export slurm": ("trtx.cli.export_slurm", "Write a topology as one batch file: Slurm places and starts it."),
     "export nginx": ("trtx.cli.export_nginx", "Write nginx's configuration for a topology's frontends."),
+    "export prometheus": (
+        "trtx.cli.export_prometheus",
+        "Write Prometheus' scrape file and rules for served topologies.",
+    ),
+    "export grafana": ("trtx.cli.export_grafana", "Write a Grafana dashboard for served topologies."),
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),

@@ -221,6 +221,11 @@ USES: Mapping[str, Mapping[str, VerbUse]] = {
     "export nginx": {
         "hosts": VerbUse("with --hosts", "because the hosts file places the processes", "leave it out", "--frontends"),
     },
+    "export prometheus": {
+        "runs": VerbUse("with RUN", "which is no topology in Kubernetes", "leave it out", "--namespace"),
+        "kubernetes": VerbUse("with --kubernetes", "where pods are found by their labels", options="RUNS"),
+    },
+    "export grafana": {},
     "export kubernetes": {
         **_SERVED,
         "dry run": VerbUse("with --dry-run", "which writes nothing", "leave it out", "--output"),

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trtx.doctor.gather.gpus import ComputeMode, GpuFacts, GpuPair, Gpus, Mig
-from trtx.doctor.gather.nvml import ClockReason, GpuProcess, GpuState
+from trtx.doctor.gather.nvml import GpuProcess, GpuState
 from trtx.doctor.gather.software import Package, Software
 from trtx.doctor.gather.system import Directory, System
 from trtx.doctor.gather.topologies import Topology
 from trtx.doctor.host_facts import HostsFacts
 from trtx.engine import EngineKind, needs_gpu
+from trtx.nvml import ClockReason
 
 __all__ = [
     "ClockReason",

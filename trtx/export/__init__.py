@@ -1,4 +1,4 @@
-"""Exports a planned topology as files for Kubernetes, Slurm or nginx.
+"""Exports a planned topology as files for Kubernetes, Slurm or nginx, and files with which others watch it.
 
 Owns the content of these files, with one package or module for each target. Does not plan (``topology`` does), and
 starts and submits nothing. Enter through a target's ``export`` function, then :func:`write_files`.

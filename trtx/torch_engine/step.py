@@ -155,9 +155,14 @@ class ModelRunner(Protocol):
     vocab_size: int
     needs_grids: bool  # of media: the model's positions depend on them
     paced_steps: int | None  # the prefill token budget's setting for this runner: see SchedulerLimits
+    is_asynchronous: bool  # launch returns before the device has computed
     # [max_batch_size, words] in host memory: bit t of a row is 1 if token t may be sampled. None: the runner was built
     # without guided decoding.
     masks: npt.NDArray[np.int32] | None
+
+    @property
+    def graph_misses(self) -> int | None:
+        """Forwards since the start that no CUDA graph of their kind could hold; None: the runner has no graphs."""
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.

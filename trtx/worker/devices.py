@@ -8,6 +8,8 @@ from typing import Any
 
 import pynvml
 
+from trtx.nvml import visible_handle
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerGpu:
@@ -20,26 +22,28 @@ def given_gpus() -> tuple[WorkerGpu, ...] | None:
 
     Returns None if the variable is not set, or if NVML does not know one of its entries.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    entries = visible_entries()
+    if entries is None:
         return None
-    entries = [entry for part in visible.split(",") if (entry := part.strip())]
     if not entries:
         return ()
     try:
         pynvml.nvmlInit()
         try:
-            return tuple(_gpu(_handle(entry)) for entry in entries)
+            return tuple(_gpu(visible_handle(entry)) for entry in entries)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
 
 
+def visible_entries() -> list[str] | None:
+    """The entries of ``CUDA_VISIBLE_DEVICES``; None if the variable is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    return [entry for part in visible.split(",") if (entry := part.strip())]
+
+
 def _gpu(handle: Any) -> WorkerGpu:
     return WorkerGpu(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle)))
-
-
-def _handle(entry: str) -> Any:
-    """Returns NVML's handle of a GPU, given by index or by full UUID, as the launcher passes it. Raises NVMLError."""
-    return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)

@@ -128,6 +128,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._handler = RequestHandler(parts)
         self._metrics.handoff = loaded.engine.handoff_stats
         self._metrics.transfers = TransferCounts() if self.options.role in ("prefill", "decode") else None
+        if (engine_pid := loaded.engine.engine_pid) is not None and engine_pid != os.getpid():
+            self._metrics.processes["engine"] = engine_pid
         self._metrics.lost_kv_events = lambda: poll.lost_events
         self._metrics.iterations[0] = {  # reported until the engine's first step
             "numActiveRequests": 0,
@@ -141,7 +143,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self._background.begin(watch.watch_handoffs(self.status, self._metrics.transfers))
         self.status.update(
             state="serving",
-            engine_pid=loaded.engine.engine_pid or os.getpid(),
+            engine_pid=engine_pid or os.getpid(),
             device_memory_bytes=loaded.engine.device_memory_bytes(self._metrics.iterations.values()),
             kv_blocks=facts.num_blocks,
             load_seconds=round(loaded.load_seconds, 3),
@@ -286,9 +288,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return payload
 
     def _on_stats(self, row: Mapping[str, Any]) -> None:
-        """Stores one row of iteration stats. Called from the polling thread; the assignment is atomic."""
+        """Takes one row of iteration stats. Called from the polling thread."""
         if not self._knows_stats:
             self._knows_stats = True
             if absent := absent_fields(row):
                 logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
-        self._metrics.iterations[row.get("attentionDpRank") or 0] = row
+        self._metrics.saw_iteration(row)

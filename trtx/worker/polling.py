@@ -106,9 +106,9 @@ class EnginePoll:
     async def _stats(self) -> None:
         latest: dict[int, Mapping[str, Any]] = {}
         for row in await _taken(self._engine.get_stats_async(timeout=_STATS_TIMEOUT_S)):
+            self._on_stats(row)
             latest[row.get("attentionDpRank") or 0] = row
         for dp_rank, row in latest.items():
-            self._on_stats(row)
             snapshot = load_snapshot(row)
             if snapshot is not None and self._snapshots is not None:
                 self._snapshots.publish(dp_rank, snapshot)

@@ -150,6 +150,11 @@ CALLS = {
         "": ["export", "nginx", *TLS, "--listen-cert", "own.pem", "--listen-key", "own.key"],
         "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
     },
+    "export prometheus": {
+        "runs": ["export", "prometheus", "other"],
+        "kubernetes": ["export", "prometheus", "--kubernetes", "pods"],
+    },
+    "export grafana": {"": ["export", "grafana", "other"]},
     "report": {"": ["report", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
@@ -241,6 +246,8 @@ SEEN_ELSEWHERE = {
     ("report", "--json"): "tests/unit/cli/test_report.py",
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
+    ("export prometheus", "--output"): "tests/unit/export/test_monitoring.py",
+    ("export grafana", "--output"): "tests/unit/export/test_monitoring.py",
 }
 # Where a verb hands over what it was asked.
 ROOMS = (
@@ -253,6 +260,7 @@ ROOMS = (
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
     "trtx.export.slurm.export",
+    "trtx.export.monitoring.exported.prometheus_files", "trtx.export.monitoring.exported.grafana_file",
 )  # fmt: skip
 
 
@@ -486,6 +494,7 @@ IGNORED_BY_THE_ROOM = {
     *(("baseline", use) for use in ("list", "show", "save", "promote")),
     ("compare", "no gate"),
     *(("export slurm", use) for use in ("agg", "disagg", "no GPU", "no container")),
+    ("export prometheus", "kubernetes"),
     ("export nginx", "hosts"),  # but for the command that it says the frontends are started by
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -128,3 +131,66 @@ def test_no_handoff_is_told_of_where_requests_do_not_say() -> None:
     metrics.transfers.ended(Transfer(4096, 0.5))
     metrics.transfers.ended(None)
     assert "trtx_handoff_reads_total" not in scraped(metrics), "some came and nobody knows how many"
+
+
+def step(number: int, **more: object) -> dict[str, object]:
+    row = {"iter": number, "iterLatencyMS": 20.0, "numActiveRequests": 1, "numNewActiveRequests": 0}
+    return {**row, "inflightBatchingStats": {"numCtxTokens": 8, "numGenRequests": 3}, **more}
+
+
+def test_steps_are_summed_once_each() -> None:
+    metrics = WorkerMetrics()
+    metrics.saw_iteration(step(1, numNewActiveRequests=2, newActiveRequestsQueueLatencyMS=250.0, deviceWaitMS=5.0))
+    metrics.saw_iteration(step(2, deviceWaitMS=7.0))
+    metrics.saw_iteration(step(2, deviceWaitMS=7.0, numActiveRequests=0))  # the last step again, with other blocks
+    seen = scraped(metrics)
+    assert (seen["trtx_step_seconds_count"], seen["trtx_step_seconds_sum"]) == (2, 0.04)
+    assert (seen["trtx_step_prompt_tokens_total"], seen["trtx_step_decodes_total"]) == (16, 6)
+    assert (seen["trtx_admitted_requests_total"], seen["trtx_admitted_queue_seconds_total"]) == (2, 0.5)
+    assert seen["trtx_step_device_wait_seconds_total"] == 0.012
+    assert seen["trtx_running_requests"] == 0, "a gauge follows the last row"
+
+
+def test_ranks_number_their_steps_for_themselves() -> None:
+    metrics = WorkerMetrics()
+    for rank in (0, 1):
+        metrics.saw_iteration(step(1, attentionDpRank=rank))
+    assert scraped(metrics)["trtx_step_seconds_count"] == 2
+
+
+def test_an_engine_that_reports_no_steps_has_no_sums_over_steps() -> None:
+    metrics = WorkerMetrics()
+    metrics.saw_iteration({"iter": 7, "iterLatencyMS": 20.0, "numActiveRequests": 1})  # as the paced engine
+    seen = scraped(metrics)
+    assert not [name for name in seen if name.startswith(("trtx_step_", "trtx_admitted_", "trtx_preemptions"))]
+    assert seen["trtx_iteration_seconds"] == 0.02
+
+
+def test_fields_of_the_torch_engine_have_families() -> None:
+    metrics = WorkerMetrics()
+    metrics.saw_iteration(
+        step(
+            1,
+            numPreemptions=4,
+            numGraphMisses=5,
+            guidedDecodingStats={"numCompiled": 1, "numReused": 2, "numCached": 1},
+            kvCacheStats={"reusedBlocks": 6, "missedBlocks": 2},
+        )
+    )
+    seen = scraped(metrics)
+    assert (seen["trtx_preemptions_total"], seen["trtx_graph_misses_total"]) == (4, 5)
+    assert (seen["trtx_grammar_lookups_total[compiled]"], seen["trtx_grammar_lookups_total[cached]"]) == (1, 2)
+    assert (seen["trtx_kv_block_lookups_total[hit]"], seen["trtx_kv_block_lookups_total[miss]"]) == (6, 2)
+
+
+def test_a_process_that_has_ended_has_no_samples() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    metrics = WorkerMetrics()
+    metrics.processes["engine"] = ended.pid
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    text = generate_latest(registry).decode()
+    for family in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
+        assert f'{family}{{process="worker"}} ' in text
+        assert f'{family}{{process="engine"}} ' not in text

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import pynvml
 
-from trtx.doctor.gather.nvml import ClockReason, GpuProcess, ask, gpu_state, watts
+from trtx.doctor.gather.nvml import GpuProcess, gpu_state
 from trtx.launch import probe
+from trtx.nvml import ClockReason, ask, watts
 from trtx.topology import Gpu as SeenGpu
 from trtx.topology import Machine
 

@@ -6,37 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import psutil
 import pynvml
 
+from trtx.nvml import ClockReason, ask, clock_reasons, watts
 from trtx.topology import TOPOLOGY_VARIABLE
-
-T = TypeVar("T")
-
-ClockReason = Literal[
-    "idle",
-    "application clocks",
-    "power limit",
-    "hardware slowdown",
-    "sync boost",
-    "thermal, by software",
-    "thermal, by hardware",
-    "power brake",
-    "display clocks",
-]
-_CLOCK_REASONS: dict[int, ClockReason] = {
-    pynvml.nvmlClocksEventReasonGpuIdle: "idle",
-    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
-    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal, by software",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal, by hardware",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +41,6 @@ class GpuState:
     temperature_c: int | None
     memory_used_bytes: int | None
     processes: tuple[GpuProcess, ...] | None  # compute processes; in a container NVML may report others, or none
-
-
-def ask(question: Callable[[], T]) -> T | None:
-    """Calls an NVML function; returns None if the GPU, the driver or the permissions don't allow it."""
-    try:
-        return question()
-    except pynvml.NVMLError:
-        return None
-
-
-def watts(question: Callable[[], int]) -> float | None:
-    milliwatts = ask(question)
-    return None if milliwatts is None else milliwatts / 1000
 
 
 @contextlib.contextmanager
@@ -114,12 +77,11 @@ def gpu_state(handle: Any, since_us: int | None = None) -> GpuState:
 
     ``since_us``: the start of the utilization samples, in µs since 1970; None: no utilization.
     """
-    reasons = ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
     memory = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return GpuState(
         sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         max_sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        clock_reasons=None if reasons is None else tuple(w for bit, w in _CLOCK_REASONS.items() if reasons & bit),
+        clock_reasons=clock_reasons(handle),
         power_w=watts(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
         temperature_c=ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         memory_used_bytes=None if memory is None else int(memory.used),

@@ -157,7 +157,9 @@ class EngineCore:
     def _commit(self, under_way: _UnderWay) -> None:
         """Waits for a step in flight and applies its results to its sequences."""
         step, scheduler = under_way.step, self.scheduler
+        asked = time.perf_counter()
         results = under_way.launched.results()
+        waited_s = time.perf_counter() - asked
         size = scheduler.pool.tokens_per_block
         num_completed = num_emitted = 0
         for sequence, end, sampled in zip(step.sequences, step.ends, results, strict=True):
@@ -200,6 +202,9 @@ class EngineCore:
                 num_emitted=num_emitted,
                 cpu_memory_bytes=self._cpu_memory_bytes,
                 device_memory_bytes=self._device_memory_bytes,
+                device_wait_s=waited_s if self.runner.is_asynchronous else None,
+                num_graph_misses=self.runner.graph_misses,
+                grammars=self._guided.counts if self._guided is not None else None,
             )
 
     def _report(self, *, has_computed: bool) -> StepReport | None:

@@ -61,6 +61,15 @@ class _Cached:
     num_sequences: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarCounts:
+    """Grammars of sequences since the start, compiled or found in the cache, and those in the cache now."""
+
+    compiled: int
+    reused: int
+    cached: int
+
+
 class Grammars:
     """Compiles grammars in threads of its own, and hands out matchers. Called by the step loop's thread."""
 
@@ -86,6 +95,7 @@ class Grammars:
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[tuple[str, str], _Cached] = OrderedDict()
         self._used_bytes = 0
+        self._num_compiled = self._num_reused = 0
         self._threads = _threads(COMPILER_THREADS, "grammar-compiler")
         self._renewals = _threads(1, "grammar-renewal")  # the step loop waits for it
         self._most_copies = mask_threads or max(1, min(MOST_MASK_THREADS, (psutil.cpu_count() or 1) // 2))
@@ -97,6 +107,9 @@ class Grammars:
         known = self._cached.get(key)
         if known is None:
             known = self._cached[key] = _Cached([], 0)
+            self._num_compiled += 1
+        else:
+            self._num_reused += 1
         most = self._most_copies if len(grammar.text) <= MAX_COPIED_CHARACTERS else 1
         if len(known.copies) < min(most, 1 + known.num_sequences // SEQUENCES_PER_COPY):
             copy = self._threads.submit(_compile, self._tokenizer, grammar)
@@ -111,6 +124,10 @@ class Grammars:
             _, oldest = self._cached.popitem(last=False)
             self._used_bytes -= oldest.estimated_bytes
         return known.copies[known.num_sequences % len(known.copies)]
+
+    @property
+    def counts(self) -> GrammarCounts:
+        return GrammarCounts(self._num_compiled, self._num_reused, len(self._cached))
 
     def renewed(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
         """Returns the grammar newly compiled, in place of the ``exhausted`` one. Waits, and raises GrammarProblem."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtx.torch_engine.core.grammar_errors import SHOWN_CHARACTERS
-from trtx.torch_engine.core.grammars import Grammars
+from trtx.torch_engine.core.grammars import GrammarCounts, Grammars
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher, write_masks
 from trtx.torch_engine.core.scheduler import Step
 from trtx.torch_engine.core.sequence import Sequence, State
@@ -29,6 +29,10 @@ class GuidedDecoding:
         self._grammars = grammars
         self._masks = masks
         self._compiling: list[tuple[Sequence, Future[LLMatcher]]] = []
+
+    @property
+    def counts(self) -> GrammarCounts:
+        return self._grammars.counts
 
     def compile(self, sequence: Sequence) -> None:
         """Makes a new sequence wait for its grammar, which is compiled beside the steps."""

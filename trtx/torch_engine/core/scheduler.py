@@ -93,6 +93,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in the order of their admission
         self.reading: list[Sequence] = []
         self.leaving: list[Sequence] = []  # ended, but part of a step in flight
+        self.num_preemptions = 0  # since the start
         self._free_slots = list(range(self.max_batch_size - 1, -1, -1))
         self._pace = PromptPace(limits.paced_steps) if limits.paced_steps is not None else None
         self._watermark = int(pool.num_blocks * WATERMARK)
@@ -201,6 +202,7 @@ class Scheduler:
         sequence = self.running.pop()
         assert not sequence.num_steps, "see must_preempt"
         self._let_go(sequence)
+        self.num_preemptions += 1
         sequence.state = State.WAITING
         sequence.is_resumed = True
         self.add(sequence)

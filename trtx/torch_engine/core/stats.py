@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+from trtx.torch_engine.core.grammars import GrammarCounts
 from trtx.torch_engine.core.scheduler import Scheduler, Step
 from trtx.torch_engine.core.sequence import Sequence
 
@@ -20,18 +21,24 @@ def iteration_stats(
     num_emitted: int,
     cpu_memory_bytes: int,
     device_memory_bytes: int,
+    device_wait_s: float | None,
+    num_graph_misses: int | None,
+    grammars: GrammarCounts | None,
 ) -> dict[str, Any]:
     """Returns a row of counts as of the end of the step; the next step may be in flight.
 
     Times are in ms, memory in bytes. ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. A step that
     waited for the previous one began when that one was committed. Block counts are in units of one block in every KV
     cache group, i.e. of all layers.
+
+    TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses`` and ``guidedDecodingStats``. An argument
+    that is None has no field.
     """
     decodes = step.sequences[: step.num_generating]
     prompts = step.sequences[step.num_generating :]
     fresh = [s for s in step.admitted if not s.is_resumed]
     new, handed_off, paused = _split(scheduler.waiting)
-    return {
+    row: dict[str, Any] = {
         "iter": iteration,
         "iterLatencyMS": (ended - began) * 1e3,
         "cpuMemUsage": cpu_memory_bytes,
@@ -44,6 +51,7 @@ def iteration_stats(
         "maxNumActiveRequests": scheduler.max_batch_size,
         "maxBatchSizeRuntime": scheduler.max_batch_size,
         "attentionDpRank": 0,
+        "numPreemptions": scheduler.num_preemptions,
         "kvCacheStats": _kv_cache_stats(scheduler),
         "inflightBatchingStats": {
             "numScheduledRequests": len(step.sequences),
@@ -62,6 +70,17 @@ def iteration_stats(
             "numPausedKvTokens": sum(s.num_tokens for s in paused),
         },
     }
+    if device_wait_s is not None:
+        row["deviceWaitMS"] = device_wait_s * 1e3
+    if num_graph_misses is not None:
+        row["numGraphMisses"] = num_graph_misses
+    if grammars is not None:
+        row["guidedDecodingStats"] = _guided_decoding_stats(grammars)
+    return row
+
+
+def _guided_decoding_stats(grammars: GrammarCounts) -> dict[str, int]:
+    return {"numCompiled": grammars.compiled, "numReused": grammars.reused, "numCached": grammars.cached}
 
 
 def since_the_step(row: dict[str, Any], scheduler: Scheduler) -> dict[str, Any] | None:

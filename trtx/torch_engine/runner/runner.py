@@ -129,11 +129,18 @@ class TorchRunner:
         self.merges_passes = passes.merges
         self.paced_steps = passes.paced_steps
         self.pads_passes = padded is not None
+        self.is_asynchronous = pool.device.type == "cuda"
+        self._graph_misses = 0
         self._block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
         self.masks = None if sampler.masks is None else sampler.masks.values
         self.needs_grids = decoder.mrope is not None
+
+    @property
+    def graph_misses(self) -> int | None:
+        """See :class:`trtx.torch_engine.step.ModelRunner`."""
+        return None if self._graphs is None and self._padded is None else self._graph_misses
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:
@@ -148,14 +155,13 @@ class TorchRunner:
             num_decodes += 1
         merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
-        is_cuda = self._device.type == "cuda"
         step = TorchStep(len(sequences), self._sampler)
         if decodes:
             logits, sample = self._decode(decodes)
             step.forwards.append(SampledForward(logits, decodes, list(range(num_decodes - merged)), sample))
         if others:
             self._add_chunks(PackedPass(others, merged), len(decodes), step)
-        if is_cuda:
+        if self.is_asynchronous:
             step.done = torch.cuda.Event()
         if not batch.waits_for_tokens:
             step.sample()
@@ -166,8 +172,10 @@ class TorchRunner:
         tokens = [sequence.new_token_ids[0] for sequence in sequences]
         positions = [sequence.start for sequence in sequences]
         slots = [sequence.slot for sequence in sequences]
-        if self._graphs is not None and self._graphs.fits(len(sequences)):
-            return self._graphs.replay(tokens, positions, slots), self._graphs.sample
+        if self._graphs is not None:
+            if self._graphs.fits(len(sequences)):
+                return self._graphs.replay(tokens, positions, slots), self._graphs.sample
+            self._graph_misses += 1
         inputs = PassInputs(*_upload(tokens, positions, slots, self._device))
         inputs = replace(inputs, token_ids=self._sampler.fill(inputs.token_ids, inputs.slots))
         logits = self._decoder.logits(self._decoder.hidden(inputs))
@@ -203,8 +211,10 @@ class TorchRunner:
 
         The rows are all tokens if the batch needs them.
         """
-        if self._padded is not None and self.pads_passes and self._padded.fits(packed):
-            return self._padded.hidden(packed)
+        if self._padded is not None and self.pads_passes:
+            if self._padded.fits(packed):
+                return self._padded.hidden(packed)
+            self._graph_misses += 1
         count = packed.num_decodes
         rotary = None if self._decoder.mrope is None else self._decoder.mrope.of_chunks(packed.sequences)
         spans = packed.spans(self._device)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+from trtx.worker import served_families as served
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache
 
 Stage = Literal["fetch", "prepare", "encode", "remote", "put"]
@@ -23,6 +22,7 @@ class MediaMetrics:
         self.cache: EmbeddingCache[Any] | None = None
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._ended = dict.fromkeys(STAGES, 0)
+        self._open = dict.fromkeys(STAGES, 0)
         self.retries = 0  # calls repeated at another encode worker after one did not answer
         self.fallbacks = 0  # images encoded here because no encode worker answered
 
@@ -30,7 +30,11 @@ class MediaMetrics:
     def timed(self, stage: Stage) -> Iterator[None]:
         """Adds the duration of the ``with`` body to ``stage`` and counts one image, unless the body raises."""
         began = time.perf_counter()
-        yield
+        self._open[stage] += 1
+        try:
+            yield
+        finally:
+            self._open[stage] -= 1
         self._seconds[stage] += time.perf_counter() - began
         self._ended[stage] += 1
 
@@ -41,30 +45,18 @@ class MediaMetrics:
     def collect(self) -> Iterator[Any]:
         if self.cache is not None:
             yield from self._of_cache(self.cache)
-        seconds = CounterMetricFamily("trtx_media_seconds", "Time that pictures took, by stage.", labels=["stage"])
-        pictures = CounterMetricFamily("trtx_media_pictures", "Pictures that passed, by stage.", labels=["stage"])
-        for stage in STAGES:
-            seconds.add_metric([stage], self._seconds[stage])
-            pictures.add_metric([stage], self._ended[stage])
-        yield seconds
-        yield pictures
-        yield CounterMetricFamily("trtx_encoder_retries", "Calls made again at another encode worker.", self.retries)
-        yield CounterMetricFamily(
-            "trtx_encoder_fallbacks", "Pictures encoded here because no encode worker answered.", self.fallbacks
-        )
+        yield served.MEDIA_SECONDS.family([((stage,), seconds) for stage, seconds in self._seconds.items()])
+        yield served.MEDIA_IMAGES.family([((stage,), count) for stage, count in self._ended.items()])
+        yield served.MEDIA_OPEN.family([((stage,), count) for stage, count in self._open.items()])
+        yield served.ENCODER_RETRIES.of(self.retries)
+        yield served.ENCODER_FALLBACKS.of(self.fallbacks)
 
     @staticmethod
     def _of_cache(cache: EmbeddingCache[Any]) -> Iterator[Any]:
         stats = cache.stats
-        asked = CounterMetricFamily(
-            "trtx_embedding_cache_lookups", "Pictures that requests asked for, by outcome.", labels=["outcome"]
-        )
-        for outcome, count in (("hit", stats.hits), ("joined", stats.joined), ("miss", stats.misses)):
-            asked.add_metric([outcome], count)
-        yield asked
-        yield CounterMetricFamily("trtx_embedding_cache_evictions", "Embeddings that made room.", stats.evictions)
-        yield GaugeMetricFamily("trtx_embedding_cache_bytes", "Bytes of embeddings held.", cache.used_bytes)
-        yield GaugeMetricFamily(
-            "trtx_embedding_cache_pinned_bytes", "Of these, in use by open requests or being made.", cache.pinned_bytes
-        )
-        yield GaugeMetricFamily("trtx_embedding_cache_pictures", "Embeddings held.", len(cache))
+        outcomes = (("hit", stats.hits), ("joined", stats.joined), ("miss", stats.misses))
+        yield served.CACHE_LOOKUPS.family([((outcome,), count) for outcome, count in outcomes])
+        yield served.CACHE_EVICTIONS.of(stats.evictions)
+        yield served.CACHE_BYTES.of(cache.used_bytes)
+        yield served.CACHE_PINNED_BYTES.of(cache.pinned_bytes)
+        yield served.CACHE_EMBEDDINGS.of(len(cache))

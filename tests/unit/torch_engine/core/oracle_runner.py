@@ -108,6 +108,8 @@ class OracleRunner:
         self.max_position = max_position
         self.vocab_size = VOCAB
         self.needs_grids = False
+        self.is_asynchronous = True
+        self.graph_misses: int | None = None
         self.masks = masks
         self.pool: Any = None
         self.bad_token = bad_token

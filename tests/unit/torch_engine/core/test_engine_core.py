@@ -137,6 +137,9 @@ def test_preempted_sequences_resume_with_identical_tokens() -> None:
         h.submit(i, prompt_of(8, i), 20)
     h.run()
     assert any(row["inflightBatchingStats"]["numPausedRequests"] for row in h.stats), "nothing was preempted"
+    assert h.stats[-1]["numPreemptions"] == h.core.scheduler.num_preemptions > 0
+    assert all(row["deviceWaitMS"] <= row["iterLatencyMS"] for row in h.stats)
+    assert "numGraphMisses" not in h.stats[-1], "this runner has no graphs"
     assert h.runner.most_queued == 2
     assert all(h.tokens[i] == undisturbed(prompt_of(8, i), 20) for i in range(4))
 

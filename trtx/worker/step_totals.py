@@ -1,0 +1,48 @@
+"""Sums over the iteration statistics of an engine, whose rows arrive once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtx.worker import served_families as served
+from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
+
+
+class StepTotals:
+    """Sums over the steps of all ranks of one engine. Only the polling thread adds to it."""
+
+    def __init__(self) -> None:
+        self._seconds = BucketCounts(LATENCY_BUCKETS)
+        self._prompt_tokens = self._decodes = self._admitted = 0
+        self._queue_seconds = 0.0
+        self._wait_seconds: float | None = None  # None: the engine does not report it
+        self._last: dict[int, int] = {}  # by rank: the number of its last step
+        self._has_steps = False
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds a step. Ignores a row that repeats a step, and the rows of an engine that reports no steps."""
+        batch, number, rank = row.get("inflightBatchingStats"), row.get("iter"), row.get("attentionDpRank") or 0
+        if not batch or number is None or self._last.get(rank) == number:
+            return
+        self._last[rank] = number
+        self._has_steps = True
+        self._seconds.observe(row["iterLatencyMS"] / 1e3)
+        self._prompt_tokens += batch.get("numCtxTokens", 0)
+        self._decodes += batch.get("numGenRequests", 0)
+        if admitted := row.get("numNewActiveRequests", 0):
+            self._admitted += admitted
+            self._queue_seconds += admitted * row.get("newActiveRequestsQueueLatencyMS", 0.0) / 1e3
+        if (wait := row.get("deviceWaitMS")) is not None:
+            self._wait_seconds = (self._wait_seconds or 0.0) + wait / 1e3
+
+    def collect(self) -> Iterator[Any]:
+        if not self._has_steps:
+            return
+        yield self._seconds.of(served.STEP_SECONDS)
+        yield served.STEP_PROMPT_TOKENS.of(self._prompt_tokens)
+        yield served.STEP_DECODES.of(self._decodes)
+        yield served.ADMITTED_REQUESTS.of(self._admitted)
+        yield served.ADMITTED_QUEUE_SECONDS.of(self._queue_seconds)
+        if self._wait_seconds is not None:
+            yield served.DEVICE_WAIT_SECONDS.of(self._wait_seconds)
