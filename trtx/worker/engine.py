@@ -37,6 +37,7 @@ from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
+from trtx.worker.requests.stage_log import StageLog, requests_file
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
 
@@ -66,6 +67,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._handler: RequestHandler | None = None
         self._poll: EnginePoll | None = None
         self._knows_stats = False
+        self._ended: StageLog | None = None
 
     # --- life ---
 
@@ -114,6 +116,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             raise
         self._metrics.media, facts = seeing.metrics, loaded.engine.facts
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
+        if self.options.status_file is not None:
+            of_engine = () if loaded.engine.engine_pid is None else (loaded.engine.engine_pid,)
+            self._ended = StageLog(requests_file(self.options.status_file), self.options.name, of_engine)
         parts = WorkerParts(
             self.options,
             loaded,
@@ -124,6 +129,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             leaving=self.leaving,
             sight=seeing.sight,
             encoder=seeing.encoder,
+            ended=self._ended,
         )
         self._handler = RequestHandler(parts)
         self._metrics.handoff = loaded.engine.handoff_stats
@@ -210,6 +216,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 "%s: %d leases end unread; their decode workers compute the prompts again", self.options.name, unread
             )
         self._background.cancel()
+        if self._ended is not None:
+            await asyncio.to_thread(self._ended.close)
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
         if self._seeing is not None:
