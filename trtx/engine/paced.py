@@ -284,6 +284,7 @@ def _times(running: _Running) -> EngineTimes:
     now = time.monotonic()
     running.first_token = running.first_token or now
     return EngineTimes(
+        arrived_s=running.arrived,
         queue_s=running.admitted - running.arrived,
         prefill_s=running.first_token - running.admitted,
         decode_s=now - running.first_token if now > running.first_token else None,

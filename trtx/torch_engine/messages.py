@@ -129,12 +129,16 @@ class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Where one sequence spent its time inside the engine, in seconds. None: not known, or the sequence had no such part."""
 
+    # When it arrived, on the system's monotonic clock, which all processes of a machine share. None: on another clock.
+    arrived_s: float | None = None
     queue_s: float | None = None  # from its arrival until it got a slot and blocks
     prefill_s: float | None = None  # from then, or from a failed read, until the first token that it computed here
     read_s: float | None = None  # from then until the prefill side's KV had arrived
     first_step_s: float | None = None  # from the end of the read until the first token computed here
     decode_s: float | None = None  # from the first token computed here until the last one
-    # The part of decode_s in which the step loop waited for the device; close to 0 if the host was the slower one.
+    # The parts of these times in which the step loop waited for the device: little if the host was the slower one.
+    # None without a device.
+    prefill_wait_s: float | None = None
     device_wait_s: float | None = None
 
 

@@ -24,6 +24,7 @@ from dynamo.llm import unregister_model
 from prometheus_client import CollectorRegistry
 
 from trtx.engine.ranks import descendants
+from trtx.engine.worker_status import requests_file
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker import loading, watch
 from trtx.worker.background import Background
@@ -37,7 +38,7 @@ from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
-from trtx.worker.requests.stage_log import StageLog, requests_file
+from trtx.worker.requests.stage_log import StageLog
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
 

@@ -142,7 +142,7 @@ class EngineCore:
         began = time.perf_counter()
         step = self.scheduler.schedule()
         for sequence in step.admitted:
-            sequence.stages.admitted = sequence.stages.admitted or began
+            sequence.stages.admit(began, self._device_wait_s)
         for sequence in step.reads:
             self._open.begin_read(sequence)
         if step.short:

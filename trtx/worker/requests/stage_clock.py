@@ -13,8 +13,9 @@ from trtx.engine.api import EngineTimes
 class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One ended request. A time is in seconds, an unknown value is absent; ``trtx.bench.stages`` reads it.
 
-    ``submitted_s``, ``first_chunk_s`` and ``last_chunk_s`` count from ``arrived_ns``. The times of the engine are those
-    of :class:`trtx.engine.api.EngineTimes`.
+    ``submitted_s``, ``token_s``, ``first_chunk_s`` and ``last_chunk_s`` count from ``arrived_ns``. The times of the
+    engine are those of :class:`trtx.engine.api.EngineTimes`, but the queue begins when the worker submits the request:
+    an engine takes new requests between two steps.
     """
 
     id: str  # Dynamo's id of the request, which is the client's X-Request-ID if that is a UUID
@@ -31,6 +32,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     submitted_s: float | None = None
     first_chunk_s: float | None = None
     last_chunk_s: float | None = None
+    token_s: float | None = None  # the engine had its first token; absent if the engine reads another clock
     held_s: float | None = None  # between the first and the last chunk: Dynamo had not yet asked for the next one
     rested_s: float | None = None  # pauses of the stream (``pacing``)
     queue_s: float | None = None
@@ -38,6 +40,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     read_s: float | None = None
     first_step_s: float | None = None
     decode_s: float | None = None
+    prefill_wait_s: float | None = None
     device_wait_s: float | None = None
 
 
@@ -97,6 +100,12 @@ class StageClock:
     def row(self, worker: str, role: str, outcome: str) -> EndedRequest:
         """The row of the request, which ends now."""
         times, has_chunks = self.engine or EngineTimes(), self.chunks > 0
+        of_engine = msgspec.structs.asdict(times)
+        taken, queue_s, prefill_s = of_engine.pop("arrived_s"), times.queue_s, times.prefill_s
+        token_s = None
+        if taken is not None and queue_s is not None and self._submitted:
+            of_engine["queue_s"] = queue_s + max(0.0, taken - self._submitted)
+            token_s = None if prefill_s is None else taken + queue_s + prefill_s - self._arrived
         return EndedRequest(
             id=self.request_id,
             worker=worker,
@@ -114,7 +123,8 @@ class StageClock:
             last_chunk_s=self._since(self._last_chunk),
             held_s=self._held if has_chunks else None,
             rested_s=self._rested if has_chunks else None,
-            **msgspec.structs.asdict(times),
+            token_s=token_s,
+            **of_engine,
         )
 
     def _since(self, moment: float) -> float | None:

@@ -19,8 +19,6 @@ from trtx.worker.requests.stage_clock import EndedRequest
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = ".requests.jsonl"
-"""The file stands beside the worker's status file, with this suffix in place of ``.json``."""
 LARGEST_BYTES = 16 << 20
 """When the file is this large, it becomes the previous one, with ``.1`` at its end, and a new one begins."""
 MOST_WAITING = 20_000
@@ -35,11 +33,6 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     cores: int
     cpu_s: float
-
-
-def requests_file(status_file: Path) -> Path:
-    """The file of ended requests that belongs to a status file."""
-    return status_file.with_suffix(SUFFIX)
 
 
 class StageLog:
