@@ -65,6 +65,10 @@ class CellExplanation:
     unknown: str | None = None  # why there is no split
 
     @property
+    def has_stages(self) -> bool:
+        return self.unknown is None
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """The explanation in sentences without a full stop: the largest parts, then the causes."""
         if self.unknown is not None:
@@ -136,13 +140,12 @@ def _percentiles(
 
 def _largest(metric: str, split: SplitPercentile, rows: Sequence[StageRow]) -> Part:
     stage = split.largest
-    bound, because = _bound(stage, split.stages[stage], rows)
+    took = split.stages[stage]
+    bound, because = _bound(stage, took, rows)
     limit = "" if bound is None else f", bound by {_BOUNDS[bound]} ({because})"
-    return Part(
-        f"the largest part of {metric} p{split.percentile} {milliseconds(split.value)} is {stage} with {milliseconds(split.stages[stage])} "
-        f"({percent(split.share(stage))}){limit}",
-        bound,
-    )
+    whole = f"{metric} p{split.percentile} {milliseconds(split.value)}"
+    share = percent(split.share(stage))
+    return Part(f"the largest part of {whole} is {stage} with {milliseconds(took)} ({share}){limit}", bound)
 
 
 _BOUNDS: Mapping[Bound, str] = {

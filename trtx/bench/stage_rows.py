@@ -17,7 +17,7 @@ from trtx.bench.files import write_text
 from trtx.errors import UsageError
 
 STAGES_FILE = "stages.jsonl"
-"""One JSON object per line, as a worker wrote it. A line with ``id`` is a request, one with ``cpu_s`` a worker's use."""
+"""One JSON object per line, as a worker wrote it: a request if it has ``id``, else a worker's use of cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,9 +127,9 @@ class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Where one sequence spent its time inside the engine, in seconds. None: not known, or the sequence had no such part."""
+    """Where one sequence spent its time inside the engine, in seconds. None: not known, or it had no such part."""
 
-    # When it arrived, on the system's monotonic clock, which all processes of a machine share. None: on another clock.
+    # When it arrived, on the monotonic clock that all processes of a machine share. None: on another clock.
     arrived_s: float | None = None
     queue_s: float | None = None  # from its arrival until it got a slot and blocks
     prefill_s: float | None = None  # from then, or from a failed read, until the first token that it computed here

@@ -24,7 +24,6 @@ from trtx.bench.endpoint.sent_format import sent_body, sent_format
 from trtx.bench.failures import INCOMPLETE
 from trtx.bench.records import ANSWER_FORMAT, NAMED_MODELS
 
-
 DYNAMO_REQUEST_ID = "x-dynamo-request-id"
 """The header from which Dynamo's frontend takes a request's id, if it is a UUID."""
 

@@ -172,8 +172,8 @@ def _head_of_line(evidence: SlowEvidence) -> Shown | None:
     if beside < _LEAST_MS:
         return None
     return Shown(
-        f"{len(behind)} of the {len(slow)} slowest requests, with prompts of {own:.0f} tokens, waited {milliseconds(beside)} "
-        f"while a prompt of {other:.0f} tokens was computed"
+        f"{len(behind)} of the {len(slow)} slowest requests, with prompts of {own:.0f} tokens, waited "
+        f"{milliseconds(beside)} while a prompt of {other:.0f} tokens was computed"
     )
 
 

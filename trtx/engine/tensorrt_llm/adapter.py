@@ -142,7 +142,8 @@ class TensorRtEngine(Engine):
         transfer = self.transfer(output)
         read_s = transfer.seconds if transfer is not None and transfer.seconds else None
         # The KV may arrive before the request is scheduled; the wait for it is then no wait in the queue.
-        is_early = read_s is not None and timing.kv_cache_transfer_end.total_seconds() <= scheduled
+        arrived_kv = getattr(timing, "kv_cache_transfer_end", None)
+        is_early = read_s is not None and arrived_kv is not None and arrived_kv.total_seconds() <= scheduled
         read_after_s, read_before_s = (0.0, read_s or 0.0) if is_early else (read_s or 0.0, 0.0)
         computed = None if first is None else first - scheduled - read_after_s
         return EngineTimes(

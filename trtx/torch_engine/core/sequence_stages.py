@@ -31,7 +31,7 @@ class SequenceStages:
         return True
 
     def times(self, arrived: float, now: float, waited: float | None) -> EngineTimes:
-        """The stages so far, as of the token known at ``now``. ``waited``: the step loop's total wait; None: no device."""
+        """The stages as of the token known at ``now``. ``waited``: the step loop's total wait; None: no device."""
         began = self.read or self.admitted
         reads = self.read > 0 and not self.is_recomputed
         after = self.first_token - began if self.first_token else None

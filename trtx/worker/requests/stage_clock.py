@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 import msgspec
 
@@ -65,7 +64,7 @@ class StageClock:
         "trace_headers",
     )
 
-    def __init__(self, request_id: str, asked_ns: int, trace_headers: Mapping[str, str] | None) -> None:
+    def __init__(self, request_id: str, asked_ns: int, trace_headers: dict[str, str] | None) -> None:
         """``asked_ns``: when the request arrived, on the clock of ``time.monotonic_ns``."""
         self.request_id = request_id
         self.trace_headers = trace_headers
