@@ -38,6 +38,7 @@ from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
+from trtx.worker.requests.span_export import ENABLED, ENDPOINT, SERVICE, SpanExport
 from trtx.worker.requests.stage_log import StageLog
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
@@ -69,6 +70,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._poll: EnginePoll | None = None
         self._knows_stats = False
         self._ended: StageLog | None = None
+        self._spans: SpanExport | None = None
 
     # --- life ---
 
@@ -120,6 +122,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if self.options.status_file is not None:
             of_engine = () if loaded.engine.engine_pid is None else (loaded.engine.engine_pid,)
             self._ended = StageLog(requests_file(self.options.status_file), self.options.name, of_engine)
+        if os.environ.get(ENABLED) == "1" and (endpoint := os.environ.get(ENDPOINT)):
+            self._spans = SpanExport(endpoint, os.environ.get(SERVICE, self.options.name))
         parts = WorkerParts(
             self.options,
             loaded,
@@ -131,6 +135,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             sight=seeing.sight,
             encoder=seeing.encoder,
             ended=self._ended,
+            spans=self._spans,
         )
         self._handler = RequestHandler(parts)
         self._metrics.handoff = loaded.engine.handoff_stats
@@ -217,8 +222,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 "%s: %d leases end unread; their decode workers compute the prompts again", self.options.name, unread
             )
         self._background.cancel()
-        if self._ended is not None:
-            await asyncio.to_thread(self._ended.close)
+        for log in (self._ended, self._spans):
+            if log is not None:
+                await asyncio.to_thread(log.close)
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
         if self._seeing is not None:

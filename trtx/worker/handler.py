@@ -109,6 +109,8 @@ class RequestHandler:
         row = stages.row(self._parts.options.name, self._parts.options.role, outcome)
         if self._parts.ended is not None:
             self._parts.ended.put(row)
+        if self._parts.spans is not None:
+            self._parts.spans.put(row, stages.trace_headers)
 
     async def _admit(self) -> None:
         """Raises Disconnected on a worker that is draining, once the frontends no longer route to it."""

@@ -46,7 +46,7 @@ class StageLog:
         """``engine_pids``: the processes of the engine, besides this one."""
         self._path, self._worker, self._pids = path, worker, {os.getpid(), *engine_pids}
         self._waiting: deque[EndedRequest] = deque(maxlen=MOST_WAITING)
-        self._news, self._is_closed = threading.Event(), False
+        self._news, self._closed = threading.Event(), threading.Event()
         self._file: BinaryIO | None = None
         self._has_failed = False
         self._used_at = 0.0
@@ -60,15 +60,17 @@ class StageLog:
 
     def close(self) -> None:
         """Writes the rows that wait, and ends the thread."""
-        self._is_closed = True
+        self._closed.set()
         self._news.set()
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        while not self._is_closed:
+        is_last = False
+        while not is_last:
             # While requests come, one row a second says what the processes used; an idle worker writes nothing.
             self._news.wait()
             self._news.clear()
+            is_last = self._closed.wait(EVERY_SECONDS)
             rows: list[EndedRequest] = []
             with contextlib.suppress(IndexError):
                 while True:
@@ -79,8 +81,6 @@ class StageLog:
                 if not self._has_failed:
                     logger.warning("%s can't be written (%s); the topology serves on without it", self._path, error)
                 self._has_failed, self._file = True, None
-            if not self._is_closed:
-                time.sleep(EVERY_SECONDS)
         if self._file is not None:
             self._file.close()
 
