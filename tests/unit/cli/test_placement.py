@@ -151,6 +151,7 @@ CALLS = {
         "hosts": ["export", "nginx", "--hosts", HOSTS.format("hosts")],
     },
     "report": {"": ["report", "run"]},
+    "explain": {"": ["explain", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
@@ -163,7 +164,7 @@ VALUES = {
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
     "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--image-format": "jpeg",
     "--image-source": "assets", "--input-file": "sweep.yaml", "--tool-call-parser": "hermes",
-    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja",
+    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja", "--otlp-endpoint": "http://127.0.0.1:1",
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
@@ -239,6 +240,9 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("explain", "--json"): "tests/unit/cli/test_explain.py",
+    ("explain", "--cell"): "tests/unit/cli/test_explain.py",
+    ("explain", "--request"): "tests/unit/cli/test_explain.py",
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
