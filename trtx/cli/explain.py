@@ -42,6 +42,12 @@ def explain(
       trtx explain runs/20261121T050132Z-bench-9a1c6852
       trtx explain runs/20261121T050132Z-bench-9a1c6852 --cell disagg-c8 --json
     """
+    fields, text = answer(run, cell, request)
+    typer.echo(json.dumps(fields) if as_json else text)
+
+
+def answer(run: Path, cell: str | None, request: str | None) -> tuple[dict[str, Any], str]:
+    """The explanation of a run, of one of its cells, or of one request: as fields, and as text. Raises UsageError."""
     from trtx.bench.explain import explain_cell
     from trtx.bench.named_cells import cells_named
     from trtx.report.explanation import explanation_fields, explanation_text, request_fields, request_text
@@ -49,12 +55,9 @@ def explain(
     found = [explain_cell(run, one) for one in cells_named(run, cell)]
     if request is not None:
         where, split = _find(found, request)
-        shown: Any = request_fields(where, split)
-        text = request_text(where, split)
-    else:
-        shown = {"run_dir": str(run.absolute()), "cells": [explanation_fields(one) for one in found]}
-        text = "\n\n".join(explanation_text(one) for one in found)
-    typer.echo(json.dumps(shown) if as_json else text)
+        return request_fields(where, split), request_text(where, split)
+    fields = {"run_dir": str(run.absolute()), "cells": [explanation_fields(one) for one in found]}
+    return fields, "\n\n".join(explanation_text(one) for one in found)
 
 
 def _find(cells: list[CellExplanation], request: str) -> tuple[str, RequestSplit]:

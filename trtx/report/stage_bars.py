@@ -9,8 +9,8 @@ from typing import Any
 from trtx.bench import Cell
 from trtx.bench.explain import CellExplanation, explain_cell
 from trtx.bench.stages import STAGES, UNACCOUNTED, SplitPercentile
-from trtx.errors import UsageError
 from trtx.report.charts import Chart, axes_layout
+from trtx.report.frames import UNREADABLE
 
 TITLE = "Where the time goes"
 MEANING = (
@@ -35,7 +35,7 @@ def explanations_of(run_dir: Path, cells: Sequence[Cell]) -> tuple[CellExplanati
     for cell in cells:
         try:
             one = explain_cell(run_dir, cell)
-        except (UsageError, OSError, ValueError, LookupError):
+        except UNREADABLE:
             continue
         if one.has_stages:
             found.append(one)

@@ -241,8 +241,6 @@ SEEN_ELSEWHERE = {
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
     ("explain", "--json"): "tests/unit/cli/test_explain.py",
-    ("explain", "--cell"): "tests/unit/cli/test_explain.py",
-    ("explain", "--request"): "tests/unit/cli/test_explain.py",
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
 }
@@ -256,6 +254,7 @@ ROOMS = (
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.cli.explain.answer",
     "trtx.export.slurm.export",
 )  # fmt: skip
 

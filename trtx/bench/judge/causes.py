@@ -112,7 +112,7 @@ def _throttled_gpu(evidence: SlowEvidence) -> Shown | None:
     needs="a worker's CPU time and the number of cores that it may use",
     threshold=f"a worker may use one core, and it used {_FULL_CORE:.0%} of it or more in half of the readings",
     sentence="a worker and its engine share one core, which is full",
-    advice="give the worker more cores (taskset, cpuset, --cpus)",
+    advice="give the worker more cores (taskset or a cpuset)",
 )
 def _one_core(evidence: SlowEvidence) -> Shown | None:
     by_worker: dict[str, list[WorkerUse]] = {}

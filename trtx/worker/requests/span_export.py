@@ -8,12 +8,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from trtx.worker.requests.spans import Span, spans_of
 from trtx.worker.requests.stage_clock import EndedRequest
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class SpanExport:
         self._thread.join(_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
+        import httpx  # half of a worker's import time, which only a traced one needs
+
         with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
             is_last = False
             while not is_last:
@@ -71,11 +74,13 @@ class SpanExport:
 
     def _send(self, client: httpx.Client, spans: list[Span]) -> bool:
         """Returns whether the collector took the spans. Logs when it begins to fail."""
+        from httpx import HTTPError
+
         try:
             client.post(
                 self._endpoint, content=_document(self._service, spans), headers={"Content-Type": "application/json"}
             ).raise_for_status()
-        except httpx.HTTPError as error:
+        except HTTPError as error:
             if not self._is_lost:
                 logger.warning("%s takes no spans (%s); they are lost until it does", self._endpoint, error)
             self._is_lost = True
