@@ -131,8 +131,10 @@ def _ttft(record: RequestRecord, first: StageRow, last: StageRow) -> dict[str, f
         return None
     if last is not first:  # decode passes on the token that prefill computed
         between = (last.arrived_ns - first.arrived_ns) / 1e6 + 1e3 * (last.first_chunk_s - passed_on)
-        stages[QUEUE] += 1e3 * (last.queue_s or 0.0)
-        stages[HANDOFF] = between - 1e3 * (last.queue_s or 0.0)
+        # An engine may pass on prefill's token before it admits the request; only the queue before it counts.
+        waited_s = min(last.queue_s or 0.0, max(0.0, last.first_chunk_s - (last.submitted_s or 0.0)))
+        stages[QUEUE] += 1e3 * waited_s
+        stages[HANDOFF] = between - 1e3 * waited_s
         passed_on = last.first_chunk_s
     stages[STREAM] = total - ((last.arrived_ns - record.start_ns) / 1e6 + 1e3 * passed_on)
     return _complete(stages, total)

@@ -45,6 +45,15 @@ def test_a_request_that_moved_to_another_worker_has_no_split() -> None:
     assert split_request(record, [row, replace(row, worker="agg-1")]).ttft is None
 
 
+def test_a_queue_after_the_first_token_is_no_part_of_ttft() -> None:
+    record, (of_prompt, decode) = request(0, Times(), mode="disagg")
+
+    split = split_request(record, [of_prompt, replace(decode, queue_s=0.5)])
+
+    assert split.ttft is not None
+    assert sum(split.ttft.values()) == pytest.approx(record.time_to_first_token, rel=0.02)
+
+
 def test_the_first_token_that_came_late_is_not_counted_twice() -> None:
     """What the engine decoded before the client had the first token is a part of TTFT."""
     record, rows = request(0, Times(stream=0.050, late_stream=-0.048))
