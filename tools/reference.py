@@ -133,6 +133,19 @@ def checks() -> Iterator[str]:
     yield from table(("Check", "SUSPECT", "INVALID", "Reason"), rows)
 
 
+def causes() -> Iterator[str]:
+    from trtx.bench.judge.causes import all_causes
+
+    rows = ((one.name, one.sentence, one.needs, one.threshold, one.bound, one.advice) for one in all_causes())
+    yield from table(("Cause", "What happens", "Evidence needed", "Threshold", "Bound", "What to try"), rows)
+
+
+def stages() -> Iterator[str]:
+    from trtx.bench.stages import STAGES
+
+    yield from table(("Stage", "Covers"), STAGES.items())
+
+
 def doctor_rows() -> Iterator[str]:
     """Every row with a warning or a failure, as the described machines of the doctor's tests show it."""
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "doctor"))
@@ -305,7 +318,7 @@ def _title(page: Path) -> str:
     return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
-VERB_PAGES = ("serve", "build", "bench", "eval", "export", "compare", "baseline", "report", "doctor")
+VERB_PAGES = ("serve", "build", "bench", "eval", "export", "compare", "baseline", "report", "explain", "doctor")
 
 
 def _options_of(page: str) -> Callable[[], Lines]:
@@ -323,6 +336,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "served-metrics": served_metrics,
     "upstream-metrics": upstream_metrics,
     "checks": checks,
+    "causes": causes,
+    "stages": stages,
     "doctor-rows": doctor_rows,
     "config-fields": config_fields,
     "recipes": recipes,

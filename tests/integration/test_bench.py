@@ -20,9 +20,11 @@ from called import call
 from hostile_server import hostile_server
 from recomputed_run import assert_recomputed
 
-from trtx.bench.cells import CELL
+from trtx.bench.cells import CELL, read_cells
+from trtx.bench.explain import explain_cell
 from trtx.bench.readings import read_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
+from trtx.bench.stages import UNACCOUNTED
 from trtx.report import read_run
 
 TTFT_MS, ITL_MS = 30, 10
@@ -143,6 +145,25 @@ def test_the_requests_of_each_worker_were_counted_while_they_were_measured(
         counted = {role: sum(last[role].values()) - sum(first[role].values()) for role in last}
         assert counted == dict.fromkeys(["agg"] if cell.topology == "agg" else ["prefill", "decode"], 2 + 12)
     assert not [row for row in rows if "uneven workers" in row["not_checked"]]
+
+
+def test_the_stages_of_every_request_add_up_to_the_clients_own_time(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, _ = paced_run
+    cells = read_cells(run_dir)
+    explained = [explain_cell(run_dir, cell) for cell in cells]
+    assert [one.unknown for one in explained] == [None] * len(cells)
+    for one in explained:
+        assert len(one.splits) == one.answered
+        for split in one.splits:
+            assert split.ttft is not None
+            accounted = sum(value for stage, value in split.ttft.items() if stage != UNACCOUNTED)
+            assert accounted == pytest.approx(split.record.time_to_first_token, rel=0.02)
+        for latency in (*one.ttft, *one.itl):
+            assert sum(latency.stages.values()) == pytest.approx(latency.value, rel=0.02)
+    report = (run_dir / "report.html").read_text()
+    assert "Where the time goes" in report and "stages-ttft" in report
 
 
 def test_the_run_directory_holds_every_file_of_its_contract(

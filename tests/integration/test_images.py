@@ -24,6 +24,7 @@ from processes import freeze
 from prometheus_client.parser import text_string_to_metric_families
 from served_records import check_served
 from topology_clients import trtx_serve, wait_until
+from trace_collector import TraceCollector, collector
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.launch.processes import members
@@ -107,9 +108,18 @@ E_P_D = ("--mode", "disagg", "--encode", "1")
 
 
 @pytest.fixture(scope="module")
-def topologies() -> Iterator[dict[tuple[str, ...], Served]]:
+def traces() -> Iterator[TraceCollector]:
+    with collector() as collecting:
+        yield collecting
+
+
+@pytest.fixture(scope="module")
+def topologies(traces: TraceCollector) -> Iterator[dict[tuple[str, ...], Served]]:
+    further = {ALL_IN_ONE: (), E_P_D: ("--otlp-endpoint", traces.url)}
     with ExitStack() as stack:
-        commands = {options: stack.enter_context(trtx_serve(*SERVED, *options)) for options in (ALL_IN_ONE, E_P_D)}
+        commands = {
+            options: stack.enter_context(trtx_serve(*SERVED, *options, *more)) for options, more in further.items()
+        }
         yield {options: Served(command.wait_ready(150)) for options, command in commands.items()}
 
 
@@ -138,6 +148,42 @@ def test_an_answer_is_the_same_with_and_without_encode_workers_streamed_or_not_c
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
         told = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
         assert told == answers["two messages"]
+
+
+def test_a_request_with_a_picture_is_one_trace_of_frontend_and_workers(disagg: Served, traces: TraceCollector) -> None:
+    trace_id, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    body = {"model": disagg.plan.model, "max_tokens": 12, "ignore_eos": True, "stream": True}
+    messages = [{"role": "user", "content": [text("what is it"), picture("orange", (33, 44))]}]
+    began_ns = time.time_ns()
+    answer = HTTP.post(
+        f"{disagg.plan.url}/v1/chat/completions",
+        json={**body, "messages": messages},
+        headers={"traceparent": f"00-{trace_id}-{parent}-01"},
+    )
+    ended_ns = time.time_ns()
+    assert answer.status_code == 200
+    expected = {
+        "trtx-frontend": {"http-request"},
+        "trtx-prefill-0": {"engine.generate", "trtx.prefill", "media", "queue", "prefill"},
+        "trtx-decode-0": {"engine.generate", "trtx.decode", "queue", "handoff", "first step", "decode"},
+    }
+
+    def seen() -> dict[str, set[str]]:
+        names: dict[str, set[str]] = {}
+        for span in traces.trace(trace_id):
+            names.setdefault(span.service, set()).add(span.name)
+        return names
+
+    wait_until(lambda: all(names <= seen().get(service, set()) for service, names in expected.items()), 20, "all spans")
+    spans = traces.trace(trace_id)
+    ids = {span.span_id for span in spans} | {parent}
+    assert {span.name for span in spans if span.parent_id not in ids} == set()
+    assert all(began_ns <= span.start_ns <= span.end_ns <= ended_ns for span in spans if span.name == "http-request")
+    (decode,) = [span for span in spans if span.name == "trtx.decode"]
+    assert decode.events == ("first chunk", "last chunk")
+    of_decode = [span for span in spans if span.parent_id == decode.span_id]
+    assert all(decode.start_ns <= span.start_ns <= span.end_ns <= decode.end_ns for span in of_decode)
+    assert traces.complaints == []
 
 
 def test_a_response_takes_images_as_chat_does(agg: Served) -> None:

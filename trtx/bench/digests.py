@@ -15,9 +15,11 @@ from pathlib import Path
 
 from trtx.bench.readings import READINGS
 from trtx.bench.records import RECORDS_FILE
+from trtx.bench.stage_rows import STAGES_FILE
 
-# Metrics are computed from aiperf's records; checks also use its log and the server readings.
-FOLLOWED = (RECORDS_FILE, "logs/aiperf.log", READINGS.file)
+# Metrics are computed from aiperf's records; checks also use its log and the server readings,
+# and explanations use the workers' rows.
+FOLLOWED = (RECORDS_FILE, "logs/aiperf.log", READINGS.file, STAGES_FILE)
 _CELLS = "cells"
 _OF_PROCESSES = "written by a running process, and not read afterwards"
 _RENDERED = "rendered from the other files, and again by trtx report"

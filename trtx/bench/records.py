@@ -54,6 +54,7 @@ class RequestRecord:
     image_count: float | None = None  # None: aiperf counted no images
     models: tuple[str, ...] = ()  # model names in the answer; empty: it names none, or they were not recorded
     answer_format: RecordedFormat | None = None  # None: not recorded
+    request_id: str | None = None  # sent as X-Request-ID; None: not recorded
     # aiperf's other metrics that formulas read (``reads`` of a metric's record), by aiperf's name
     others: Mapping[str, float] = field(default_factory=dict)
 
@@ -128,6 +129,7 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
         image_count=value("num_images"),
         models=tuple(metadata.get(NAMED_MODELS, ())),
         answer_format=_answer_format(metadata.get(ANSWER_FORMAT)),
+        request_id=metadata.get("x_request_id"),
         others={name: found for name in _others if (found := value(name)) is not None},
     )
 

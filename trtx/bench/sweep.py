@@ -33,6 +33,7 @@ from trtx.bench.metrics import request_count
 from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.sent_dataset import prepare_dataset
+from trtx.bench.stage_rows import write_rows
 from trtx.bench.watch import Watch
 from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
@@ -84,6 +85,7 @@ def sweep(
     still_serving: Callable[[], None] = lambda: None,
     restarts: Callable[[], Sequence[str]] | None = None,
     read_server: Callable[[], ServerReading] | None = None,
+    take_rows: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[Cell, ...]:
     """Measures ``trials`` of ``spec`` (None: all) against ``target``, in order, and returns their cells.
 
@@ -93,7 +95,8 @@ def sweep(
 
     ``still_serving`` is called between polls and ends the sweep by raising. ``restarts`` returns the processes of the
     topology that have been restarted so far (None: not supervised). ``read_server`` is called about once a second in
-    its own thread (None: no readings are available).
+    its own thread (None: no readings are available). ``take_rows`` returns the lines that workers have written about
+    ended requests since its last call (None: they write none, or not here).
 
     Raises LoadGeneratorError if aiperf's first call measured nothing, or if no request ends for much longer than the
     request timeout. A later call that measures nothing counts as a failure of its cell.
@@ -104,7 +107,7 @@ def sweep(
     journal.note(SweepStarted(topology=target.topology, model=target.model, cells=tuple(names)))
     has_measured = False
     for trial in trials:
-        measured = _Measured(host, target, spec, run_dir, trial, restarts, read_server)
+        measured = _Measured(host, target, spec, run_dir, trial, restarts, read_server, take_rows)
         measured.run(on_progress, still_serving)
         if measured.is_empty and not has_measured:
             raise LoadGeneratorError(
@@ -210,6 +213,7 @@ class _Measured:
         trial: PlannedTrial,
         restarts: Callable[[], Sequence[str]] | None,
         read_server: Callable[[], ServerReading] | None,
+        take_rows: Callable[[], Sequence[str]] | None,
     ) -> None:
         self.host, self.target, self.spec, self.trial, self.run_dir = host, target, spec, trial, run_dir
         self.journal = Journal(run_dir)
@@ -220,6 +224,7 @@ class _Measured:
         self._warmup_request_count = trial.load.warmup_request_count
         self._restarts = restarts
         self._read_server = read_server
+        self._take_rows = take_rows
         self._attempt = 0
         self._moved_at = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
@@ -250,6 +255,8 @@ class _Measured:
         before = None if self._restarts is None else len(self._restarts())
         self.exit_code = None
         watch = Watch(self._read_server)
+        if self._take_rows is not None:
+            self._take_rows()  # of requests before this trial
         try:
             with watch, Aiperf(self.host, argv, self.files.console) as aiperf:
                 while (code := aiperf.poll(POLL_S)) is None:
@@ -263,6 +270,8 @@ class _Measured:
             try:
                 if watch.readings and self.files.directory.is_dir():
                     write_readings(self.files.directory, watch.readings)
+                if self._take_rows is not None and (rows := self._take_rows()) and self.files.directory.is_dir():
+                    write_rows(self.files.directory, rows)
             finally:
                 self.journal.note(
                     TrialEnded(

@@ -39,6 +39,7 @@ VERBS = {
     "compare": ("trtx.cli.compare", "Compare runs or baselines: ratios, intervals, which conditions differ."),
     "baseline": ("trtx.cli.baseline", "List, show, save, promote and expire baselines."),
     "report": ("trtx.cli.report", "Render a run directory again."),
+    "explain": ("trtx.cli.explain", "Say where the time of a run's requests went, and why they were slow."),
     "doctor": ("trtx.cli.doctor", "Check this machine: driver, GPUs, packages, limits, leftovers."),
 }
 

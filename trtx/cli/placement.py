@@ -258,6 +258,7 @@ USES: Mapping[str, Mapping[str, VerbUse]] = {
         "expire": VerbUse("with expire", "which selects baselines by state and age", "leave it out", "WORDS --json"),
     },
     "report": {},
+    "explain": {},
     "doctor": {
         "no hosts": VerbUse(
             "without --hosts", "because it concerns the other hosts", "add it, or leave it out", "--this-host --wait"

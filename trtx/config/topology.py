@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from trtx.config.files import name_problem
 from trtx.config.media import VIDEO_FIELDS, MediaLimits
 from trtx.config.option_field import OptionField
+from trtx.config.otlp import collector_url
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
@@ -184,6 +185,17 @@ class TopologySpec(BaseModel):
             help="Jinja file that replaces the model's chat template. Default: the model's.",
             panel="Model",
             metavar="FILE",
+            since=10,
+            before=None,
+        ),
+    ] = None
+    # Base URL of an OpenTelemetry collector (OTLP over HTTP); None: no traces
+    otlp_endpoint: Annotated[
+        str | None,
+        AfterValidator(collector_url),
+        TopologyField(
+            help="Send traces of requests to this OpenTelemetry collector (OTLP over HTTP). Default: no traces.",
+            metavar="URL",
             since=10,
             before=None,
         ),

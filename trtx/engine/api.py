@@ -24,7 +24,7 @@ from trtx.torch_engine.embeddings import (
     parse_handle,
 )
 from trtx.torch_engine.media_positions import stretch
-from trtx.torch_engine.messages import MediaSpan
+from trtx.torch_engine.messages import EngineTimes, MediaSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,7 @@ __all__ = [
     "Engine",
     "EngineApi",
     "EngineFacts",
+    "EngineTimes",
     "Fault",
     "HandoffTotals",
     "Hints",
@@ -306,6 +307,10 @@ class Engine(Protocol):
 
         ``output`` is its ``CompletionOutput``. None: the engine does not report transfers.
         """
+        return None
+
+    def times(self, output: Any) -> EngineTimes | None:
+        """Where the request of this ``CompletionOutput`` spent its time in the engine; None if it is not reported."""
         return None
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:

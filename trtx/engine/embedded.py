@@ -15,6 +15,7 @@ from trtx.engine.api import (
     Engine,
     EngineApi,
     EngineFacts,
+    EngineTimes,
     Fault,
     HandoffTotals,
     Hints,
@@ -89,6 +90,9 @@ class TorchEngine(Engine):
     def transfer(self, output: CompletionOutput) -> Transfer | None:
         came = output.kv_transfer
         return None if came is None else Transfer(came.bytes, came.seconds, came.recomputed_because)
+
+    def times(self, output: CompletionOutput) -> EngineTimes | None:
+        return output.engine_times
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
         return self._llm.handoff_stats().leases

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from trtx.engine.api import Engine, EngineFacts, Hints, Result
 from trtx.errors import UsageError
 from trtx.text import TextStream, load_decoder
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
+from trtx.torch_engine.llmapi.completions import CompletionOutput
 from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.request_errors import RequestError, RequestFailed
 from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
-from trtx.torch_engine.messages import Handoff, MediaSpan, Update
+from trtx.torch_engine.messages import EngineTimes, Handoff, MediaSpan, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
 __all__ = ["DisaggregatedParams", "PacedArgs", "PacedLLM", "RequestError", "RequestFailed", "SamplingParams"]
@@ -65,6 +66,9 @@ class _Running:
     hands_off: bool  # context_only: its only token goes to a decode worker
     made: int = 0
     is_aborted: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0  # when it became one of the running requests; the same clock
+    first_token: float = 0.0
 
 
 class PacedLLM(Engine):
@@ -167,6 +171,9 @@ class PacedLLM(Engine):
 
     # --- stats and health ---
 
+    def times(self, output: CompletionOutput) -> EngineTimes | None:
+        return output.engine_times
+
     async def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, Any]]:
         """Yields one row with the current state; ``timeout`` has no effect."""
         yield {
@@ -192,6 +199,7 @@ class PacedLLM(Engine):
                     break
                 while self._arrivals and len(self._running) < self.args.max_batch_size:
                     self._running.append(self._arrivals.popleft())
+                    self._running[-1].admitted = time.monotonic()
                 now = time.monotonic()
                 earliest = min(0.0 if r.is_aborted else r.ready_at for r in self._running)
                 if earliest > next_step:
@@ -246,6 +254,8 @@ class PacedLLM(Engine):
         elif may_end and token_id in plan.stop_ids:
             update.finish_reason, update.stop_reason = "stop", token_id
             update.token_ids = [token_id] if plan.keeps_stop_id else []
+        if running.admitted and (not running.first_token or update.finish_reason is not None):
+            update.times = _times(running)
         if running.hands_off:
             update.handoff = Handoff("context_only", [token_id], opaque_state=_OPAQUE_STATE)
         delivery = running.choice.delivery(update)
@@ -268,6 +278,17 @@ class PacedLLM(Engine):
                 to_wake.setdefault(loop, []).append(running.choice.output)
         self._running = []
         _wake(to_wake)
+
+
+def _times(running: _Running) -> EngineTimes:
+    now = time.monotonic()
+    running.first_token = running.first_token or now
+    return EngineTimes(
+        arrived_s=running.arrived,
+        queue_s=running.admitted - running.arrived,
+        prefill_s=running.first_token - running.admitted,
+        decode_s=now - running.first_token if now > running.first_token else None,
+    )
 
 
 def _wake(outputs_by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutput]]) -> None:

@@ -48,6 +48,11 @@ class WorkerStatus:
     schema: Literal[1] = 1  # rises when a field is removed or changes its meaning
 
 
+def requests_file(status_file: Path) -> Path:
+    """The file in which a worker writes one row per ended request (``trtx.worker.requests.stage_log``)."""
+    return status_file.with_suffix(".requests.jsonl")
+
+
 def to_json(status: WorkerStatus) -> bytes:
     return msgspec.json.encode(status) + b"\n"
 

@@ -73,6 +73,12 @@ VARIABLES: Mapping[str, PlanVariable] = {
         "pod address", "${ADDRESS}", "frontends fetch a model's description from this address of a worker"
     ),
     "DYN_SYSTEM_PORT": PlanVariable("operator's", "kept", "9090 in pods, as the operator sets it"),
+    "OTEL_EXPORT_ENABLED": PlanVariable("kept", "kept", "`1` with `--otlp-endpoint`: processes send traces"),
+    "OTEL_SERVICE_NAME": PlanVariable("kept", "kept", "names the process in a trace"),
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": PlanVariable("kept", "kept", "from `--otlp-endpoint`"),
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": PlanVariable("kept", "kept", "OTLP over HTTP"),
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": PlanVariable("kept", "kept", "Dynamo exports its logs where it exports spans"),
+    "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": PlanVariable("kept", "kept", "OTLP over HTTP"),
     "DYN_HEALTH_CHECK_ENABLED": PlanVariable(
         "operator's", "kept", "no canary requests in pods, as the operator sets it"
     ),

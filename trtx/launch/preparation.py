@@ -38,6 +38,7 @@ from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.chat_format import ChatFormat, resolve_chat_format, with_chat_format
+from trtx.launch.collector import collector_warnings
 from trtx.launch.dynamo_package import require_dynamo
 from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_images
 from trtx.launch.frontend_flags import check_flags
@@ -81,6 +82,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     resolved = resolve(spec, machine, has_gpu=bool(machine.gpus))
     spec, chat = resolved.chat.of(spec), resolved.chat
     of_videos = video_warnings(resolved.engine, resolved.checkpoint.path, spec.media)
+    of_traces = collector_warnings(spec.otlp_endpoint)
     namespace = f"trtx-{secrets.token_hex(4)}"
     ports = _hold_ports(spec, frontends)
     try:
@@ -104,7 +106,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
     planned = with_weight_note(planned, resolved.checkpoint.path)
     planned = _with_fault(planned, fault)
-    return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos))
+    return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos, *of_traces))
 
 
 def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Resolved:

@@ -34,7 +34,7 @@ Kind = Literal["string", "Int64", "Float64"]  # pandas' nullable types
 # Maximum age, at a request's end, of the server reading that the request's row gets. Readings come about once a second.
 _NEAR_NS = 3_000_000_000
 # Errors of files that are missing, truncated, or written by another program.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError)
 _ROW: dict[str, tuple[Kind, str]] = {"scope": ("string", ""), "trial": ("Int64", "")}
 _LOAD: dict[str, tuple[Kind, str]] = {
     "concurrency": ("Int64", "requests"),
@@ -113,7 +113,7 @@ def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
 
     columns, tables = {**_REQUEST, **_READING}, []
     for row, trial in _measured_trials(view):
-        with suppress(*_UNREADABLE):
+        with suppress(*UNREADABLE):
             tables.append(_trial_table(view, run_dir, row, trial))
     found = pd.concat(tables, ignore_index=True) if tables else _table(view, [], columns)
     found.attrs.update(_attributes(view, columns))

@@ -19,11 +19,15 @@ from trtx.report.columns import (
     shown_metrics,
 )
 from trtx.report.comparison import arms_shown, difference_text, score_text
+from trtx.report.explanation import NO_CAUSE
 from trtx.report.forest import forest, forest_height_px
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.images import HEADINGS, MEANING, image_rows
 from trtx.report.series import marks
 from trtx.report.speed_and_quality import speed_and_quality, throughput_title
+from trtx.report.stage_bars import MEANING as STAGE_MEANING
+from trtx.report.stage_bars import TITLE as STAGE_TITLE
+from trtx.report.stage_bars import stage_bars, stage_bars_height_px
 from trtx.report.templates import in_script, plotly_source, rendered
 from trtx.report.validity import by_level, doubtful, level_text, not_checked, reason_text, reasons, records_text
 from trtx.report.verdict import against_baseline, compared_with, lines
@@ -39,7 +43,7 @@ _FUNCTIONS = {
     one.__name__: one
     for one in (
         against_baseline, by_level, compared_with, difference_text, doubtful, forest_height_px, intervals_text,
-        level_text, not_checked, reason_text, reasons, records_text, requests_text, score_text,
+        level_text, not_checked, reason_text, reasons, records_text, requests_text, score_text, stage_bars_height_px,
     )
 } | {"UNSURE": UNSURE, "MISSING": MISSING, "verdict_headline": verdict_headline}  # fmt: skip
 
@@ -49,6 +53,7 @@ def page(view: RunView) -> str:
     drawn = [charts(view, lengths) for lengths in view.length_pairs]
     headings = page_columns(view)
     judged = () if view.verdict is None else lines(view.verdict)
+    bars = stage_bars(view.explanations)
     arms = {f"forest-{place}": shown for place, shown in enumerate(arms_shown(view))}
     content = {
         "view": view,
@@ -67,7 +72,11 @@ def page(view: RunView) -> str:
         "pill": _pill(view),
         "drawn": in_script(drawn),
         "arms": arms,
-        "forests": in_script({name: forest(shown) for name, shown in arms.items()}),
+        "forests": in_script({**{name: forest(shown) for name, shown in arms.items()}, **bars}),
+        "stage_bars": bars,
+        "stage_title": STAGE_TITLE,
+        "stage_meaning": STAGE_MEANING,
+        "no_cause": NO_CAUSE,
         "plotly": plotly_source(),
         "headline": _headline(view),
         "best": _best(view),

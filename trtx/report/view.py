@@ -21,6 +21,7 @@ from trtx.bench import (
     read_journal,
 )
 from trtx.bench.cells import CellStatus, DeviceKind, in_order
+from trtx.bench.explain import CellExplanation
 from trtx.bench.files import name_of
 from trtx.bench.intact import Kept, KeptDocuments, read_kept, read_kept_documents, with_records
 from trtx.bench.judge.checks import ValidityLevel
@@ -224,6 +225,7 @@ class RunView:
     scores: Scores | None = None  # None: no scoring
     has_images: bool = False  # the load has images
     documents: KeptDocuments = field(default_factory=KeptDocuments)  # state of the files outside the cells
+    explanations: tuple[CellExplanation, ...] = ()  # of cells with stage times
 
     @property
     def labels(self) -> tuple[str, ...]:

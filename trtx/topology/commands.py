@@ -14,6 +14,7 @@ from typing import Any
 
 from trtx.config import Role, TopologySpec
 from trtx.config.media import MediaLimits
+from trtx.config.otlp import signal_url
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
 
 # The frontend cuts off streams that are silent for this long; a long prompt on a CPU stays far below it.
@@ -55,6 +56,7 @@ OWNED_FRONTEND_FLAGS = {
 }
 """Flags of dynamo.frontend 1.4.2 that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
 _MIGRATION_LIMIT = 3
+_OTLP_PROTOCOL = "http/protobuf"
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_DEVICE = "lo"
 _MIB = 1 << 20
@@ -181,6 +183,25 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
         "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(_STREAM_TIMEOUT_S),
         "DYN_HTTP_BODY_LIMIT_MB": str(body_mib(media)),
         "DYN_MM_MAX_DATA_URL_MB": str(body_mib(media)),  # 16 by default; the limit on bodies is the narrower one
+    }
+
+
+def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, str]:
+    """Environment of a process that sends traces to the collector at ``endpoint``; empty without one.
+
+    Dynamo 1.6.1 exports its spans and, under other variables, its logs. Where a collector does not answer, its SDK
+    logs an error every second; the launcher and the workers say it once instead. ``log``: DYN_LOG of the process.
+    """
+    if endpoint is None:
+        return {}
+    return {
+        "OTEL_EXPORT_ENABLED": "1",
+        "OTEL_SERVICE_NAME": f"trtx-{name}",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": signal_url(endpoint, "traces"),
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _OTLP_PROTOCOL,
+        "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": signal_url(endpoint, "logs"),
+        "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": _OTLP_PROTOCOL,
+        "DYN_LOG": f"{log},request_span=warn,opentelemetry_sdk=off,opentelemetry_otlp=off",
     }
 
 

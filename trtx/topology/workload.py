@@ -180,7 +180,7 @@ class Workload:
                 prompts_of=None if site.host else self.model_path,
                 chat_template=self.chat_template,
             ),
-            env={**env, **commands.frontend_environment(self.spec.media)},
+            env={**env, **commands.frontend_environment(self.spec.media), **self._tracing(name, env)},
             log_path=self.run_dir / "serve" / "logs" / f"{name}.log",
             **asdict(site),
         )
@@ -215,12 +215,15 @@ class Workload:
             name=worker.name,
             role=worker.role,
             argv=argv,
-            env={**env, **own},
+            env={**env, **own, **self._tracing(worker.name, env)},
             log_path=self.run_dir / "serve" / "logs" / f"{worker.name}.log",
             gpu_indices=tuple(index for index, _ in gpus),
             status_file=None if is_simulated else status_file,
             **asdict(site),
         )
+
+    def _tracing(self, name: str, env: Mapping[str, str]) -> dict[str, str]:
+        return commands.tracing_environment(self.spec.otlp_endpoint, name, env.get("DYN_LOG", "warn"))
 
     def _simulated_command(self, worker: Worker) -> tuple[str, ...]:
         return commands.simulated_command(

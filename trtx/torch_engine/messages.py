@@ -126,6 +126,22 @@ class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     recomputed_because: str = ""  # why the engine computed the prompt locally instead; empty: it did not
 
 
+class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Where one sequence spent its time inside the engine, in seconds. None: not known, or it had no such part."""
+
+    # When it arrived, on the monotonic clock that all processes of a machine share. None: on another clock.
+    arrived_s: float | None = None
+    queue_s: float | None = None  # from its arrival until it got a slot and blocks
+    prefill_s: float | None = None  # from then, or from a failed read, until the first token that it computed here
+    read_s: float | None = None  # from then until the prefill side's KV had arrived
+    first_step_s: float | None = None  # from the end of the read until the first token computed here
+    decode_s: float | None = None  # from the first token computed here until the last one
+    # The parts of these times in which the step loop waited for the device: little if the host was the slower one.
+    # None without a device.
+    prefill_wait_s: float | None = None
+    device_wait_s: float | None = None
+
+
 class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     """What one step changed for one sequence."""
 
@@ -141,6 +157,7 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     is_failure: bool = False  # the request did not cause the error: RequestFailed
     media_needed: list[bytes] | None = None  # keys of embeddings that were missing: MediaNeeded
     transfer: KvTransfer | None = None  # sent once, for a sequence that was to read KV from a peer
+    times: EngineTimes | None = None  # with the first token that the engine computed, and with the last
 
 
 class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):

@@ -24,6 +24,7 @@ from dynamo.llm import unregister_model
 from prometheus_client import CollectorRegistry
 
 from trtx.engine.ranks import descendants
+from trtx.engine.worker_status import requests_file
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker import loading, watch
 from trtx.worker.background import Background
@@ -37,6 +38,8 @@ from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
+from trtx.worker.requests.span_export import ENABLED, ENDPOINT, SERVICE, SpanExport
+from trtx.worker.requests.stage_log import StageLog
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
 
@@ -66,6 +69,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._handler: RequestHandler | None = None
         self._poll: EnginePoll | None = None
         self._knows_stats = False
+        self._ended: StageLog | None = None
+        self._spans: SpanExport | None = None
 
     # --- life ---
 
@@ -114,6 +119,11 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             raise
         self._metrics.media, facts = seeing.metrics, loaded.engine.facts
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
+        if self.options.status_file is not None:
+            of_engine = () if loaded.engine.engine_pid is None else (loaded.engine.engine_pid,)
+            self._ended = StageLog(requests_file(self.options.status_file), self.options.name, of_engine)
+        if os.environ.get(ENABLED) == "1" and (endpoint := os.environ.get(ENDPOINT)):
+            self._spans = SpanExport(endpoint, os.environ.get(SERVICE, self.options.name))
         parts = WorkerParts(
             self.options,
             loaded,
@@ -124,6 +134,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             leaving=self.leaving,
             sight=seeing.sight,
             encoder=seeing.encoder,
+            ended=self._ended,
+            spans=self._spans,
         )
         self._handler = RequestHandler(parts)
         self._metrics.handoff = loaded.engine.handoff_stats
@@ -212,6 +224,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 "%s: %d leases end unread; their decode workers compute the prompts again", self.options.name, unread
             )
         self._background.cancel()
+        for log in (self._ended, self._spans):
+            if log is not None:
+                await asyncio.to_thread(log.close)
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
         if self._seeing is not None:

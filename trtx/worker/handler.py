@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
+from functools import partial
 
 from dynamo._core import Context
 from dynamo.common.backend.engine import GenerateChunk, GenerateRequest
@@ -34,6 +35,7 @@ from trtx.worker.requests.grammars import check_long_grammar
 from trtx.worker.requests.refusal_log import RefusalLog
 from trtx.worker.requests.request import parse
 from trtx.worker.requests.roles import Submission
+from trtx.worker.requests.stage_clock import StageClock
 from trtx.worker.sockets import NoDelay
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class RequestHandler:
         await self._admit()
         # a health probe is not a client's request and must not be counted
         metrics = WorkerMetrics() if is_probe(request) else parts.metrics
-        clock = RequestClock(metrics)
+        clock, stages = RequestClock(metrics), StageClock(context.id(), asked_ns, context.trace_headers())
         release = ExitStack()
         metrics.open_requests += 1
         try:
@@ -77,8 +79,8 @@ class RequestHandler:
                 answer = encode_stream(parts.encoder, parts.loaded.engine, request, context)
             else:
                 media = self._media(request, release)
-                submission = await self._plan(request, media, context)
-                answer = Generation(parts, submission, media, context, clock)
+                submission = await self._plan(request, media, context, stages)
+                answer = Generation(parts, submission, media, context, clock, stages)
             release.callback(answer.close)
             while (chunk := await answer.next()) is not None:
                 yield chunk
@@ -98,7 +100,18 @@ class RequestHandler:
         finally:
             metrics.open_requests -= 1
             metrics.outcomes[outcome] += 1
-            on_loop(loop, release.close)
+            on_loop(loop, partial(self._end, release, None if is_probe(request) else stages, outcome))
+
+    def _end(self, release: ExitStack, stages: StageClock | None, outcome: str) -> None:
+        """Frees what a request held, and writes its row. ``stages`` None: a health probe."""
+        release.close()
+        if stages is None:
+            return
+        row = stages.row(self._parts.options.name, self._parts.options.role, outcome)
+        if self._parts.ended is not None:
+            self._parts.ended.put(row)
+        if self._parts.spans is not None:
+            self._parts.spans.put(row, stages.trace_headers)
 
     async def _admit(self) -> None:
         """Raises Disconnected on a worker that is draining, once the frontends no longer route to it."""
@@ -115,7 +128,7 @@ class RequestHandler:
         return media
 
     async def _plan(
-        self, request: GenerateRequest, media: Looking | PromptLooking | None, context: Context
+        self, request: GenerateRequest, media: Looking | PromptLooking | None, context: Context, stages: StageClock
     ) -> Submission:
         """What the engine gets for ``request``. Raises InvalidRequest, ClientGone and the errors of loading images."""
         parts, loaded, role = self._parts, self._parts.loaded, self._parts.options.role
@@ -123,7 +136,7 @@ class RequestHandler:
         parsed = parse(
             request,
             context_length=loaded.engine.facts.context_length,
-            trace_headers=context.trace_headers(),
+            trace_headers=stages.trace_headers,
             sees=parts.sight is not None,
             hands_off=role == "prefill",
         )
@@ -131,7 +144,9 @@ class RequestHandler:
         if media is not None:
             handed_over, routing = roles.handed_over(role, parsed, request), request.get("mm_routing_info")
             work = with_images(parsed, media, loaded, handed_over=handed_over, routing=routing)
+            began = time.monotonic()
             parsed = await unless_gone(work, context)
+            stages.loaded_media(time.monotonic() - began)
         return roles.plan(role, parsed, request, loaded.api, parts.new_id)
 
     async def _failure(self, error: Exception, context: Context) -> tuple[str, Exception]:

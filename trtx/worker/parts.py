@@ -15,6 +15,8 @@ from trtx.worker.multimodal.prompt_inputs import PromptSight
 from trtx.worker.options import WorkerOptions
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
+from trtx.worker.requests.span_export import SpanExport
+from trtx.worker.requests.stage_log import StageLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,5 @@ class WorkerParts:
     leaving: Leaving
     sight: Sight | PromptSight | None = None  # None for a worker that takes no images
     encoder: ImageEncoder | PictureEncoder | None = None  # set for role encode only
+    ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file to put it beside
+    spans: SpanExport | None = None  # None: no collector takes them

@@ -71,7 +71,13 @@ def test_requests_carry_the_key_that_bench_handed_on_and_no_other(
     asks = endpoint()
     asks.model_endpoint.endpoint.headers, asks.model_endpoint.endpoint.api_key = [("X-Team", "perf")], None
     expected = {"X-Team": "perf"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-    assert asks.get_endpoint_headers(SimpleNamespace()) == expected
+    assert asks.get_endpoint_headers(SimpleNamespace(x_request_id=None)) == expected
+
+
+def test_a_request_has_its_id_where_dynamo_takes_it_from() -> None:
+    sent = endpoint().get_endpoint_headers(SimpleNamespace(x_request_id="6f1e"))
+
+    assert sent["x-dynamo-request-id"] == "6f1e"
 
 
 @pytest.mark.parametrize(

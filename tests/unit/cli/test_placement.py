@@ -156,6 +156,7 @@ CALLS = {
     },
     "export grafana": {"": ["export", "grafana", "other"]},
     "report": {"": ["report", "run"]},
+    "explain": {"": ["explain", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
 # A value that no call above has and no option has unasked. Where none stands here: 2.
@@ -168,7 +169,7 @@ VALUES = {
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
     "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--image-format": "jpeg",
     "--image-source": "assets", "--input-file": "sweep.yaml", "--tool-call-parser": "hermes",
-    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja",
+    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja", "--otlp-endpoint": "http://127.0.0.1:1",
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
@@ -244,6 +245,7 @@ SEEN_ELSEWHERE = {
     ("compare", "--json"): "tests/unit/cli/test_compare.py",
     ("baseline", "--json"): "tests/unit/cli/test_baseline.py",
     ("report", "--json"): "tests/unit/cli/test_report.py",
+    ("explain", "--json"): "tests/unit/cli/test_explain.py",
     ("export slurm", "--output"): "tests/unit/export/slurm/test_slurm_spec.py",
     ("export nginx", "--output"): "tests/integration/test_nginx.py",
     ("export prometheus", "--output"): "tests/unit/export/test_monitoring.py",
@@ -259,6 +261,7 @@ ROOMS = (
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
+    "trtx.cli.explain.answer",
     "trtx.export.slurm.export",
     "trtx.export.monitoring.exported.prometheus_files", "trtx.export.monitoring.exported.grafana_file",
 )  # fmt: skip

@@ -24,17 +24,25 @@ from trtx.bench.endpoint.sent_format import sent_body, sent_format
 from trtx.bench.failures import INCOMPLETE
 from trtx.bench.records import ANSWER_FORMAT, NAMED_MODELS
 
+DYNAMO_REQUEST_ID = "x-dynamo-request-id"
+"""The header from which Dynamo's frontend takes a request's id, if it is a UUID."""
+
 
 class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped here
     """The ``/v1/chat/completions`` endpoint, which checks each answer with :meth:`Answer.fault` as it parses it."""
 
     def get_endpoint_headers(self, request_info: RequestInfo) -> dict[str, str]:
-        """Adds the API key that ``bench`` was given for this server.
+        """Adds the API key that ``bench`` was given for this server, and the request's id as Dynamo takes it.
+
+        Workers write the id with the request's stage times, so these can be joined to aiperf's record. Dynamo 1.6.1
+        does not use ``X-Request-ID`` for it.
 
         aiperf 0.13.0 takes a key only from its command line or a file, where other users could read it. aiperf redacts
         all headers in its output.
         """
         headers: dict[str, str] = super().get_endpoint_headers(request_info)
+        if request_info.x_request_id:
+            headers = {**headers, DYNAMO_REQUEST_ID: request_info.x_request_id}
         key = os.environ.get(API_KEY_VARIABLE)
         return headers if key is None else {**headers, "Authorization": f"Bearer {key}"}
 

@@ -144,14 +144,21 @@ def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
 def _throttled(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.gpus is None:
         return _NOT_READ
-    for name, readings in _by_gpu(evidence.gpus).items():
+    if (sentence := throttled(evidence.gpus)) is not None:
+        return Found(ValidityLevel.SUSPECT, sentence)
+    unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
+    return NotObserved(f"NVML does not report why clocks of {unsaid[0]} are reduced") if unsaid else None
+
+
+def throttled(gpus: Sequence[GpuReading]) -> str | None:
+    """How often a GPU was throttled, as a sentence without a full stop; None if none was."""
+    for name, readings in _by_gpu(gpus).items():
         slowed = [one for one in readings if set(one.clock_reasons or ()) & set(_THROTTLING)]
         reasons = dict.fromkeys(why for one in slowed for why in one.clock_reasons or () if why in _THROTTLING)
         if slowed and (len(slowed) > 1 or set(reasons) - _PASSING):
             often = f"in {len(slowed)} of {len(readings)} readings ({'; '.join(reasons)})"
-            return Found(ValidityLevel.SUSPECT, f"{name} was throttled {often}{_clock(slowed)}")
-    unsaid = [one.name for one in evidence.gpus if one.clock_reasons is None]
-    return NotObserved(f"NVML does not report why clocks of {unsaid[0]} are reduced") if unsaid else None
+            return f"{name} was throttled {often}{_clock(slowed)}"
+    return None
 
 
 @check(

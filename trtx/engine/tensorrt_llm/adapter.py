@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtx.checkpoint.facts import context_length_of, read_config
-from trtx.engine.api import Engine, EngineFacts, Hints, MediaSpan, PicturePrompt, ReadyPrompt, Result, Row, Transfer
+from trtx.engine.api import (
+    Engine,
+    EngineFacts,
+    EngineTimes,
+    Hints,
+    MediaSpan,
+    PicturePrompt,
+    ReadyPrompt,
+    Result,
+    Row,
+    Transfer,
+)
 from trtx.engine.tensorrt_llm import multimodal, versions
 from trtx.errors import LaunchError
 
@@ -116,6 +127,32 @@ class TensorRtEngine(Engine):
         came = timedelta(0) < start < end
         size = getattr(timing, "kv_cache_size", 0)
         return Transfer(int(size), (end - start).total_seconds()) if came else Transfer(0, 0.0)
+
+    def times(self, output: Any) -> EngineTimes | None:
+        """The stages by a request's own timing metrics; None with ``return_perf_metrics: false``.
+
+        TensorRT-LLM leaves a moment at 0 that a request did not reach.
+        """
+        timing = getattr(output.request_perf_metrics, "timing_metrics", None)
+        names = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+        moments = [getattr(timing, name, None) for name in names]
+        arrived, scheduled, first, last = (None if not one else one.total_seconds() for one in moments)
+        if arrived is None or scheduled is None:
+            return None
+        transfer = self.transfer(output)
+        read_s = transfer.seconds if transfer is not None and transfer.seconds else None
+        # The KV may arrive before the request is scheduled; the wait for it is then no wait in the queue.
+        arrived_kv = getattr(timing, "kv_cache_transfer_end", None)
+        is_early = read_s is not None and arrived_kv is not None and arrived_kv.total_seconds() <= scheduled
+        read_after_s, read_before_s = (0.0, read_s or 0.0) if is_early else (read_s or 0.0, 0.0)
+        computed = None if first is None else first - scheduled - read_after_s
+        return EngineTimes(
+            queue_s=scheduled - arrived - read_before_s,
+            prefill_s=computed if read_s is None else None,
+            read_s=read_s,
+            first_step_s=computed if read_s is not None else None,
+            decode_s=last - first if first is not None and last is not None and last > first else None,
+        )
 
     def unread_handoffs(self, rows: Iterable[Row]) -> int:
         """The number of active and queued requests.

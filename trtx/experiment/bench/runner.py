@@ -36,6 +36,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.server_readings import open_attached, open_topology
 from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
+from trtx.experiment.worker_rows import WorkerRowFiles
 from trtx.launch import Guardian, catch_signals, check_usual_client
 from trtx.report import render
 from trtx.topology import Plan
@@ -223,7 +224,8 @@ def _measure(state: _Sweep, host: AiperfHost | None, step: ScheduledStart) -> No
             return tuple(restart.name for restart in served.restarts)
 
         target, check = target_of(step.label, served.plan), run.checking(served.check)
-        _measure_target(state, host, step, target, check, open_topology(served.plan), restarts)
+        rows = WorkerRowFiles(served.plan)
+        _measure_target(state, host, step, target, check, open_topology(served.plan), restarts, rows.take)
 
 
 def _measure_target(
@@ -234,6 +236,7 @@ def _measure_target(
     check: Callable[[], None],
     reading: AbstractContextManager[Callable[[], ServerReading] | None],
     restarts: Callable[[], Sequence[str]] | None = None,
+    take_rows: Callable[[], Sequence[str]] | None = None,
 ) -> None:
     """Measures the step's trials, and then requests every sample that has no answer yet."""
     run = state.run
@@ -249,6 +252,7 @@ def _measure_target(
                 still_serving=check,
                 restarts=restarts,
                 read_server=read_server,
+                take_rows=take_rows,
             )
     if step.is_scored:
         assert state.session is not None

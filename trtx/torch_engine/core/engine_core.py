@@ -105,6 +105,7 @@ class EngineCore:
         self._overlaps = not disable_overlap_scheduler
         self._under_way: _UnderWay | None = None
         self._committed_at = 0.0  # same clock as Sequence.arrived_s
+        self._device_wait_s = 0.0  # total time that the loop waited for results
 
     # --- step ---
 
@@ -139,6 +140,8 @@ class EngineCore:
         """Schedules and launches the next step; returns None if there is nothing to compute."""
         began = time.perf_counter()
         step = self.scheduler.schedule()
+        for sequence in step.admitted:
+            sequence.stages.admit(began, self._device_wait_s)
         for sequence in step.reads:
             self._open.begin_read(sequence)
         if step.short:
@@ -157,9 +160,11 @@ class EngineCore:
     def _commit(self, under_way: _UnderWay) -> None:
         """Waits for a step in flight and applies its results to its sequences."""
         step, scheduler = under_way.step, self.scheduler
-        asked = time.perf_counter()
+        waits_from = time.perf_counter()
         results = under_way.launched.results()
-        waited_s = time.perf_counter() - asked
+        came = time.perf_counter()
+        waited_s = came - waits_from
+        self._device_wait_s += waited_s
         size = scheduler.pool.tokens_per_block
         num_completed = num_emitted = 0
         for sequence, end, sampled in zip(step.sequences, step.ends, results, strict=True):
@@ -185,6 +190,10 @@ class EngineCore:
                 num_completed += 1
                 self._open.fail(sequence, sampled.error)
             elif update is not None:
+                is_first = bool(update.token_ids) and sequence.stages.token(came, self._device_wait_s)
+                if is_first or update.finish_reason is not None:
+                    waited = self._device_wait_s if self.runner.is_asynchronous else None
+                    update.times = sequence.stages.times(sequence.arrived_s, came, waited)
                 num_emitted += len(update.token_ids)
                 num_completed += update.finish_reason is not None
                 self._open.advance(sequence, update)

@@ -92,6 +92,7 @@ class Handoffs:
         if not local:
             self._transport.release(opaque_state)
             sequence.has_read, sequence.transfer = True, KvTransfer()
+            sequence.stages.read = time.perf_counter()
             self._scheduler.end_read(sequence, num_tokens)
             return None
         try:
@@ -112,6 +113,7 @@ class Handoffs:
     def _recompute(self, sequence: Sequence, because: str) -> None:
         self.refuse(sequence)
         sequence.has_read, sequence.transfer = True, KvTransfer(recomputed_because=because)
+        sequence.stages.read, sequence.stages.is_recomputed = time.perf_counter(), True
         num_computed = sequence.num_reused * self._scheduler.pool.tokens_per_block
         self._scheduler.end_read(sequence, num_computed)
         if sequence.media and (shortage := self._scheduler.media_shortage(sequence, num_computed)) is not None:
@@ -141,6 +143,7 @@ class Handoffs:
             else:
                 self.stats.corrupted += read.is_corrupted
                 sequence.has_read, sequence.transfer = True, KvTransfer(read.num_bytes, read.seconds)
+                sequence.stages.read = time.perf_counter()
                 self._scheduler.end_read(sequence, len(sequence.prompt_token_ids))
                 self._scheduler.groups.give_back(sequence)  # before register: blocks before a window were not read
                 self._scheduler.groups.register(sequence)

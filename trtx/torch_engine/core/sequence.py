@@ -10,6 +10,7 @@ from enum import Enum
 from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
+from trtx.torch_engine.core.sequence_stages import SequenceStages
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -90,6 +91,7 @@ class Sequence:
     processor_problem: str = ""  # a logits processor has failed: why the sequence ends with its next commit
     follows: int | None = None  # id of the choice whose prompt it can share
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
+    stages: SequenceStages = field(default_factory=SequenceStages)
 
     @classmethod
     def from_submit(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
-from trtx.torch_engine.messages import KvTransfer, Logprob
+from trtx.torch_engine.messages import EngineTimes, KvTransfer, Logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class CompletionOutput:
     disaggregated_params: DisaggregatedParams | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
     kv_transfer: KvTransfer | None = None  # of a generation_only request; set with its first computed token
+    engine_times: EngineTimes | None = None  # set with the first token that the engine computed, and with the last
     generation_logits: None = None
     _tokens_seen: int = 0
     _text_seen: int = 0

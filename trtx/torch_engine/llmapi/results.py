@@ -149,6 +149,8 @@ class RequestOutput:
             output.request_perf_metrics = RequestPerfMetrics(KvCacheMetrics(update.reused_blocks))
         if update.transfer is not None:
             output.kv_transfer = update.transfer
+        if update.times is not None:
+            output.engine_times = update.times
         if update.handoff is not None:
             output.disaggregated_params = DisaggregatedParams.from_handoff(update.handoff)
         if delivery.text is not None:

@@ -25,6 +25,7 @@ from trtx.worker.requests.open_requests import OpenRequest
 from trtx.worker.requests.pacing import rest_seconds
 from trtx.worker.requests.request import WorkerRequest
 from trtx.worker.requests.roles import Submission
+from trtx.worker.requests.stage_clock import StageClock
 
 
 class Generation:
@@ -37,6 +38,7 @@ class Generation:
         media: Looking | PromptLooking | None,
         context: Context,
         clock: RequestClock,
+        stages: StageClock,
     ) -> None:
         """Submits the request. ``media``: the request's images, which the engine may need again while it generates.
 
@@ -44,6 +46,7 @@ class Generation:
         contradict each other, because only the engine can release the prefill worker's lease.
         """
         self._parts, self._submission, self._context, self._clock = parts, submission, context, clock
+        self._stages = stages
         self._images = media if isinstance(media, Looking) else None  # None: the images can't be loaded again
         self._passed_on = 0.0  # when the last chunk was returned
         self._submit()
@@ -55,6 +58,7 @@ class Generation:
 
     def _submit(self) -> None:
         self._opened = submit(self._submission, self._parts.loaded)
+        self._stages.submitted(len(self._submission.request.token_ids))
         self._steps = EngineSteps(self._opened.result)
         self._parts.open_requests.add(self._context.id(), self._opened)
         if self._context.is_stopped():
@@ -83,7 +87,9 @@ class Generation:
         if self._writer.finish_reason is not None:
             return None  # the answer may have ended at a stop string, which only the worker sees, not the engine
         if self._passed_on:
-            rest = rest_seconds(time.monotonic() - self._passed_on, self._parts.metrics.open_requests)
+            passed = time.monotonic() - self._passed_on
+            rest = rest_seconds(passed, self._parts.metrics.open_requests)
+            self._stages.held(passed, rest)
             if rest and (pause := self._parts.loaded.engine.pause(self._opened.result, rest)) is not None:
                 await pause
         while True:
@@ -92,6 +98,7 @@ class Generation:
                     if (chunk := self._chunk(step)) is not None:
                         self._clock.tokens(len(chunk["token_ids"]))
                         self._passed_on = time.monotonic()
+                        self._stages.passed_on(self._passed_on, len(chunk["token_ids"]))
                         return chunk
             except Exception as error:
                 if self._images is None or not self._lacks_media(error):
@@ -129,7 +136,9 @@ class Generation:
         compute the prompt itself.
         """
         self._images = None
+        began = time.monotonic()
         await unless_gone(images.pictures(), self._context)
+        self._stages.loaded_media(time.monotonic() - began)
         seen = self._opened.result.outputs[0]
         self._submission = roles.again(self._submission, seen, self._parts.loaded.api)
         self._submit()
@@ -142,6 +151,7 @@ class Generation:
         metrics, submission = self._clock.metrics, self._submission
         metrics.prompt_tokens += len(submission.request.token_ids)
         metrics.cached_tokens += self._writer.cached_tokens
+        self._stages.cached_tokens = self._writer.cached_tokens
         if metrics.transfers is not None:
             if submission.resumes:
                 if self._opened.result.finished:
@@ -169,6 +179,8 @@ class Generation:
     def close(self) -> None:
         """Aborts the request in the engine if it still runs there. Runs on the worker's event loop."""
         parts = self._parts
+        if outputs := self._opened.result.outputs:
+            self._stages.engine = parts.loaded.engine.times(outputs[0])
         parts.open_requests.close(self._context.id(), self._opened, engine_died=parts.leaving.engine_died)
 
 
