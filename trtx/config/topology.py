@@ -19,6 +19,8 @@ from trtx.errors import UsageError
 Mode = Literal["agg", "disagg"]
 Role = Literal["agg", "prefill", "decode", "encode"]
 RouterMode = Literal["round-robin", "random", "least-loaded", "kv"]
+LogLevel = Literal["error", "warn", "info", "debug", "trace"]
+LogFormat = Literal["text", "json"]
 
 
 def _named(value: str, info: ValidationInfo) -> str:
@@ -157,6 +159,57 @@ class TopologySpec(BaseModel):
             help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.", metavar="FLAGS"
         ),
     ] = ()
+    # Bounds of the frontends (docs/guides/overload.md); None: no bound
+    max_queued_requests: Annotated[
+        int | None,
+        TopologyField(
+            help="Refuse a request (529 with Retry-After) if this many already wait for a worker. Default: no bound.",
+            panel="Overload",
+            metavar="N",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, ge=1)
+    max_queue_s: Annotated[
+        float | None,
+        TopologyField(
+            help="Refuse a request (529 with Retry-After) that has waited this long for a worker. Default: no bound.",
+            panel="Overload",
+            metavar="SECONDS",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, gt=0, allow_inf_nan=False)
+    request_timeout_s: Annotated[
+        float | None,
+        TopologyField(
+            help="End a request that takes longer, with a sentence, and free its KV. Default: no bound.",
+            panel="Overload",
+            metavar="SECONDS",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, gt=0, allow_inf_nan=False)
+    log_level: Annotated[
+        LogLevel | None,
+        TopologyField(
+            help="Least severe level in the logs of frontends and workers. Default: DYN_LOG, or warn.",
+            panel="Output",
+            metavar="LEVEL",
+            since=10,
+            before=None,
+        ),
+    ] = None
+    log_format: Annotated[
+        LogFormat | None,
+        TopologyField(
+            help="Form of the logs of frontends and workers: text or json. Default: DYN_LOGGING_JSONL, or text.",
+            panel="Output",
+            metavar="FORMAT",
+            since=10,
+            before=None,
+        ),
+    ] = None
     # Names of Dynamo's parsers; auto: by the chat template and the model's architecture
     tool_call_parser: Annotated[
         Name,

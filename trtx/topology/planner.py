@@ -61,7 +61,7 @@ def plan(
     placed_because: list[str] = []
     gpus, threads = _place_all(work, machine, placed_because)
     env = {
-        **commands.shared_environment(namespace, namespace, scratch_dir, spec.media),
+        **commands.shared_environment(namespace, namespace, scratch_dir, spec),
         **commands.local_environment(scratch_dir, ports.brokers),
     }
     is_one_of_many = len(ports.http) > 1
@@ -71,7 +71,7 @@ def plan(
             env,
             Site(http_host=spec.host, http_port=port),
             broker=broker,
-            is_one_of_many=is_one_of_many,
+            frontends=len(ports.http),
         )
         for index, (port, broker) in enumerate(zip(ports.http, ports.brokers, strict=True))
     ]

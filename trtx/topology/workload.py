@@ -163,9 +163,12 @@ class Workload:
         site: Site,
         *,
         broker: commands.BrokerPorts | None,
-        is_one_of_many: bool,
+        frontends: int,
     ) -> ProcessSpec:
-        """The process of a frontend. ``env``: the environment of all processes of its host, including discovery."""
+        """The process of a frontend. ``env``: the environment of all processes of its host, including discovery.
+
+        ``frontends``: the number of frontends of the topology.
+        """
         assert site.http_port is not None
         return ProcessSpec(
             name=name,
@@ -176,7 +179,7 @@ class Workload:
                 site.http_host,
                 site.http_port,
                 broker=broker,
-                is_one_of_many=is_one_of_many,
+                frontends=frontends,
                 prompts_of=None if site.host else self.model_path,
                 chat_template=self.chat_template,
             ),

@@ -1,0 +1,202 @@
+"""Decides which requests of a frontend go on to the workers now, which wait, and which are refused.
+
+Dynamo 1.6.1 passes every request on at once, ignores ``DYN_ENGINE_REQUEST_LIMIT``, and sends no ``Retry-After``. So
+with a bound the door lets as many requests through as the workers can compute at once; the others wait here, by
+priority and then in order of arrival. Remove this module once Dynamo bounds how many requests wait and how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+METRICS_PATH = "/trtx/queue"
+_ENDS = 32  # the answers whose pace says when a refused client should come back
+_LONGEST_RETRY_S = 60
+_PRIORITY_HEADER = b"x-dynamo-request-priority"
+_MOST_READ_FOR_PRIORITY = 1 << 20
+"""A larger body counts with priority 0 here: parsing it would delay all streams. Its header is read all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds of one frontend. None: no bound."""
+
+    max_queued_requests: int | None = None
+    max_queue_s: float | None = None
+    request_timeout_s: float | None = None
+    frontends: int = 1  # how many share the workers
+
+    @property
+    def has_queue(self) -> bool:
+        return self.max_queued_requests is not None or self.max_queue_s is not None
+
+    @property
+    def has_any(self) -> bool:
+        return self.has_queue or self.request_timeout_s is not None
+
+    def share(self, count: int) -> int:
+        """This frontend's share of ``count``, rounded up."""
+        return -(-count // self.frontends)
+
+
+class Overloaded(Exception):
+    """A request is refused. The client gets the message, and may try again after ``retry_s`` seconds."""
+
+    def __init__(self, sentence: str, retry_s: int) -> None:
+        super().__init__(sentence)
+        self.retry_s = retry_s
+
+
+@dataclass(slots=True)
+class AdmissionCounts:
+    """Counts since the start of the process."""
+
+    refused_full: int = 0
+    refused_late: int = 0
+    ended_late: int = 0
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    urgency: tuple[float, int]  # the smallest goes first
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class Admission:
+    """The requests that a frontend has let through, and those that wait. Belongs to one event loop."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.counts = AdmissionCounts()
+        self._slots: int | None = None  # None: unknown, so that every request goes on at once
+        self._running = 0
+        self._waiting: list[_Waiting] = []  # a heap, with entries that have left it early
+        self._waiting_count = 0
+        self._arrivals = itertools.count()
+        self._ends: deque[float] = deque(maxlen=_ENDS)
+
+    def set_slots(self, workers: int) -> None:
+        """Sets how many requests all workers compute at once. 0: unknown, or no worker, which Dynamo reports."""
+        self._slots = self.bounds.share(workers) if workers else None
+        self._let_in()
+
+    async def enter(self, priority: int = 0) -> None:
+        """Returns once the request may go on; call :meth:`leave` when it has ended. Raises Overloaded."""
+        if self._has_room() and not self._waiting_count:
+            self._running += 1
+            return
+        most = self.bounds.max_queued_requests
+        if most is not None and self._waiting_count >= self.bounds.share(most):
+            self.counts.refused_full += 1
+            raise Overloaded(
+                f"the server is overloaded: {self._waiting_count} requests already wait; try again later",
+                self._retry_s(),
+            )
+        await self._turn(priority)
+
+    async def _turn(self, priority: int) -> None:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        heapq.heappush(self._waiting, _Waiting((-priority, next(self._arrivals)), turn))
+        self._waiting_count += 1
+        longest = self.bounds.max_queue_s
+        timer = None if longest is None else loop.call_later(longest, self._give_up, turn, longest)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.leave()  # its turn came in the moment in which the client left
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if turn.cancelled():
+                self._forget_one()
+
+    def leave(self) -> None:
+        """A request that went on has ended."""
+        self._running -= 1
+        self._ends.append(time.monotonic())
+        self._let_in()
+
+    def _give_up(self, turn: asyncio.Future[None], longest: float) -> None:
+        if not turn.done():
+            self.counts.refused_late += 1
+            self._forget_one()
+            turn.set_exception(
+                Overloaded(
+                    f"the server is overloaded: no worker was free within {longest:g} s; try again later",
+                    self._retry_s(),
+                )
+            )
+
+    def _forget_one(self) -> None:
+        """Counts an entry out that stays in the heap. The heap is rebuilt once most of its entries have left."""
+        self._waiting_count -= 1
+        if len(self._waiting) > 2 * self._waiting_count + _ENDS:
+            self._waiting = [one for one in self._waiting if not one.turn.done()]
+            heapq.heapify(self._waiting)
+
+    def _let_in(self) -> None:
+        while self._waiting and self._has_room():
+            turn = heapq.heappop(self._waiting).turn
+            if not turn.done():
+                self._waiting_count -= 1
+                self._running += 1
+                turn.set_result(None)
+
+    def _has_room(self) -> bool:
+        return self._slots is None or self._running < self._slots
+
+    def _retry_s(self) -> int:
+        """Seconds until the requests that wait now will have gone on, at the pace of the last answers."""
+        if len(self._ends) < 2 or (elapsed := time.monotonic() - self._ends[0]) <= 0:
+            return math.ceil(self.bounds.max_queue_s or 1)
+        return min(_LONGEST_RETRY_S, max(1, math.ceil((self._waiting_count + 1) * elapsed / len(self._ends))))
+
+    def metrics(self) -> str:
+        """The state as Prometheus text."""
+        return "\n".join([*self._lines(), ""])
+
+    def _lines(self) -> Iterator[str]:
+        gauges = {"waiting_requests": self._waiting_count, "running_requests": self._running}
+        if self._slots is not None:
+            gauges["request_slots"] = self._slots
+        for name, value in gauges.items():
+            yield from (f"# TYPE trtx_frontend_{name} gauge", f"trtx_frontend_{name} {value}")
+        yield "# TYPE trtx_frontend_refused_requests_total counter"
+        yield f'trtx_frontend_refused_requests_total{{reason="queue full"}} {self.counts.refused_full}'
+        yield f'trtx_frontend_refused_requests_total{{reason="queue time"}} {self.counts.refused_late}'
+        yield "# TYPE trtx_frontend_timed_out_requests_total counter"
+        yield f"trtx_frontend_timed_out_requests_total {self.counts.ended_late}"
+
+
+def priority_of(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> int:
+    """The priority of a request, as Dynamo reads it: the header, else ``nvext.agent_hints.priority``; higher is first.
+
+    A value that Dynamo would refuse counts as 0.
+    """
+    for name, value in headers:
+        if name == _PRIORITY_HEADER:
+            return _whole(value)
+    if b'"priority"' not in body or len(body) > _MOST_READ_FOR_PRIORITY:
+        return 0
+    try:
+        return _whole(json.loads(body)["nvext"]["agent_hints"]["priority"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return 0
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(value) if isinstance(value, bytes | int) else 0
+    except ValueError:
+        return 0
