@@ -51,6 +51,8 @@ MAX_WORKERS = 256
 below 32768. Dynamo's frontend holds connections to all workers within the 1,024 open files that most systems allow, and
 256 idle workers already take about 20 GB of memory (80 MB each)."""
 
+MOST_QUEUED = 100_000  # each waiting request is an open connection and its body
+MOST_SECONDS = 86_400.0  # a day
 MAX_TP = 1024  # more GPUs than one machine has
 
 
@@ -169,7 +171,7 @@ class TopologySpec(BaseModel):
             since=10,
             before=None,
         ),
-    ] = Field(default=None, ge=1)
+    ] = Field(default=None, ge=1, le=MOST_QUEUED)
     max_queue_s: Annotated[
         float | None,
         TopologyField(
@@ -179,8 +181,8 @@ class TopologySpec(BaseModel):
             since=10,
             before=None,
         ),
-    ] = Field(default=None, gt=0, allow_inf_nan=False)
-    request_timeout_s: Annotated[
+    ] = Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    max_request_s: Annotated[
         float | None,
         TopologyField(
             help="End a request that takes longer, with a sentence, and free its KV. Default: no bound.",
@@ -189,7 +191,7 @@ class TopologySpec(BaseModel):
             since=10,
             before=None,
         ),
-    ] = Field(default=None, gt=0, allow_inf_nan=False)
+    ] = Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
     log_level: Annotated[
         LogLevel | None,
         TopologyField(

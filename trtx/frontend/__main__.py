@@ -44,7 +44,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--parser-of-calls", help="the parser of tool calls that the workers register")
     parser.add_argument("--max-queued-requests", type=int, help="requests that may wait, over all frontends")
     parser.add_argument("--max-queue-s", type=float, help="seconds that a request may wait")
-    parser.add_argument("--request-timeout-s", type=float, help="seconds that a request may take")
+    parser.add_argument("--max-request-s", type=float, help="seconds that a request may take")
     parser.add_argument("--frontends", type=int, default=1, help="frontends that share the bounds")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> None:
     bounds = Bounds(
         max_queued_requests=args.max_queued_requests,
         max_queue_s=args.max_queue_s,
-        request_timeout_s=args.request_timeout_s,
+        max_request_s=args.max_request_s,
         frontends=args.frontends,
     )
     if differs or bounds.has_any:

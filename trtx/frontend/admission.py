@@ -14,12 +14,13 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 METRICS_PATH = "/trtx/queue"
-_ENDS = 32  # the answers whose pace says when a refused client should come back
+_DURATIONS = 32  # the answers whose duration says when a refused client should come back
 _LONGEST_RETRY_S = 60
+_SLACK = 32  # entries that may stay in the heap after they have left
 _PRIORITY_HEADER = b"x-dynamo-request-priority"
 _MOST_READ_FOR_PRIORITY = 1 << 20
 """A larger body counts with priority 0 here: parsing it would delay all streams. Its header is read all the same."""
@@ -31,7 +32,7 @@ class Bounds:
 
     max_queued_requests: int | None = None
     max_queue_s: float | None = None
-    request_timeout_s: float | None = None
+    max_request_s: float | None = None
     frontends: int = 1  # how many share the workers
 
     @property
@@ -40,7 +41,7 @@ class Bounds:
 
     @property
     def has_any(self) -> bool:
-        return self.has_queue or self.request_timeout_s is not None
+        return self.has_queue or self.max_request_s is not None
 
     def share(self, count: int) -> int:
         """This frontend's share of ``count``, rounded up."""
@@ -67,32 +68,33 @@ class AdmissionCounts:
 @dataclass(order=True, slots=True)
 class _Waiting:
     urgency: tuple[float, int]  # the smallest goes first
-    turn: asyncio.Future[None] = field(compare=False)
+    turn: asyncio.Future[float] = field(compare=False)
 
 
 class Admission:
     """The requests that a frontend has let through, and those that wait. Belongs to one event loop."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bounds, self._clock = bounds, clock
         self.counts = AdmissionCounts()
         self._slots: int | None = None  # None: unknown, so that every request goes on at once
         self._running = 0
         self._waiting: list[_Waiting] = []  # a heap, with entries that have left it early
         self._waiting_count = 0
         self._arrivals = itertools.count()
-        self._ends: deque[float] = deque(maxlen=_ENDS)
+        self._durations: deque[float] = deque(maxlen=_DURATIONS)
+        self._booked = -math.inf  # when the last refused client should come back
 
     def set_slots(self, workers: int) -> None:
         """Sets how many requests all workers compute at once. 0: unknown, or no worker, which Dynamo reports."""
         self._slots = self.bounds.share(workers) if workers else None
         self._let_in()
 
-    async def enter(self, priority: int = 0) -> None:
-        """Returns once the request may go on; call :meth:`leave` when it has ended. Raises Overloaded."""
+    async def enter(self, priority: int = 0) -> float:
+        """Returns the time once the request may go on, for :meth:`leave` when it has ended. Raises Overloaded."""
         if self._has_room() and not self._waiting_count:
             self._running += 1
-            return
+            return self._clock()
         most = self.bounds.max_queued_requests
         if most is not None and self._waiting_count >= self.bounds.share(most):
             self.counts.refused_full += 1
@@ -100,20 +102,20 @@ class Admission:
                 f"the server is overloaded: {self._waiting_count} requests already wait; try again later",
                 self._retry_s(),
             )
-        await self._turn(priority)
+        return await self._turn(priority)
 
-    async def _turn(self, priority: int) -> None:
+    async def _turn(self, priority: int) -> float:
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        turn: asyncio.Future[float] = loop.create_future()
         heapq.heappush(self._waiting, _Waiting((-priority, next(self._arrivals)), turn))
         self._waiting_count += 1
         longest = self.bounds.max_queue_s
         timer = None if longest is None else loop.call_later(longest, self._give_up, turn, longest)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave()  # its turn came in the moment in which the client left
+                self.leave(turn.result())  # its turn came in the moment in which the client left
             raise
         finally:
             if timer is not None:
@@ -121,13 +123,13 @@ class Admission:
             if turn.cancelled():
                 self._forget_one()
 
-    def leave(self) -> None:
-        """A request that went on has ended."""
+    def leave(self, since: float) -> None:
+        """A request that went on at ``since`` has ended."""
         self._running -= 1
-        self._ends.append(time.monotonic())
+        self._durations.append(self._clock() - since)
         self._let_in()
 
-    def _give_up(self, turn: asyncio.Future[None], longest: float) -> None:
+    def _give_up(self, turn: asyncio.Future[float], longest: float) -> None:
         if not turn.done():
             self.counts.refused_late += 1
             self._forget_one()
@@ -141,7 +143,7 @@ class Admission:
     def _forget_one(self) -> None:
         """Counts an entry out that stays in the heap. The heap is rebuilt once most of its entries have left."""
         self._waiting_count -= 1
-        if len(self._waiting) > 2 * self._waiting_count + _ENDS:
+        if len(self._waiting) > 2 * self._waiting_count + _SLACK:
             self._waiting = [one for one in self._waiting if not one.turn.done()]
             heapq.heapify(self._waiting)
 
@@ -151,16 +153,21 @@ class Admission:
             if not turn.done():
                 self._waiting_count -= 1
                 self._running += 1
-                turn.set_result(None)
+                turn.set_result(self._clock())
 
     def _has_room(self) -> bool:
         return self._slots is None or self._running < self._slots
 
     def _retry_s(self) -> int:
-        """Seconds until the requests that wait now will have gone on, at the pace of the last answers."""
-        if len(self._ends) < 2 or (elapsed := time.monotonic() - self._ends[0]) <= 0:
+        """When a refused client should come back: behind the waiting requests and those who were refused before.
+
+        At the pace that the last answers' duration gives, so that the clients don't all come back at once.
+        """
+        if not self._durations or self._slots is None:
             return math.ceil(self.bounds.max_queue_s or 1)
-        return min(_LONGEST_RETRY_S, max(1, math.ceil((self._waiting_count + 1) * elapsed / len(self._ends))))
+        now, each = self._clock(), sum(self._durations) / len(self._durations) / self._slots
+        self._booked = min(max(self._booked, now + self._waiting_count * each) + each, now + _LONGEST_RETRY_S)
+        return max(1, math.ceil(self._booked - now))
 
     def metrics(self) -> str:
         """The state as Prometheus text."""

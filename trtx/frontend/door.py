@@ -234,7 +234,7 @@ class _Client(asyncio.Protocol):
         self._working: asyncio.Task[None] | None = None
         self._answer_is_due = False
         self._early = b""  # what arrived while an answer was due
-        self._has_slot = False
+        self._since: float | None = None  # when the request took a slot; None: it has none
         self._deadline: asyncio.TimerHandle | None = None
         self._path = ""  # of the request whose answer is due
 
@@ -304,7 +304,7 @@ class _Client(asyncio.Protocol):
 
     async def _forward(self, request: h11.Request, body: bytes) -> None:
         self._path = path = request.target.decode("latin-1").partition("?")[0]
-        if path == METRICS_PATH and request.method == b"GET" and self._door.admission.bounds.has_queue:
+        if path == METRICS_PATH and request.method == b"GET" and self._door.admission.bounds.has_any:
             kind = {"content-type": "text/plain; version=0.0.4"}
             self.transport.write(whole_answer(200, "OK", kind, self._door.admission.metrics().encode()))
             self.next_request()
@@ -338,17 +338,16 @@ class _Client(asyncio.Protocol):
     async def _admitted(self, request: h11.Request, body: bytes) -> bool:
         """Waits until the request may go on; False if it was refused. Its deadline begins here."""
         admission = self._door.admission
-        if (seconds := admission.bounds.request_timeout_s) is not None:
+        if (seconds := admission.bounds.max_request_s) is not None:
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._end_late, seconds)
         if not admission.bounds.has_queue:
             return True
         try:
-            await admission.enter(priority_of(request.headers, body))
+            self._since = await admission.enter(priority_of(request.headers, body))
         except Overloaded as error:
             retry = {"retry-after": str(error.retry_s)}
             self._refuse(self._door.overload_status, str(error), goes_on=self._may_go_on, headers=retry)
             return False
-        self._has_slot = True
         return True
 
     def _end_late(self, seconds: float) -> None:
@@ -372,9 +371,9 @@ class _Client(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._has_slot:
-            self._has_slot = False
-            self._door.admission.leave()
+        if self._since is not None:
+            since, self._since = self._since, None
+            self._door.admission.leave(since)
 
     @property
     def _may_go_on(self) -> bool:

@@ -172,14 +172,3 @@ def _hints(name: str, given: frozenset[str]) -> Iterator[str]:
         if name == known or (known.endswith("*") and name.startswith(known[:-1])):
             yield hint
             return
-
-
-def table() -> str:
-    """Returns the passed variables as a table."""
-    lines = ["| Variable | Reaches | What it sets | Option that decides instead |", "|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.readers} | {row.why} | {_code(row.option)} |" for row in PASSED]
-    return "\n".join(lines)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else "–"

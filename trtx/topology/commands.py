@@ -46,7 +46,7 @@ OWNED_FRONTEND_FLAGS = {
     "--parser-of-calls": "which trtx sets itself, from --tool-call-parser",
     "--max-queued-requests": "which trtx sets itself, from --max-queued-requests",
     "--max-queue-s": "which trtx sets itself, from --max-queue-s",
-    "--request-timeout-s": "which trtx sets itself, from --request-timeout-s",
+    "--max-request-s": "which trtx sets itself, from --max-request-s",
     "--frontends": "which trtx sets itself, from --frontends",
     "--tls-cert-path": "which trtx sets itself, from --tls-cert",
     "--tls-key-path": "which trtx sets itself, from --tls-key",
@@ -278,7 +278,7 @@ def _bounds(spec: TopologySpec, frontends: int) -> list[str]:
     given = {
         "--max-queued-requests": spec.max_queued_requests,
         "--max-queue-s": spec.max_queue_s,
-        "--request-timeout-s": spec.request_timeout_s,
+        "--max-request-s": spec.max_request_s,
     }
     flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
     return [*flags, "--frontends", str(frontends)] if flags else []
