@@ -33,6 +33,7 @@ class Seen:
     """What clients saw: whole answers with their time to the first text, refusals with their time, and the rest."""
 
     ttft_s: list[float] = field(default_factory=list)
+    first_refused_s: list[float] = field(default_factory=list)  # when all clients come at once
     refused_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     retry_after: set[str | None] = field(default_factory=set)
@@ -41,10 +42,14 @@ class Seen:
 
     def told(self) -> str:
         return (
-            f"{len(self.ttft_s)} taken, TTFT p50 {_share(self.ttft_s, 0.5):.3f} s, p99 {_share(self.ttft_s, 0.99):.3f} "
-            f"s; refused {dict(self.statuses)}, p50 {1e3 * _share(self.refused_s, 0.5):.1f} ms, p99 "
-            f"{1e3 * _share(self.refused_s, 0.99):.1f} ms; Retry-After {sorted(map(str, self.retry_after))}"
+            f"{len(self.ttft_s)} taken, TTFT {_told(self.ttft_s)}; refused {dict(self.statuses)}, when all came at "
+            f"once {_told(self.first_refused_s)}, then {_told(self.refused_s)}; Retry-After "
+            f"{sorted(map(str, self.retry_after))}"
         )
+
+
+def _told(seconds: list[float]) -> str:
+    return f"p50 {1e3 * _share(seconds, 0.5):.1f} ms, p99 {1e3 * _share(seconds, 0.99):.1f} ms"
 
 
 def _share(values: list[float], share: float) -> float:
@@ -61,6 +66,7 @@ async def load(url: str, clients: int, seconds: float, seen: Seen) -> None:
 
 
 async def _client(session: aiohttp.ClientSession, url: str, number: int, end: float, seen: Seen) -> None:
+    refused_s = seen.first_refused_s
     body = {"model": "tiny-trained", "prompt": f"client {number}", "max_tokens": TOKENS, "stream": True}
     while time.monotonic() < end:
         began = time.monotonic()
@@ -70,7 +76,8 @@ async def _client(session: aiohttp.ClientSession, url: str, number: int, end: fl
                     await _read(answer, began, seen)
                     continue
                 text = await answer.text()
-                seen.refused_s.append(time.monotonic() - began)
+                refused_s.append(time.monotonic() - began)
+                refused_s = seen.refused_s
                 seen.statuses[answer.status] += 1
                 seen.retry_after.add(answer.headers.get("Retry-After"))
                 seen.sentences.add(json.loads(text)["message"])

@@ -232,6 +232,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
     yield "        proxy_http_version 1.1;"
     yield '        proxy_set_header Connection "";  # kept open between requests'
     yield "        proxy_set_header Host $host;"
+    yield '        proxy_set_header X-Trtx-Launcher "";  # no client passes the bounds of a frontend'
     yield "        proxy_buffering off;             # each token as it comes"
     yield f"        proxy_connect_timeout {_CONNECT_S}s;"
     yield f"        proxy_read_timeout {_ANSWER};           # an answer that is no stream comes as a whole"

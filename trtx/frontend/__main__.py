@@ -99,6 +99,7 @@ def open_door(
             bounds=bounds,
             read_slots=_slots,
             overload_status=_overload_status(),
+            namespace=os.environ.get("DYN_NAMESPACE", ""),
         ).start()
     except OSError as error:
         raise UsageError(

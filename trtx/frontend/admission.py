@@ -21,6 +21,8 @@ METRICS_PATH = "/trtx/queue"
 _DURATIONS = 32  # the answers whose duration says when a refused client should come back
 _LONGEST_RETRY_S = 60
 _SLACK = 32  # entries that may stay in the heap after they have left
+LAUNCHER_HEADER = b"x-trtx-launcher"
+"""With the topology's namespace as its value it marks a request of the launcher, which passes every bound."""
 _PRIORITY_HEADER = b"x-dynamo-request-priority"
 _MOST_READ_FOR_PRIORITY = 1 << 20
 """A larger body counts with priority 0 here: parsing it would delay all streams. Its header is read all the same."""

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import h11
 
-from trtx.frontend.admission import METRICS_PATH, Admission, Bounds, Overloaded, priority_of
+from trtx.frontend.admission import LAUNCHER_HEADER, METRICS_PATH, Admission, Bounds, Overloaded, priority_of
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.refusals import refusal, stream_end, whole_answer
 from trtx.frontend.request_head import is_encoded, request_head
@@ -66,15 +66,18 @@ class Door:
         bounds: Bounds | None = None,
         read_slots: ReadSlots = lambda: 0,
         overload_status: int = _OVERLOADED,
+        namespace: str = "",
     ) -> None:
         """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
 
         ``bounds``: how many requests wait and how long they take; ``overload_status`` answers those that may not.
+        Requests of the launcher of ``namespace`` pass them.
         ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
         self.admission, self.overload_status = Admission(bounds or Bounds()), overload_status
+        self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")
 
@@ -338,6 +341,8 @@ class _Client(asyncio.Protocol):
     async def _admitted(self, request: h11.Request, body: bytes) -> bool:
         """Waits until the request may go on; False if it was refused. Its deadline begins here."""
         admission = self._door.admission
+        if self._door.launcher[1] and self._door.launcher in request.headers:
+            return True
         if (seconds := admission.bounds.max_request_s) is not None:
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._end_late, seconds)
         if not admission.bounds.has_queue:

@@ -95,6 +95,7 @@ def served() -> Iterator[Callable[[Bounds], tuple[int, Gates]]]:
             bounds=bounds,
             read_slots=lambda: 1,
             overload_status=429,
+            namespace="mine",
         ).start()
         wanted = "trtx_frontend_request_slots 1" if bounds.has_queue else "trtx_frontend_running_requests"
         until(lambda: wanted in metrics(port))
@@ -124,9 +125,9 @@ def metrics(port: int) -> str:
         connection.close()
 
 
-def asked(port: int, body: dict[str, Any], path: str = CHAT) -> http.client.HTTPConnection:
+def asked(port: int, body: dict[str, Any], path: str = CHAT, **headers: str) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request("POST", path, json.dumps(body))
+    connection.request("POST", path, json.dumps(body), {name.replace("_", "-"): text for name, text in headers.items()})
     return connection
 
 
@@ -160,6 +161,17 @@ def test_a_request_that_waits_too_long_is_refused(served: Any) -> None:
     assert "no worker was free within 0.05 s" in json.loads(answer.read())["message"]
     gates.goes_on.set()
     assert running.getresponse().status == 200
+
+
+def test_a_proof_of_the_launcher_passes_a_full_queue(served: Any) -> None:
+    port, gates = served(Bounds(max_queued_requests=1))
+    running = [asked(port, {}) for _ in range(2)]
+    until(lambda: "waiting_requests 1" in metrics(port))
+    proof = asked(port, {}, x_trtx_launcher="mine")
+    other = asked(port, {}, x_trtx_launcher="another")
+    assert other.getresponse().status == 429
+    gates.goes_on.set()
+    assert [one.getresponse().status for one in (proof, *running)] == [200, 200, 200]
 
 
 def test_a_client_that_leaves_gives_its_slot_and_its_place_back(served: Any) -> None:
