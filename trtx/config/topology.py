@@ -121,6 +121,17 @@ class TopologySpec(BaseModel):
             of_machine=True,
         ),
     ] = None
+    worker_cores: Annotated[
+        Literal["auto"] | None,
+        TopologyField(
+            help="auto: run each worker on cores of its GPU's NUMA node, where trtx may choose. Default: on all cores.",
+            metavar="auto",
+            ignored=("hosts",),
+            since=10,
+            before=None,
+            of_machine=True,
+        ),
+    ] = None
     host: Annotated[
         str,
         AfterValidator(_bindable),

@@ -73,7 +73,7 @@ class _Waiting:
     turn: asyncio.Future[float] = field(compare=False)
 
 
-class Admission:
+class AdmissionQueue:
     """The requests that a frontend has let through, and those that wait. Belongs to one event loop."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import h11
 
-from trtx.frontend.admission import LAUNCHER_HEADER, METRICS_PATH, Admission, Bounds, Overloaded, priority_of
+from trtx.frontend.admission import LAUNCHER_HEADER, METRICS_PATH, AdmissionQueue, Bounds, Overloaded, priority_of
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.refusals import refusal, stream_end, whole_answer
 from trtx.frontend.request_head import is_encoded, request_head
@@ -76,7 +76,7 @@ class Door:
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
-        self.admission, self.overload_status = Admission(bounds or Bounds()), overload_status
+        self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")

@@ -7,8 +7,9 @@ one worker (except encode workers that share one), ports differ, and a plan surv
 """
 
 from trtx.topology.commands import BrokerPorts, body_mib
+from trtx.topology.core_placement import cpu_ranges
 from trtx.topology.host_planner import plan_hosts, with_roles
-from trtx.topology.machine import Gpu, Machine
+from trtx.topology.machine import Gpu, Machine, NumaNode
 from trtx.topology.plan import (
     CHAT_TEMPLATE,
     TOPOLOGY_VARIABLE,
@@ -37,6 +38,7 @@ __all__ = [
     "Machine",
     "ModelFiles",
     "NatsService",
+    "NumaNode",
     "Plan",
     "PlannedHost",
     "Ports",
@@ -46,6 +48,7 @@ __all__ = [
     "body_mib",
     "check_router_args",
     "check_size",
+    "cpu_ranges",
     "is_loopback",
     "plan",
     "plan_hosts",

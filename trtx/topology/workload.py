@@ -197,8 +197,9 @@ class Workload:
         gpus: Sequence[tuple[int, str]],
         threads: int | None,
         device: str = commands.LOOPBACK_DEVICE,
+        cpus: tuple[int, ...] = (),
     ) -> ProcessSpec:
-        """The process of a worker. ``threads``, ``device``: see ``worker_environment``.
+        """The process of a worker. ``threads``, ``device``: see ``worker_environment``. ``cpus``: none for all.
 
         ``gpus``: index and UUID of each GPU, or the index as text if the UUID is unknown.
         """
@@ -221,6 +222,7 @@ class Workload:
             env={**env, **own},
             log_path=self.run_dir / "serve" / "logs" / f"{worker.name}.log",
             gpu_indices=tuple(index for index, _ in gpus),
+            cpus=cpus,
             status_file=None if is_simulated else status_file,
             **asdict(site),
         )

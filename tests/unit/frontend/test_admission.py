@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from trtx.frontend.admission import Admission, Bounds, Overloaded, priority_of
+from trtx.frontend.admission import AdmissionQueue, Bounds, Overloaded, priority_of
 
 
 async def settled() -> None:
@@ -16,8 +16,8 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def limited(slots: int, **bounds: float) -> Admission:
-    admission = Admission(Bounds(**bounds))  # type: ignore[arg-type]
+def limited(slots: int, **bounds: float) -> AdmissionQueue:
+    admission = AdmissionQueue(Bounds(**bounds))  # type: ignore[arg-type]
     admission.set_slots(slots)
     return admission
 
@@ -101,7 +101,7 @@ async def test_a_dead_worker_takes_its_slots_along_and_without_any_worker_dynamo
 
 async def test_refused_clients_come_back_one_after_another_at_the_pace_of_the_answers() -> None:
     now = 0.0
-    admission = Admission(Bounds(max_queued_requests=1), clock=lambda: now)
+    admission = AdmissionQueue(Bounds(max_queued_requests=1), clock=lambda: now)
     admission.set_slots(1)
     since = await admission.enter()
     now = 0.75
@@ -124,7 +124,7 @@ async def test_refused_clients_come_back_one_after_another_at_the_pace_of_the_an
 
 
 async def test_frontends_share_slots_and_queue() -> None:
-    admission = Admission(Bounds(max_queued_requests=3, frontends=2))
+    admission = AdmissionQueue(Bounds(max_queued_requests=3, frontends=2))
     admission.set_slots(3)
     for _ in range(2):
         await admission.enter()
