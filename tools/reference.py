@@ -287,6 +287,13 @@ def media_limits() -> Iterator[str]:
     yield from table(("Option", "Default", "Effect"), rows)
 
 
+def caller_variables() -> Iterator[str]:
+    from trtx.launch.caller_variables import PASSED
+
+    rows = ((f"`{row.name}`", row.readers, row.why, f"`{row.option}`" if row.option else "–") for row in PASSED)
+    yield from table(("Variable", "Reaches", "What it sets", "Option that decides instead"), rows)
+
+
 def trials() -> Iterator[str]:
     """How many trials a gate needs on each side, by the spread of the trials."""
     from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_metrics
@@ -346,6 +353,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "exit-codes": exit_codes,
     "formats": formats,
     "media-limits": media_limits,
+    "caller-variables": caller_variables,
     "trials": trials,
     "decisions": decisions,
     "contributing": contributing,

@@ -211,6 +211,24 @@ def test_a_key_opens_it_and_stays_there_and_metrics_are_nobodys(tmp_path: Path) 
         assert KEY not in nginx.errors()
 
 
+def test_a_rate_is_limited_for_all_and_for_each_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.map"
+    keys.write_text(f'"Bearer {KEY}" {HOLDER};\n"Bearer other" bob;\n')
+    options = ("--api-keys", str(keys), "--rate-limit", "0.05", "--rate-limit-per-key", "0.05", "--rate-burst", "2")
+    port, both = two_ports(), (Frontend(), Frontend())
+    with played(port, *both), gateway(tmp_path, port, *options) as (_, listen):
+        assert [ask(listen, key="wrong")[0] for _ in range(5)] == [401] * 5  # counts for nobody
+        assert [ask(listen, "/health", KEY, "GET")[0] for _ in range(5)] == [200] * 5
+        assert [ask(listen, key=KEY)[0] for _ in range(3)] == [200, 200, 200]  # one of the rate, two of the burst
+        connection = http.client.HTTPConnection("127.0.0.1", listen, timeout=30)
+        connection.request("POST", PATH, b"{}", {"Authorization": f"Bearer {KEY}"})
+        response = connection.getresponse()
+        assert (response.status, response.headers["Retry-After"]) == (429, "20")
+        assert json.loads(response.read())["error"]["code"] == "rate_limit_exceeded"
+        connection.close()
+        assert ask(listen, key="other")[0] == 429, "all clients together have had theirs"
+
+
 def test_a_service_that_decides_is_asked_as_the_document_says(tmp_path: Path) -> None:
     document = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     snippet = re.search(r"```nginx\n(.+?)```", document, re.DOTALL)

@@ -69,12 +69,31 @@ def nginx(
             'File with API keys on the machine of nginx, one line each: "Bearer KEY" HOLDER; (trtx does not read it).',
         ),
     ] = None,
+    rate_limit: Annotated[
+        float | None,
+        _option(_NGINX, "--rate-limit", "POSTs a second of all clients together; more get a 429.", metavar="RATE"),
+    ] = None,
+    rate_limit_per_key: Annotated[
+        float | None,
+        _option(_NGINX, "--rate-limit-per-key", "POSTs a second of each key of --api-keys.", metavar="RATE"),
+    ] = None,
+    rate_burst: Annotated[
+        int | None,
+        _option(
+            _NGINX,
+            "--rate-burst",
+            "POSTs above a rate that may come at once. Default: one second's.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None,
     output: ExportOutput = None,
 ) -> None:
     """Write nginx's configuration for the frontends of a topology.
 
     nginx spreads requests over the frontends, retries requests without an answer
-    on another frontend, streams without buffering, and can require an API key.
+    on another frontend, streams without buffering, and can require an API key
+    and limit the rate of requests.
 
     \b
     Examples:
@@ -100,6 +119,7 @@ def nginx(
         tls=None if own is None else own.tls,
         frontend_tls=None if shared is None else shared.tls,
         api_keys=None if api_keys is None else api_keys.expanduser().absolute(),
+        rates=gateways.RateLimits(rate_limit, rate_limit_per_key, rate_burst),
     )
     file = gateways.export(gateway, started_by=_started_by(context))
     told = dict.fromkeys(warning for one in (shared, own) if one is not None for warning in one.warnings)

@@ -12,7 +12,7 @@ from trtx.cli.findings_text import describe_findings
 from trtx.cli.hosts_text import describe_hosts, describe_ports
 from trtx.cli.memory_text import describe_memory
 from trtx.cli.sentences import fill
-from trtx.topology import Plan, ProcessSpec
+from trtx.topology import Plan, ProcessSpec, cpu_ranges
 
 _WIDTH = 80
 
@@ -74,6 +74,7 @@ def _gpus(plan: Plan) -> str:
 
 def _place(process: ProcessSpec) -> str:
     place = f"GPU {','.join(map(str, process.gpu_indices))}" if process.gpu_indices else "no GPU"
+    place += f", CPUs {cpu_ranges(process.cpus)}" if process.cpus else ""
     if process.host:
         return f"on {process.host}, {place}, {describe_ports(process)}"
     return place if process.system_port is None else f"{place}, metrics port {process.system_port}"

@@ -20,6 +20,8 @@ from trtx.errors import UsageError
 Mode = Literal["agg", "disagg"]
 Role = Literal["agg", "prefill", "decode", "encode"]
 RouterMode = Literal["round-robin", "random", "least-loaded", "kv"]
+LogLevel = Literal["error", "warn", "info", "debug", "trace"]
+LogFormat = Literal["text", "json"]
 
 
 def _named(value: str, info: ValidationInfo) -> str:
@@ -50,6 +52,8 @@ MAX_WORKERS = 256
 below 32768. Dynamo's frontend holds connections to all workers within the 1,024 open files that most systems allow, and
 256 idle workers already take about 20 GB of memory (80 MB each)."""
 
+MOST_QUEUED = 100_000  # each waiting request is an open connection and its body
+MOST_SECONDS = 86_400.0  # a day
 MAX_TP = 1024  # more GPUs than one machine has
 
 
@@ -118,6 +122,17 @@ class TopologySpec(BaseModel):
             of_machine=True,
         ),
     ] = None
+    worker_cores: Annotated[
+        Literal["auto"] | None,
+        TopologyField(
+            help="auto: run each worker on cores of its GPU's NUMA node, where trtx may choose. Default: on all cores.",
+            metavar="auto",
+            ignored=("hosts",),
+            since=10,
+            before=None,
+            of_machine=True,
+        ),
+    ] = None
     host: Annotated[
         str,
         AfterValidator(_bindable),
@@ -158,6 +173,57 @@ class TopologySpec(BaseModel):
             help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.", metavar="FLAGS"
         ),
     ] = ()
+    # Bounds of the frontends (docs/guides/overload.md); None: no bound
+    max_queued_requests: Annotated[
+        int | None,
+        TopologyField(
+            help="Refuse a request (529 with Retry-After) if this many already wait for a worker. Default: no bound.",
+            panel="Overload",
+            metavar="N",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, ge=1, le=MOST_QUEUED)
+    max_queue_s: Annotated[
+        float | None,
+        TopologyField(
+            help="Refuse a request (529 with Retry-After) that has waited this long for a worker. Default: no bound.",
+            panel="Overload",
+            metavar="SECONDS",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    max_request_s: Annotated[
+        float | None,
+        TopologyField(
+            help="End a request that takes longer, with a sentence, and free its KV. Default: no bound.",
+            panel="Overload",
+            metavar="SECONDS",
+            since=10,
+            before=None,
+        ),
+    ] = Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    log_level: Annotated[
+        LogLevel | None,
+        TopologyField(
+            help="Least severe level in the logs of frontends and workers. Default: DYN_LOG, or warn.",
+            panel="Output",
+            metavar="LEVEL",
+            since=10,
+            before=None,
+        ),
+    ] = None
+    log_format: Annotated[
+        LogFormat | None,
+        TopologyField(
+            help="Form of the logs of frontends and workers: text or json. Default: DYN_LOGGING_JSONL, or text.",
+            panel="Output",
+            metavar="FORMAT",
+            since=10,
+            before=None,
+        ),
+    ] = None
     # Names of Dynamo's parsers; auto: by the chat template and the model's architecture
     tool_call_parser: Annotated[
         Name,

@@ -8,6 +8,7 @@ token.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import ssl
 from collections.abc import Iterator
@@ -37,7 +38,34 @@ _RETRIED = (
     "Of a stream, the header comes before the first token: what is cut after it is the client's to send again.",
 )
 _NO_KEY = '{"error": {"message": "an API key is needed", "type": "invalid_request_error", "code": "invalid_api_key"}}'
+_TOO_MANY = (
+    '{"error": {"message": "too many requests; try again later", "type": "rate_limit_error", "code": '
+    '"rate_limit_exceeded"}}'
+)
+_LEAST_RATE = 1 / 60  # nginx counts whole requests a second or a minute
 _NOT_HERE = '{"error": {"message": "asked of each frontend, not of the gateway", "type": "not_found", "code": 404}}'
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """How many POSTs a second nginx passes on, of all clients and of each API key. None: no limit.
+
+    ``burst``: how many more may come at once. None: as many as in a second, at least 1.
+    """
+
+    of_all: float | None = None
+    of_key: float | None = None
+    burst: int | None = None
+
+    def zones(self) -> Iterator[tuple[str, str, float]]:
+        """Name, nginx's variable and rate of each limit."""
+        if self.of_all is not None:
+            yield "trtx_all", "$trtx_any_post", self.of_all
+        if self.of_key is not None:
+            yield "trtx_keys", "$trtx_post_of", self.of_key
+
+    def burst_of(self, rate: float) -> int:
+        return max(1, math.ceil(rate)) if self.burst is None else self.burst
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +78,7 @@ class Gateway:
     tls: ServerTls | None = None  # nginx's own certificate
     frontend_tls: ServerTls | None = None
     api_keys: Path | None = None  # a map file of nginx: "Bearer <key>" name;
+    rates: RateLimits = RateLimits()
 
 
 def frontends_of(spec: TopologySpec, count: int, hosts: HostsSpec | None) -> tuple[tuple[str, int], ...]:
@@ -112,6 +141,13 @@ def _check(gateway: Gateway) -> None:
         raise UsageError(
             f"--api-keys {shown(gateway.api_keys)} is a directory; expected a file with a key in each line"
         )
+    for option, rate in (("--rate-limit", gateway.rates.of_all), ("--rate-limit-per-key", gateway.rates.of_key)):
+        if rate is not None and not (math.isfinite(rate) and rate >= _LEAST_RATE):
+            raise UsageError(f"{option} {rate:g} is no rate; expected requests a second, at least 0.017 (one a minute)")
+    if gateway.rates.of_key is not None and gateway.api_keys is None:
+        raise UsageError("--rate-limit-per-key has no effect without --api-keys; add the file with the keys")
+    if gateway.rates.burst is not None and not any(gateway.rates.zones()):
+        raise UsageError("--rate-burst has no effect without --rate-limit or --rate-limit-per-key; add one of them")
     for option, tls in (("--listen-cert", gateway.tls), ("--tls-cert", gateway.frontend_tls)):
         for path in () if tls is None else (tls.certificate, tls.key):
             _quoted(option, path)
@@ -166,6 +202,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
         yield '    default "";'
         yield f"    include {_quoted('--api-keys', gateway.api_keys)};"
         yield "}"
+    yield from _zones(gateway.rates)
     yield ""
     yield "server {"
     yield f"    listen {_joined(*gateway.listen)}{'' if gateway.tls is None else ' ssl'};"
@@ -180,6 +217,11 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
         yield '        if ($trtx_holder = "") { return 401; }'
         yield "        error_page 401 @no_key;"
         yield '        proxy_set_header Authorization "";  # the key stays here'
+    for zone, _, rate in gateway.rates.zones():
+        yield f"        limit_req zone={zone} burst={gateway.rates.burst_of(rate)} nodelay;"
+    if any(gateway.rates.zones()):
+        yield "        limit_req_status 429;"
+        yield "        error_page 429 @too_many;"
     yield f"        proxy_pass {scheme}://trtx;"
     if gateway.frontend_tls is not None:
         yield "        proxy_ssl_verify on;"
@@ -190,6 +232,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
     yield "        proxy_http_version 1.1;"
     yield '        proxy_set_header Connection "";  # kept open between requests'
     yield "        proxy_set_header Host $host;"
+    yield '        proxy_set_header X-Trtx-Launcher "";  # no client passes the bounds of a frontend'
     yield "        proxy_buffering off;             # each token as it comes"
     yield f"        proxy_connect_timeout {_CONNECT_S}s;"
     yield f"        proxy_read_timeout {_ANSWER};           # an answer that is no stream comes as a whole"
@@ -200,7 +243,15 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
     yield f"        proxy_next_upstream_tries {len(gateway.frontends)};"
     yield "    }"
     yield ""
-    yield "    location = /metrics { default_type application/json; return 404 '" + _NOT_HERE + "'; }"
+    for path in ("/metrics", "/trtx/queue"):
+        yield f"    location = {path} {{ default_type application/json; return 404 '{_NOT_HERE}'; }}"
+    if any(gateway.rates.zones()):
+        yield ""
+        yield "    location @too_many {"
+        yield "        default_type application/json;"
+        yield f"        add_header Retry-After {_retry_s(gateway.rates)} always;"
+        yield f"        return 429 '{_TOO_MANY}';"
+        yield "    }"
     if gateway.api_keys is not None:
         yield ""
         yield "    location @no_key {"
@@ -209,6 +260,21 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
         yield "        return 401 '" + _NO_KEY + "';"
         yield "    }"
     yield "}"
+
+
+def _zones(rates: RateLimits) -> Iterator[str]:
+    """The limits' counters. Requests other than POSTs have an empty key, which nginx does not count."""
+    values = {"$trtx_any_post": "all", "$trtx_post_of": "$trtx_holder"}
+    for zone, variable, rate in rates.zones():
+        yield ""
+        yield f'map $request_method {variable} {{ default ""; POST {values[variable]}; }}'
+        whole = f"{int(rate)}r/s" if rate == int(rate) else f"{round(rate * 60)}r/m"
+        yield f"limit_req_zone {variable} zone={zone}:1m rate={whole};"
+
+
+def _retry_s(rates: RateLimits) -> int:
+    """Seconds after which the slowest limit takes another request."""
+    return max(math.ceil(1 / rate) for _, _, rate in rates.zones())
 
 
 def _quoted(option: str, path: Path) -> str:

@@ -6,21 +6,24 @@ import argparse
 import os
 import socket
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtx.errors import TrtxError, UsageError
+from trtx.frontend.admission import Bounds
 from trtx.frontend.broker import Broker
 from trtx.frontend.listener import NodelayListener
 from trtx.prompts.same import difference
 from trtx.text import torch_hidden
 
 if TYPE_CHECKING:
+    from trtx.planes.registry import Registry
     from trtx.prompts.maker import PromptMaker
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
 _DYNAMOS_BODY_LIMIT_MB = "45"
+_OVERLOADED = 529
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -39,6 +42,10 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--prompts-template", type=Path, help="file with the chat template that replaces the model's")
     parser.add_argument("--parser-of-calls", help="the parser of tool calls that the workers register")
+    parser.add_argument("--max-queued-requests", type=int, help="requests that may wait, over all frontends")
+    parser.add_argument("--max-queue-s", type=float, help="seconds that a request may wait")
+    parser.add_argument("--max-request-s", type=float, help="seconds that a request may take")
+    parser.add_argument("--frontends", type=int, default=1, help="frontends that share the bounds")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -62,11 +69,11 @@ def address_of(host: str, port: int) -> str:
 
 
 def open_door(
-    maker: PromptMaker, address: tuple[str, int], flags: list[str], *, reads_calls: bool
+    maker: PromptMaker | None, address: tuple[str, int], flags: list[str], bounds: Bounds, *, reads_calls: bool
 ) -> tuple[list[str], int]:
-    """Listens on ``address`` and makes prompts with ``maker``. Raises UsageError.
+    """Listens on ``address`` within ``bounds``, and makes prompts with ``maker``. Raises UsageError.
 
-    ``reads_calls``: workers register a parser of tool calls.
+    ``maker`` None: Dynamo makes them. ``reads_calls``: workers register a parser of tool calls.
 
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
     terminates.
@@ -84,17 +91,41 @@ def open_door(
         Door(
             address,
             inner,
-            partial(rewrite, maker),
-            paths=frozenset(PATHS),
+            None if maker is None else partial(rewrite, maker),
+            paths=frozenset(() if maker is None else PATHS),
             body_limit=int(os.environ.get("DYN_HTTP_BODY_LIMIT_MB", _DYNAMOS_BODY_LIMIT_MB)) << 20,
             tls=server_tls(tls.tls_cert_path, tls.tls_key_path) if tls.tls_cert_path else None,
-            read_calls=with_calls if reads_calls else None,
+            read_calls=with_calls if reads_calls and maker is not None else None,
+            bounds=bounds,
+            read_slots=_slots,
+            overload_status=_overload_status(),
+            namespace=os.environ.get("DYN_NAMESPACE", ""),
         ).start()
     except OSError as error:
         raise UsageError(
             f"the HTTP port {address[0]}:{address[1]} can't be opened ({error}); give another port"
         ) from error
     return others, inner
+
+
+def _slots() -> int:
+    from trtx.frontend.discovery import worker_slots
+
+    registry = _registry()
+    return 0 if registry is None else worker_slots(registry)
+
+
+@cache
+def _registry() -> Registry | None:
+    from trtx.frontend.discovery import registry_of_environment
+
+    return registry_of_environment(os.environ)
+
+
+def _overload_status() -> int:
+    """The status that Dynamo's own overload has: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
+    given = os.environ.get("DYN_HTTP_OVERLOAD_STATUS_CODE", "").strip()
+    return int(given) if given.isdecimal() and 400 <= int(given) <= 599 else _OVERLOADED
 
 
 def _maker(model: Path, template: str | None) -> PromptMaker:
@@ -129,9 +160,16 @@ def main(argv: list[str]) -> None:
         Broker(args.broker_xsub, args.broker_xpub).start()
     host, port = address_of(args.http_host, args.http_port), args.http_port
     template = None if args.prompts_template is None else args.prompts_template.read_bytes().decode()
-    if args.prompts_of is not None and difference(args.prompts_of, template) is not None:
-        maker = _maker(args.prompts_of, template)
-        rest, port = open_door(maker, (host, port), rest, reads_calls=args.parser_of_calls is not None)
+    differs = args.prompts_of is not None and difference(args.prompts_of, template) is not None
+    bounds = Bounds(
+        max_queued_requests=args.max_queued_requests,
+        max_queue_s=args.max_queue_s,
+        max_request_s=args.max_request_s,
+        frontends=args.frontends,
+    )
+    if differs or bounds.has_any:
+        maker = _maker(args.prompts_of, template) if differs else None
+        rest, port = open_door(maker, (host, port), rest, bounds, reads_calls=args.parser_of_calls is not None)
         host = "127.0.0.1"
     NodelayListener(port).start()
     from dynamo.frontend.main import (

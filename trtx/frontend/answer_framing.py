@@ -54,6 +54,11 @@ class AnswerFraming:
         """The status of the final answer, once its head has arrived."""
         return self._status if self._has_head else None
 
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether what has arrived of the body is a number of whole chunks, and not the last one."""
+        return self._expected == "chunk size" and not self._left and not self._line
+
     def _ends_with(self, line: bytes) -> bool:
         if self._keeps and line and self._expected in ("status", "headers"):
             self.head.append(line)

@@ -1,35 +1,47 @@
-"""The HTTP port of a frontend whose prompts transformers makes: rewrites requests and passes answers on unchanged.
+"""The HTTP port of a frontend with bounds, or whose prompts transformers makes; passes answers on unchanged.
 
 Dynamo 1.4.2 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
-Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610).
+Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610),
+and bounds its queue (``admission``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import os
 import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, cast
 
 import h11
 
+from trtx.frontend.admission import LAUNCHER_HEADER, METRICS_PATH, AdmissionQueue, Bounds, Overloaded, priority_of
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.refusals import refusal, stream_end, whole_answer
+from trtx.frontend.request_head import is_encoded, request_head
+from trtx.frontend.rewriting import PATHS
 from trtx.frontend.tool_answers import CallRequest, ToolAnswer
 from trtx.prompts.maker import Unrenderable
 
 Rewrite = Callable[[str, bytes], bytes]
 """Takes the path and body of a POST, returns the body with its prompt as token ids. Raises Unrenderable."""
+ReadSlots = Callable[[], int]
+"""Returns how many requests the workers compute at once, 0 if that is unknown. Raises OSError."""
 ReadCalls = Callable[[str, bytes], CallRequest | None]
 """Takes a path and a rewritten body, returns how to ask for an answer with calls, or None to copy the answer."""
 
 _THREADS = 2
+_GENERATING = frozenset({*PATHS, "/v1/messages"})
+"""The paths whose requests take a slot of a worker and have a deadline."""
+_SLOTS_SECONDS = 0.5
+_OVERLOADED = 529
 _BACKLOG = 1024
 _POLL_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
@@ -45,19 +57,27 @@ class Door:
         self,
         address: tuple[str, int],
         inner_port: int,
-        rewrite: Rewrite,
+        rewrite: Rewrite | None,
         *,
-        paths: frozenset[str],
+        paths: frozenset[str] = frozenset(),
         body_limit: int,
         tls: ssl.SSLContext | None = None,
         read_calls: ReadCalls | None = None,
+        bounds: Bounds | None = None,
+        read_slots: ReadSlots = lambda: 0,
+        overload_status: int = _OVERLOADED,
+        namespace: str = "",
     ) -> None:
         """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
 
+        ``bounds``: how many requests wait and how long they take; ``overload_status`` answers those that may not.
+        Requests of the launcher of ``namespace`` pass them.
         ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
-        self._read_calls = read_calls
+        self._read_calls, self._read_slots = read_calls, read_slots
+        self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
+        self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt-maker")
 
@@ -87,8 +107,15 @@ class Door:
         loop = asyncio.get_running_loop()
         while not await self._dynamo_listens():
             await asyncio.sleep(_POLL_SECONDS)
+        slots = loop.create_task(self._follow_slots()) if self.admission.bounds.has_queue else None
         server = await loop.create_server(lambda: _Client(self), sock=bound, ssl=self._tls, backlog=_BACKLOG)
-        await server.serve_forever()
+        await (server.serve_forever() if slots is None else asyncio.gather(server.serve_forever(), slots))
+
+    async def _follow_slots(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # discovery can't be read now, so the last number stands
+                self.admission.set_slots(await asyncio.to_thread(self._read_slots))
+            await asyncio.sleep(_SLOTS_SECONDS)
 
     async def _dynamo_listens(self) -> bool:
         try:
@@ -113,7 +140,7 @@ class Door:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._both, path, body)
 
     def _both(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
-        changed = self._rewrite(path, body)
+        changed = body if self._rewrite is None else self._rewrite(path, body)
         return changed, None if self._read_calls is None else self._read_calls(path, changed)
 
 
@@ -127,23 +154,41 @@ class _Inner(asyncio.Protocol):
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
         self._of_reason = b""  # the request that asks why the answer was refused
+        self._has_sent = False  # the client has got a part of the answer
+        self._is_left = False  # the client no longer wants what comes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
     def ask_for_calls(self, request: bytes, of_reason: bytes, *, is_streamed: bool) -> None:
         """Sends a POST whose answer may have calls, and ``of_reason`` if the answer does not say why it failed."""
-        self._answer, self._of_reason = ToolAnswer(is_streamed=is_streamed), of_reason
+        self._answer, self._of_reason, self._has_sent = ToolAnswer(is_streamed=is_streamed), of_reason, False
         self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
-        self._framing = AnswerFraming(method)
+        self._framing, self._has_sent = AnswerFraming(method), False
         self.transport.write(request)
 
+    def end_early(self, path: str, status: int, sentence: str) -> bytes | None:
+        """Ends the request at Dynamo, which frees its KV.
+
+        Returns the end of the client's answer; None if the client has got nothing yet. The end is empty if the answer
+        can't be ended with a sentence, because a part of a chunk was sent.
+        """
+        self._is_left = True
+        self.transport.abort()
+        if not self._has_sent:
+            return None
+        may_end = self._answer is not None or (self._framing is not None and self._framing.is_between_chunks)
+        return stream_end(path, status, sentence) if may_end else b""
+
     def data_received(self, data: bytes) -> None:
+        if self._is_left:
+            return
         if self._answer is not None:
             self._read(self._answer, data)
             return
+        self._has_sent = True
         self._client.transport.write(data)
         if self._framing is not None and self._framing.feed(data):
             self._framing = None
@@ -157,6 +202,7 @@ class _Inner(asyncio.Protocol):
             self.transport.close()
             return
         if made:
+            self._has_sent = True
             self._client.transport.write(made)
         if answer.is_done:
             self._answer = None
@@ -167,7 +213,8 @@ class _Inner(asyncio.Protocol):
                 self._client.next_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.transport.close()
+        if not self._is_left:
+            self._client.transport.close()
 
     def pause_writing(self) -> None:
         self._client.transport.pause_reading()
@@ -190,11 +237,15 @@ class _Client(asyncio.Protocol):
         self._working: asyncio.Task[None] | None = None
         self._answer_is_due = False
         self._early = b""  # what arrived while an answer was due
+        self._since: float | None = None  # when the request took a slot; None: it has none
+        self._deadline: asyncio.TimerHandle | None = None
+        self._path = ""  # of the request whose answer is due
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
         if self._working is not None:
             self._working.cancel()
         if self._inner is not None:
@@ -225,6 +276,7 @@ class _Client(asyncio.Protocol):
 
     def next_request(self) -> None:
         """Goes on with what the client sent in the meantime. An answer that ends the connection has none after it."""
+        self._release()
         if self._parser.their_state is h11.MUST_CLOSE or self.transport.is_closing():
             return
         self._answer_is_due, self._parser, early = False, _new_parser(), self._early
@@ -254,13 +306,20 @@ class _Client(asyncio.Protocol):
                 return
 
     async def _forward(self, request: h11.Request, body: bytes) -> None:
-        path = request.target.decode("latin-1").partition("?")[0]
+        self._path = path = request.target.decode("latin-1").partition("?")[0]
+        if path == METRICS_PATH and request.method == b"GET" and self._door.admission.bounds.has_any:
+            kind = {"content-type": "text/plain; version=0.0.4"}
+            self.transport.write(whole_answer(200, "OK", kind, self._door.admission.metrics().encode()))
+            self.next_request()
+            return
+        if request.method == b"POST" and path in _GENERATING and not await self._admitted(request, body):
+            return
         of_calls: CallRequest | None = None
-        if request.method == b"POST" and path in self._door.paths and not _is_encoded(request):
+        if request.method == b"POST" and path in self._door.paths and not is_encoded(request):
             try:
                 body, of_calls = await self._door.rewritten(path, body)
             except Unrenderable as error:
-                self._refuse(400, str(error), goes_on=self._parser.their_state is not h11.MUST_CLOSE)
+                self._refuse(400, str(error), goes_on=self._may_go_on)
                 return
             except asyncio.CancelledError:
                 raise
@@ -274,21 +333,69 @@ class _Client(asyncio.Protocol):
                 self._refuse(502, f"the frontend can't be reached: {error}")
                 return
         if of_calls is None:
-            self._inner.ask(request.method, _head(request, len(body)) + body)
+            self._inner.ask(request.method, request_head(request, len(body)) + body)
             return
-        asked, of_reason = (_head(request, len(one)) + one for one in (of_calls.body, of_calls.of_reason))
+        asked, of_reason = (request_head(request, len(one)) + one for one in (of_calls.body, of_calls.of_reason))
         self._inner.ask_for_calls(asked, of_reason, is_streamed=of_calls.is_streamed)
 
-    def _refuse(self, status: int, sentence: str, *, goes_on: bool = False) -> None:
+    async def _admitted(self, request: h11.Request, body: bytes) -> bool:
+        """Waits until the request may go on; False if it was refused. Its deadline begins here."""
+        admission = self._door.admission
+        if self._door.launcher[1] and self._door.launcher in request.headers:
+            return True
+        if (seconds := admission.bounds.max_request_s) is not None:
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._end_late, seconds)
+        if not admission.bounds.has_queue:
+            return True
+        try:
+            self._since = await admission.enter(priority_of(request.headers, body))
+        except Overloaded as error:
+            retry = {"retry-after": str(error.retry_s)}
+            self._refuse(self._door.overload_status, str(error), goes_on=self._may_go_on, headers=retry)
+            return False
+        return True
+
+    def _end_late(self, seconds: float) -> None:
+        """Ends the request whose answer is due, because it has passed its deadline."""
+        self._door.admission.counts.ended_late += 1
+        sentence = f"the request took longer than {seconds:g} s, the limit of this server; ask for fewer tokens"
+        if self._working is not None and not self._working.done():
+            self._working.cancel()  # it waits, or its prompt is being made
+            end = None
+        else:
+            assert self._inner is not None
+            end, self._inner = self._inner.end_early(self._path, 504, sentence), None
+        if end is None:
+            self._refuse(504, sentence, goes_on=self._may_go_on)
+            return
+        self.transport.write(end)
+        self.transport.close()
+
+    def _release(self) -> None:
+        """The request whose answer was due has ended."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._since is not None:
+            since, self._since = self._since, None
+            self._door.admission.leave(since)
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._parser.their_state is not h11.MUST_CLOSE
+
+    def _refuse(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        goes_on: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""
-        kind = {400: "Bad Request", 413: "Payload Too Large", 500: "Internal Server Error", 502: "Bad Gateway"}.get(
-            status, "Error"
-        )
-        body = json.dumps({"message": sentence, "type": kind, "code": status}).encode()
-        head = f"HTTP/1.1 {status} {kind}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         if self.transport.is_closing():
             return
-        self.transport.write(head.encode() + (b"\r\n" if goes_on else b"connection: close\r\n\r\n") + body)
+        self.transport.write(refusal(status, sentence, closes=not goes_on, headers=headers))
         if goes_on:
             self.next_request()
         else:
@@ -297,21 +404,6 @@ class _Client(asyncio.Protocol):
 
 def _new_parser() -> h11.Connection:
     return h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_HEAD_BYTES)
-
-
-def _is_encoded(request: h11.Request) -> bool:
-    """Whether the body is compressed; Dynamo refuses such bodies."""
-    return any(name == b"content-encoding" and value != b"identity" for name, value in request.headers)
-
-
-def _head(request: h11.Request, length: int) -> bytes:
-    """The request's head, with the length of the rewritten body."""
-    dropped = (b"content-length", b"transfer-encoding", b"expect")
-    lines = [b"%s %s HTTP/%s" % (request.method, request.target, request.http_version)]
-    lines += [b"%s: %s" % (name, value) for name, value in request.headers.raw_items() if name.lower() not in dropped]
-    if length or request.method in (b"POST", b"PUT", b"PATCH"):
-        lines.append(b"content-length: %d" % length)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def server_tls(certificate: Any, key: Any) -> ssl.SSLContext:

@@ -8,21 +8,12 @@ cards. So this module reads the cards from Dynamo's discovery, which it finds in
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
 
 from dynamo.llm import FrontendExtensionContext, FrontendResponse, FrontendRoute
 
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
-from trtx.planes.credentials import EtcdSecrets
-from trtx.planes.etcd import Etcd
-from trtx.planes.etcd_registry import EtcdRegistry
-from trtx.planes.file_registry import FileRegistry
-from trtx.planes.kubernetes_registry import KubernetesRegistry
+from trtx.frontend.discovery import registry_of_environment
 from trtx.planes.registry import Registry
-
-_TIMEOUT_S = 1.0  # the frontend waits for its handlers
-_DYNAMOS_LEASE_TTL_S = "10"
 
 
 def routes() -> list[FrontendRoute]:
@@ -38,25 +29,6 @@ def routes() -> list[FrontendRoute]:
             return FrontendResponse(503, {"error": str(error)})
 
     return [FrontendRoute("GET", PATH, answer)]
-
-
-def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
-    """The discovery that this process's Dynamo uses; None if trtx can't read it."""
-    backend, namespace = environment.get("DYN_DISCOVERY_BACKEND"), environment.get("DYN_NAMESPACE")
-    if backend == "file" and (directory := environment.get("DYN_FILE_KV")) is not None:
-        return FileRegistry(Path(directory))
-    if backend == "etcd" and namespace is not None and (endpoints := environment.get("ETCD_ENDPOINTS")) is not None:
-        etcd = Etcd(
-            [endpoint.strip() for endpoint in endpoints.split(",")],
-            EtcdSecrets.of_environment(environment),
-            timeout_s=_TIMEOUT_S,
-        )
-        lease_ttl_s = float(environment.get("ETCD_LEASE_TTL", _DYNAMOS_LEASE_TTL_S))
-        return EtcdRegistry(etcd, namespace, lease_ttl_s=lease_ttl_s)
-    if backend == "kubernetes" and namespace is not None and (pods := environment.get("POD_NAMESPACE")) is not None:
-        prefix = environment.get("DYN_NAMESPACE_PREFIX")
-        return KubernetesRegistry(pods, prefix or namespace, is_prefix=prefix is not None, timeout_s=_TIMEOUT_S)
-    return None
 
 
 def published_workers(registry: Registry) -> tuple[PublishedWorker, ...]:

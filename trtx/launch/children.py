@@ -62,6 +62,8 @@ class RealChild:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        if spec.cpus:  # before the process starts threads, which take over its CPUs as its children do
+            os.sched_setaffinity(self._process.pid, spec.cpus)
         self._exit_fd: int | None = os.pidfd_open(self._process.pid)
 
     @property

@@ -6,11 +6,13 @@ returns 404 as if there were no worker, while the frontend tries again and again
 
 from __future__ import annotations
 
+import json
 import re
 
 from trtx.launch.logs import Log
 
-_REFUSED = re.compile(r'WARN \S+: Model materialization failed; .*?error="(.*)"\s*$')
+_NOT_ADDED = "Model materialization failed; "
+_REFUSED = re.compile(rf'WARN \S+: {_NOT_ADDED}.*?error="(.*)"\s*$')
 _ERROR = re.compile(r"\sERROR\s+\S+: (.*)$")
 _LEASE_LOST = "Unable to maintain lease"
 _ANSWERED = "http response sent"  # about a single response, including responses to the launcher
@@ -27,8 +29,23 @@ class FrontendLog:
 
     def look(self) -> None:
         for line in self._log.new_lines():
+            self.has_lost_lease |= _LEASE_LOST in line
+            if line.startswith("{"):
+                self._look_at_json(line)
+                continue
             if found := _REFUSED.search(line):
                 self.refusal = found.group(1).replace('\\"', '"')
-            self.has_lost_lease |= _LEASE_LOST in line
             if (found := _ERROR.search(line)) and _ANSWERED not in line:
                 self.last_error = found.group(1)
+
+    def _look_at_json(self, line: str) -> None:
+        """Reads a line of ``--log-format json``."""
+        try:
+            entry = json.loads(line)
+            level, message = entry["level"], str(entry["message"])
+        except (ValueError, LookupError, TypeError):
+            return
+        if level == "WARN" and message.startswith(_NOT_ADDED):
+            self.refusal = str(entry.get("error", message))
+        elif level == "ERROR" and _ANSWERED not in message:
+            self.last_error = message

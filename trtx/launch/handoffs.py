@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trtx.engine import worker_facts
 from trtx.engine.handoff_facts import HandoffFacts
-from trtx.launch.readiness import request
+from trtx.launch.readiness import own_headers, request
 from trtx.topology import Plan
 
 MOST_PAIRS = 64
@@ -215,9 +215,9 @@ class HandoffProofs:
             "temperature": 0.0,
             "nvext": {"extra_fields": ["engine_data"]},
         }
-        headers: dict[str, str] = {}
+        headers = own_headers(self._plan.namespace)
         if (lives := _lives(pair, ids)) is not None:
-            headers = dict(zip((TO_PREFILL, TO_WORKER), map(str, lives), strict=True))
+            headers |= dict(zip((TO_PREFILL, TO_WORKER), map(str, lives), strict=True))
         try:
             code, answer = request(
                 self._url,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import tempfile
@@ -18,6 +19,7 @@ from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
 from trtx.engine import installed_version
 from trtx.errors import UsageError
+from trtx.launch.caller_variables import options_given, with_caller_variables
 from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
 from trtx.launch.chat_format import resolve_chat_format, with_chat_format
 from trtx.launch.discovery import etcd_auth, nats_auth
@@ -88,6 +90,7 @@ def prepare_hosts(spec: TopologySpec, hosts: HostsSpec, *, run_dir: Path) -> tup
     planned = with_chat_format(planned, resolved.chat)
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
     planned = with_weight_note(planned, resolved.checkpoint.path)
+    planned = with_caller_variables(planned, os.environ, options_given(spec))
     return replace(planned, findings=resolved.findings), asked
 
 
@@ -123,6 +126,7 @@ def plan_again(asked: PublishedInputs, *, model_path: Path, this_host: str | Non
         process_lease_s=PROCESS_LEASE_S,
     )
     planned = replace(planned, findings=findings)
+    planned = with_caller_variables(planned, os.environ, options_given(spec))
     if planned.tls is None:
         return as_seen_outside(planned, None)
     if any(one.host == host_here(planned.hosts, this_host) for one in planned.frontends):

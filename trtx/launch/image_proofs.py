@@ -20,7 +20,7 @@ from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import MediaLimits
 from trtx.errors import UsageError
 from trtx.launch.handoffs import CHAT, TO_PREFILL, TO_WORKER, ask_worker_ids
-from trtx.launch.readiness import request
+from trtx.launch.readiness import own_headers, request
 from trtx.topology import Plan, ProcessSpec
 
 _SIDE = 32  # pixels
@@ -96,7 +96,8 @@ class ImageProofs:
             "temperature": 0.0,
         }
         try:
-            headers, certificate = self._headers(target), self._plan.certificate
+            headers = own_headers(self._plan.namespace) | self._headers(target)
+            certificate = self._plan.certificate
             code, answer = request(
                 self._url, "POST", CHAT, body, headers=headers, timeout_s=timeout_s, certificate=certificate
             )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from trtx.launch.cores import cores_taken, cpu_cores, numa_node_of, numa_nodes
 from trtx.topology import Gpu, Machine
-
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def probe() -> Machine:
@@ -24,7 +21,7 @@ def probe() -> Machine:
     with _nvml() as there:
         handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES")) if there else []
         gpus = tuple(_gpu(index, handles) for index in range(len(handles)))
-    return Machine(gpus=gpus, cpu_cores=_cpu_cores())
+    return Machine(gpus, cpu_cores(), numa_nodes(), cores_taken())
 
 
 @contextlib.contextmanager
@@ -74,10 +71,19 @@ def _gpu(index: int, handles: list[Any]) -> Gpu:
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(memory.total),
         memory_free_bytes=int(memory.free),
+        numa_node=_numa_node(handle),
         nvlink_peers=tuple(
             peer for peer, other in enumerate(handles) if peer != index and _joined_by_nvlink(handle, other)
         ),
     )
+
+
+def _numa_node(handle: Any) -> int | None:
+    try:
+        bus_id = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    except pynvml.NVMLError:
+        return None
+    return numa_node_of(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)
 
 
 def _joined_by_nvlink(first: Any, second: Any) -> bool:
@@ -87,13 +93,3 @@ def _joined_by_nvlink(first: Any, second: Any) -> bool:
     except pynvml.NVMLError:
         return False
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
-
-
-def _cpu_cores() -> int:
-    """Number of cores that this process may use, from its CPU affinity and its cgroup's quota."""
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = _CGROUP_QUOTA.read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)

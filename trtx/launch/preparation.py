@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ from trtx.config.wording import quoted
 from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
+from trtx.launch.caller_variables import options_given, with_caller_variables
 from trtx.launch.certificates import as_seen_outside, with_certificate
 from trtx.launch.chat_format import ChatFormat, resolve_chat_format, with_chat_format
 from trtx.launch.collector import collector_warnings
@@ -105,7 +107,7 @@ def prepare(spec: TopologySpec, *, run_dir: Path, frontends: int = 1, fault: str
     planned = with_chat_format(planned, chat)
     planned = with_prompt_note(as_seen_outside(planned, certificate), resolved.checkpoint.path)
     planned = with_weight_note(planned, resolved.checkpoint.path)
-    planned = _with_fault(planned, fault)
+    planned = _with_fault(with_caller_variables(planned, os.environ, options_given(spec)), fault)
     return replace(planned, findings=resolved.findings, warnings=(*planned.warnings, *of_videos, *of_traces))
 
 

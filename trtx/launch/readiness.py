@@ -19,6 +19,7 @@ from trtx.tls import trust_of
 
 # Dynamo's name of each role in /v1/models/<name>/ready.
 _WORKER_TYPES = {"agg": "aggregated", "prefill": "prefill", "decode": "decode", "encode": "encode"}
+_LAUNCHER_HEADER = "x-trtx-launcher"  # as in trtx/frontend/admission.py
 _UNROUTED_S, _RETRY_S = 10.0, 0.2  # how long, and how often, a first request is repeated
 
 
@@ -75,13 +76,30 @@ def is_live(url: str, *, certificate: Path | None = None) -> bool:
     return True
 
 
+def own_headers(namespace: str) -> dict[str, str]:
+    """The header with which the launcher's own requests pass the bounds of a frontend (``trtx.frontend.admission``).
+
+    A topology under load could not prove that a restarted worker serves otherwise.
+    """
+    return {_LAUNCHER_HEADER: namespace}
+
+
 def complete(
-    url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float, certificate: Path | None = None
+    url: str,
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    *,
+    timeout_s: float,
+    certificate: Path | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> str | None:
     """Sends one real request through frontend and workers. Returns None if it produced tokens, else the error."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
     try:
-        code, answer = request(url, "POST", "/v1/completions", body, timeout_s=timeout_s, certificate=certificate)
+        code, answer = request(
+            url, "POST", "/v1/completions", body, headers=headers, timeout_s=timeout_s, certificate=certificate
+        )
         if code != 200:
             return f"HTTP {code}: {answer.decode(errors='replace')[:300] or 'empty body'}"
         document = json.loads(answer)
@@ -93,7 +111,14 @@ def complete(
 
 
 def complete_once_routed(
-    url: str, model: str, prompt: str, max_tokens: int, *, timeout_s: float, certificate: Path | None = None
+    url: str,
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    *,
+    timeout_s: float,
+    certificate: Path | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> str | None:
     """As :func:`complete`, but repeats the request for a few seconds while it gets a 503.
 
@@ -101,7 +126,9 @@ def complete_once_routed(
     """
     until = time.monotonic() + _UNROUTED_S
     while True:
-        problem = complete(url, model, prompt, max_tokens, timeout_s=timeout_s, certificate=certificate)
+        problem = complete(
+            url, model, prompt, max_tokens, timeout_s=timeout_s, certificate=certificate, headers=headers
+        )
         if problem is None or not problem.startswith("HTTP 503") or time.monotonic() >= until:
             return problem
         time.sleep(_RETRY_S)

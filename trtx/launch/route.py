@@ -11,7 +11,7 @@ import time
 
 from trtx.launch.handoffs import HandoffProofs
 from trtx.launch.image_proofs import ImageProofs
-from trtx.launch.readiness import ask_readiness, complete, is_live
+from trtx.launch.readiness import ask_readiness, complete, is_live, own_headers
 from trtx.topology import Plan
 
 _EVERY_S = 1.0
@@ -109,7 +109,10 @@ class FrontendStatus:
         plan, began_at = self._plan, time.monotonic()
         self._requests += 1
         prompt = f"{_PROOF_PROMPT}{self._requests}."
-        problem = complete(self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=plan.certificate)
+        own, certificate = own_headers(plan.namespace), plan.certificate
+        problem = complete(
+            self._url, plan.model, prompt, 1, timeout_s=_PROOF_TIMEOUT_S, certificate=certificate, headers=own
+        )
         # Run it after a failed request too, because it names the pair of workers and the cause.
         self.handoff_problem = self._handoffs.prove_missing(self._handoffs.worker_ids(), _PROOF_TIMEOUT_S) or ""
         self.request_problem = problem or self._images.prove_missing(_PROOF_TIMEOUT_S) or ""

@@ -19,7 +19,7 @@ from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.leftovers import clear_leftovers, refuse_second
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
 from trtx.launch.presence import SharePresence
-from trtx.launch.readiness import Readiness, ask_readiness, complete_once_routed
+from trtx.launch.readiness import Readiness, ask_readiness, complete_once_routed, own_headers
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
@@ -313,9 +313,15 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, images: ImagePro
     def ask(number: int) -> Future[str | None]:
         prompt = warm_up_prompt(number)
         url = urls[number % len(urls)]
-        own = plan.certificate
         return pool.submit(
-            complete_once_routed, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s, certificate=own
+            complete_once_routed,
+            url,
+            plan.model,
+            prompt,
+            WARM_UP_TOKENS,
+            timeout_s=request_s,
+            certificate=plan.certificate,
+            headers=own_headers(plan.namespace),
         )
 
     def prove() -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _SERVING_ENDPOINT = "generate"
+_GENERATING = ("aggregated", "decode")  # types of workers in Dynamo 1.6.1 that generate text
 
 
 class RegistryUnknown(OSError):
@@ -37,6 +38,7 @@ class Card:
     worker_id: int
     model: str
     runtime_data: Any
+    slots: int = 0  # requests that it generates text for at once; 0: none, or it does not say
 
 
 class Registry(Protocol):
@@ -88,4 +90,8 @@ def read_address(record: Mapping[str, Any]) -> tuple[str, int]:
 def read_card(record: Mapping[str, Any]) -> Card:
     """Parses a model card's record. Raises ValueError, LookupError, TypeError or AttributeError."""
     card = record["card_json"]
-    return Card(int(record["instance_id"]), str(card["display_name"]), card["runtime_config"].get("runtime_data"))
+    config = card["runtime_config"]
+    slots = 0
+    if card.get("worker_type") in _GENERATING:
+        slots = int(config.get("max_num_seqs") or 0) * int(config.get("data_parallel_size") or 1)
+    return Card(int(record["instance_id"]), str(card["display_name"]), config.get("runtime_data"), slots)

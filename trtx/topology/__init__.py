@@ -7,8 +7,9 @@ one worker (except encode workers that share one), ports differ, and a plan surv
 """
 
 from trtx.topology.commands import BrokerPorts, body_mib
+from trtx.topology.core_placement import cpu_ranges
 from trtx.topology.host_planner import plan_hosts, with_roles
-from trtx.topology.machine import Gpu, Machine
+from trtx.topology.machine import Gpu, Machine, NumaNode
 from trtx.topology.plan import (
     CHAT_TEMPLATE,
     TOPOLOGY_VARIABLE,
@@ -17,6 +18,7 @@ from trtx.topology.plan import (
     NatsService,
     Plan,
     PlannedHost,
+    ProcessRole,
     ProcessSpec,
     ServerTls,
     is_loopback,
@@ -36,14 +38,17 @@ __all__ = [
     "Machine",
     "ModelFiles",
     "NatsService",
+    "NumaNode",
     "Plan",
     "PlannedHost",
     "Ports",
+    "ProcessRole",
     "ProcessSpec",
     "ServerTls",
     "body_mib",
     "check_router_args",
     "check_size",
+    "cpu_ranges",
     "is_loopback",
     "plan",
     "plan_hosts",

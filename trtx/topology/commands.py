@@ -45,6 +45,10 @@ OWNED_FRONTEND_FLAGS = {
     "--prompts-of": "which trtx sets itself, from --model",
     "--prompts-template": "which trtx sets itself, from --chat-template",
     "--parser-of-calls": "which trtx sets itself, from --tool-call-parser",
+    "--max-queued-requests": "which trtx sets itself, from --max-queued-requests",
+    "--max-queue-s": "which trtx sets itself, from --max-queue-s",
+    "--max-request-s": "which trtx sets itself, from --max-request-s",
+    "--frontends": "which trtx sets itself, from --frontends",
     "--tls-cert-path": "which trtx sets itself, from --tls-cert",
     "--tls-key-path": "which trtx sets itself, from --tls-key",
     "--kserve-grpc-server": _NO_HTTP,
@@ -117,22 +121,24 @@ def message_bytes(media: MediaLimits) -> int:
     return max(LEAST_MESSAGE_BYTES, _MESSAGE_FOR_BODY * body_mib(media) * _MIB)
 
 
-def shared_environment(namespace: str, group: str, scratch_dir: Path, media: MediaLimits) -> dict[str, str]:
+def shared_environment(namespace: str, group: str, scratch_dir: Path, spec: TopologySpec) -> dict[str, str]:
     """Environment of every process of a topology on one machine, frontends and workers. Seen with Dynamo 1.4.2.
 
     ``group``: see :func:`trtx.topology.plan.group_of`. ``TMPDIR`` is set because every Dynamo process writes a logging
     configuration file into the temporary directory.
     """
+    of_format = {} if spec.log_format is None else {"DYN_LOGGING_JSONL": "1" if spec.log_format == "json" else "0"}
     return {
         TOPOLOGY_VARIABLE: group,
         "DYN_NAMESPACE": namespace,
         "DYN_REQUEST_PLANE": "tcp",
-        "DYN_LOG": "warn",
+        "DYN_LOG": spec.log_level or "warn",
+        **of_format,
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch_dir),
-        "DYN_TCP_MAX_MESSAGE_SIZE": str(message_bytes(media)),
+        "DYN_TCP_MAX_MESSAGE_SIZE": str(message_bytes(spec.media)),
     }
 
 
@@ -255,16 +261,17 @@ def frontend_command(
     port: int,
     *,
     broker: BrokerPorts | None,
-    is_one_of_many: bool,
+    frontends: int,
     prompts_of: Path | None = None,
     chat_template: Path | None = None,
 ) -> tuple[str, ...]:
     """Command line of a frontend, which is Dynamo's frontend started through trtx's.
 
     ``--namespace`` keeps it from listing other topologies' models. ``broker``: the event broker that it runs, on one
-    machine. ``is_one_of_many``: its router then exchanges the workers' load with the other frontends; otherwise it
-    would only know its own requests. ``prompts_of``: the model for which the frontend renders prompts with
-    transformers, if Dynamo's may differ. ``chat_template``: the file that replaces the model's.
+    machine. ``frontends``: their number. With several, its router exchanges the workers' load with the others, as it
+    would only know its own requests, and each takes its share of the bounds. ``prompts_of``: the model for which the
+    frontend renders prompts with transformers, if Dynamo's may differ. ``chat_template``: the file that replaces the
+    model's.
     """
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
     if broker is not None:
@@ -282,9 +289,20 @@ def frontend_command(
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]
     if spec.router_mode == "kv":
         command += KV_ROUTER_FLAGS
-        if is_one_of_many:
+        if frontends > 1:
             command.append("--router-replica-sync")
-    return tuple(command) + spec.router_args
+    return (*command, *_bounds(spec, frontends), *spec.router_args)
+
+
+def _bounds(spec: TopologySpec, frontends: int) -> list[str]:
+    """Flags of trtx.frontend for the bounds on queues and requests; none without a bound."""
+    given = {
+        "--max-queued-requests": spec.max_queued_requests,
+        "--max-queue-s": spec.max_queue_s,
+        "--max-request-s": spec.max_request_s,
+    }
+    flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    return [*flags, "--frontends", str(frontends)] if flags else []
 
 
 def worker_command(

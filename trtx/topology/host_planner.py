@@ -100,7 +100,7 @@ def plan_hosts(
             raise UsageError(f"no process would run on {host.name}; leave it out of the hosts, or ask for more workers")
         ports = _ports(host)
         shared = commands.shared_environment(
-            namespace, group_of(namespace, host.name), scratch_dir / group_of(namespace, host.name), spec.media
+            namespace, group_of(namespace, host.name), scratch_dir / group_of(namespace, host.name), spec
         )
         for index in range(hosts.frontends_of(host)):
             site = _frontend_site(host, spec.port + index, ports)
@@ -110,7 +110,7 @@ def plan_hosts(
                     shared | _planes(etcd, nats, site) | commands.response_environment(_known(site.response_port)),
                     site,
                     broker=None,
-                    is_one_of_many=_frontend_count(hosts) > 1,
+                    frontends=_frontend_count(hosts),
                 )
             )
         for one in there:

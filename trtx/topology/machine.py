@@ -15,6 +15,15 @@ class Gpu:
     memory_bytes: int
     nvlink_peers: tuple[int, ...] = ()  # indices of the visible GPUs connected by NVLink
     memory_free_bytes: int | None = None  # free now; None: unknown
+    numa_node: int | None = None  # None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """The CPU cores that share a memory controller: for each core, the CPUs that are its threads."""
+
+    index: int
+    cores: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +32,5 @@ class Machine:
 
     gpus: tuple[Gpu, ...] = ()
     cpu_cores: int = 1
+    numa_nodes: tuple[NumaNode, ...] = ()  # empty: unknown
+    cores_taken: str = ""  # why trtx must not place processes on cores; "" if nobody else does

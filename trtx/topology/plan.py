@@ -83,6 +83,7 @@ class ProcessSpec:
     env: dict[str, str]
     log_path: Path
     gpu_indices: tuple[int, ...] = ()  # indices among the caller's visible GPUs on its host
+    cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: all
     status_file: Path | None = None  # written by the worker; None if the process writes none
     system_port: int | None = None  # HTTP port of a worker's metrics
     host: str = ""  # name of the host; empty on one machine
@@ -329,6 +330,7 @@ def _process(entry: dict[str, Any]) -> ProcessSpec:
             **entry,
             "argv": tuple(entry["argv"]),
             "gpu_indices": tuple(entry["gpu_indices"]),
+            "cpus": tuple(entry.get("cpus", ())),
             "log_path": Path(entry["log_path"]),
             "status_file": None if status_file is None else Path(status_file),
             "kv_ports": None if (kv := entry.get("kv_ports")) is None else tuple(kv),

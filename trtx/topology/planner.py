@@ -9,6 +9,7 @@ from pathlib import Path
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.errors import UsageError
 from trtx.topology import commands
+from trtx.topology.core_placement import place_on_cores
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, is_loopback
@@ -60,8 +61,13 @@ def plan(
     )
     placed_because: list[str] = []
     gpus, threads = _place_all(work, machine, placed_because)
+    cpus: Sequence[tuple[int, ...]] = [() for _ in work.workers]
+    if spec.worker_cores == "auto":
+        placed = place_on_cores(machine, [worker.name for worker in work.workers], gpus)
+        cpus = placed.cpus
+        placed_because += placed.reasons
     env = {
-        **commands.shared_environment(namespace, namespace, scratch_dir, spec.media),
+        **commands.shared_environment(namespace, namespace, scratch_dir, spec),
         **commands.local_environment(scratch_dir, ports.brokers),
     }
     is_one_of_many = len(ports.http) > 1
@@ -71,7 +77,7 @@ def plan(
             env,
             Site(http_host=spec.host, http_port=port),
             broker=broker,
-            is_one_of_many=is_one_of_many,
+            frontends=len(ports.http),
         )
         for index, (port, broker) in enumerate(zip(ports.http, ports.brokers, strict=True))
     ]
@@ -82,8 +88,9 @@ def plan(
             Site(system_port=system_port),
             gpus=[(gpu.index, gpu.uuid) for gpu in group],
             threads=threads,
+            cpus=own,
         )
-        for worker, group, system_port in zip(work.workers, gpus, ports.system, strict=True)
+        for worker, group, own, system_port in zip(work.workers, gpus, cpus, ports.system, strict=True)
     ]
     reasons = [*placed_because, *work.reasons]
     if not is_loopback(spec.host):

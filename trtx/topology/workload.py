@@ -163,9 +163,12 @@ class Workload:
         site: Site,
         *,
         broker: commands.BrokerPorts | None,
-        is_one_of_many: bool,
+        frontends: int,
     ) -> ProcessSpec:
-        """The process of a frontend. ``env``: the environment of all processes of its host, including discovery."""
+        """The process of a frontend. ``env``: the environment of all processes of its host, including discovery.
+
+        ``frontends``: the number of frontends of the topology.
+        """
         assert site.http_port is not None
         return ProcessSpec(
             name=name,
@@ -176,7 +179,7 @@ class Workload:
                 site.http_host,
                 site.http_port,
                 broker=broker,
-                is_one_of_many=is_one_of_many,
+                frontends=frontends,
                 prompts_of=None if site.host else self.model_path,
                 chat_template=self.chat_template,
             ),
@@ -194,8 +197,9 @@ class Workload:
         gpus: Sequence[tuple[int, str]],
         threads: int | None,
         device: str = commands.LOOPBACK_DEVICE,
+        cpus: tuple[int, ...] = (),
     ) -> ProcessSpec:
-        """The process of a worker. ``threads``, ``device``: see ``worker_environment``.
+        """The process of a worker. ``threads``, ``device``: see ``worker_environment``. ``cpus``: none for all.
 
         ``gpus``: index and UUID of each GPU, or the index as text if the UUID is unknown.
         """
@@ -218,6 +222,7 @@ class Workload:
             env={**env, **own, **self._tracing(worker.name, env)},
             log_path=self.run_dir / "serve" / "logs" / f"{worker.name}.log",
             gpu_indices=tuple(index for index, _ in gpus),
+            cpus=cpus,
             status_file=None if is_simulated else status_file,
             **asdict(site),
         )

@@ -44,7 +44,10 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> topology,
         },
         {"nats": "nats://nats.events:4222", "frontends": 2, **_RICH},
     ),
-    "plain paced": ({"model": "synthetic:tiny-trained", "engine": "paced"}, {"model_claim": "models"}),
+    "plain paced": (
+        {"model": "synthetic:tiny-trained", "engine": "paced", "log_format": "json"},
+        {"model_claim": "models"},
+    ),
 }
 
 

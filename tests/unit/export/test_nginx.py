@@ -68,6 +68,9 @@ REFUSED = {
         ["--tls-cert", "leaf.pem", "--tls-key", "leaf.key"],
         "nginx could not verify frontends by it .*issuer.*put the certificates of its authority behind it",
     ),
+    "no rate": (["--rate-limit", "0"], "--rate-limit 0 is no rate; expected requests a second"),
+    "a rate of no key": (["--rate-limit-per-key", "2"], "--rate-limit-per-key has no effect without --api-keys"),
+    "a burst of no rate": (["--rate-burst", "2"], "--rate-burst has no effect without --rate-limit"),
     "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends has no effect with --hosts"),
 }
 

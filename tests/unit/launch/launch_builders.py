@@ -15,7 +15,9 @@ from trtx.topology.plan import ProcessRole
 _PORT = 10_000 + os.getpid() % 5_000
 
 
-def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "agg") -> ProcessSpec:
+def process(
+    tmp_path: Path, name: str, program: str = "", role: ProcessRole = "agg", cpus: tuple[int, ...] = ()
+) -> ProcessSpec:
     """``program``: Python source to run."""
     return ProcessSpec(
         name=name,
@@ -23,6 +25,7 @@ def process(tmp_path: Path, name: str, program: str = "", role: ProcessRole = "a
         argv=(sys.executable, "-c", textwrap.dedent(program)),
         env={"TRTX_TOPOLOGY": namespace(tmp_path)},
         log_path=tmp_path / "run" / "serve" / "logs" / f"{name}.log",
+        cpus=cpus,
         status_file=tmp_path / "run" / "serve" / "status" / f"{name}.json",
     )
 

@@ -82,6 +82,18 @@ def test_a_frontends_log_tells_what_it_refused_and_its_last_error(tmp_path: Path
     assert seen.refusal == 'prompt_formatter_from_mdc: no "{%"'
 
 
+def test_a_frontends_log_of_json_tells_the_same(tmp_path: Path) -> None:
+    log = Log(tmp_path / "frontend.log")
+    seen = FrontendLog(log)
+    with (tmp_path / "frontend.log").open("a") as written:  # as Dynamo 1.6.1 writes with DYN_LOGGING_JSONL
+        written.write('{"level":"ERROR","target":"a","message":"watch failed"}\n')
+        written.write('{"level":"ERROR","target":"a","message":"http response sent","status":"404"}\n')
+        written.write('{"level":"WARN","message":"Model materialization failed; scheduling","error":"no \\"{%\\""}\n')
+        written.write('{"level":"WARN"}\n{half\n')
+    seen.look()
+    assert (seen.refusal, seen.last_error) == ('no "{%"', "watch failed")
+
+
 def scratch_in(tmp_path: Path) -> Scratch:
     scratch = Scratch(tmp_path / "scratch", tmp_path / "scratch" / "kv")
     scratch.make()

@@ -57,7 +57,7 @@ def serving(deployment: Deployment) -> Iterator[list[int]]:
                 self._say(200, told if self.path == PATH else count.encode())
 
             def do_POST(self) -> None:
-                deployment.pins.append({name for name in self.headers if name.startswith("x-")})
+                deployment.pins.append({name for name in self.headers if name.endswith("-instance-id")})
                 code, answer = deployment.chat(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self._say(code, json.dumps(answer).encode())
 

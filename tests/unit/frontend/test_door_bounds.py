@@ -1,0 +1,219 @@
+"""What a client sees of a frontend with bounds: refusals, deadlines, and the state of the queue."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from trtx.frontend.admission import Bounds
+from trtx.frontend.door import Door
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+
+
+@dataclass
+class Gates:
+    """``goes_on``: held answers end. ``gone``: how many answers lost their client."""
+
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Plays Dynamo: an answer waits for the gate, a stream after its first event."""
+
+    protocol_version = "HTTP/1.1"
+    gates: Gates
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        if body.get("stream"):
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self._chunk(b'data: {"n": 1}\n\n')
+        self._held()
+        if body.get("stream"):
+            self._chunk(b"data: [DONE]\n\n")
+            self._chunk(b"")
+        else:
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    def _held(self) -> None:
+        """Waits for the gate, or for the client's end."""
+        self.connection.settimeout(0.01)
+        while not self.gates.goes_on.is_set():
+            try:
+                if self.connection.recv(1, socket.MSG_PEEK) == b"":
+                    raise ConnectionResetError
+            except TimeoutError:
+                continue
+            except OSError:
+                self.gates.gone.release()
+                raise
+        self.connection.settimeout(None)
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[Bounds], tuple[int, Gates]]]:
+    gates = Gates()
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *arguments: object) -> None: ...  # a client that leaves
+
+    inner = Server(("127.0.0.1", 0), type("Handler", (Slow,), {"gates": gates}))
+    threading.Thread(target=inner.serve_forever, daemon=True).start()
+
+    def serve(bounds: Bounds) -> tuple[int, Gates]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        Door(
+            ("127.0.0.1", port),
+            inner.server_address[1],
+            None,
+            body_limit=1000,
+            bounds=bounds,
+            read_slots=lambda: 1,
+            overload_status=429,
+            namespace="mine",
+        ).start()
+        wanted = "trtx_frontend_request_slots 1" if bounds.has_queue else "trtx_frontend_running_requests"
+        until(lambda: wanted in metrics(port))
+        return port, gates
+
+    yield serve
+    gates.goes_on.set()
+    inner.shutdown()
+    inner.server_close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def metrics(port: int) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/trtx/queue")
+        return connection.getresponse().read().decode()
+    except OSError:
+        return "it does not listen yet"
+    finally:
+        connection.close()
+
+
+def asked(port: int, body: dict[str, Any], path: str = CHAT, **headers: str) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("POST", path, json.dumps(body), {name.replace("_", "-"): text for name, text in headers.items()})
+    return connection
+
+
+def test_a_full_queue_answers_at_once_with_retry_after_and_the_connection_goes_on(served: Any) -> None:
+    port, gates = served(Bounds(max_queued_requests=1))
+    running = asked(port, {})
+    until(lambda: "running_requests 1" in metrics(port))
+    waiting = asked(port, {})
+    until(lambda: "waiting_requests 1" in metrics(port))
+    refused = asked(port, {})
+    answer = refused.getresponse()
+    assert answer.status == 429 and int(answer.headers["Retry-After"]) >= 1
+    assert json.loads(answer.read()) == {
+        "message": "the server is overloaded: 1 requests already wait; try again later",
+        "type": "Too Many Requests",
+        "code": 429,
+    }
+    gates.goes_on.set()
+    assert running.getresponse().status == waiting.getresponse().status == 200
+    refused.request("POST", CHAT, "{}")
+    assert refused.getresponse().status == 200
+    assert 'refused_requests_total{reason="queue full"} 1' in metrics(port)
+
+
+def test_a_request_that_waits_too_long_is_refused(served: Any) -> None:
+    port, gates = served(Bounds(max_queue_s=0.05))
+    running = asked(port, {})
+    until(lambda: "running_requests 1" in metrics(port))
+    answer = asked(port, {}).getresponse()
+    assert answer.status == 429 and answer.headers["Retry-After"] == "1"
+    assert "no worker was free within 0.05 s" in json.loads(answer.read())["message"]
+    gates.goes_on.set()
+    assert running.getresponse().status == 200
+
+
+def test_a_proof_of_the_launcher_passes_a_full_queue(served: Any) -> None:
+    port, gates = served(Bounds(max_queued_requests=1))
+    running = [asked(port, {}) for _ in range(2)]
+    until(lambda: "waiting_requests 1" in metrics(port))
+    proof = asked(port, {}, x_trtx_launcher="mine")
+    other = asked(port, {}, x_trtx_launcher="another")
+    assert other.getresponse().status == 429
+    gates.goes_on.set()
+    assert [one.getresponse().status for one in (proof, *running)] == [200, 200, 200]
+
+
+def test_a_client_that_leaves_gives_its_slot_and_its_place_back(served: Any) -> None:
+    port, gates = served(Bounds(max_queued_requests=1))
+    running, waiting = asked(port, {}), asked(port, {})
+    until(lambda: "waiting_requests 1" in metrics(port))
+    waiting.close()
+    until(lambda: "waiting_requests 0" in metrics(port))
+    running.close()
+    until(lambda: "running_requests 0" in metrics(port))
+    assert gates.gone.acquire(timeout=10), "Dynamo sees the client go, and frees its KV"
+
+
+def test_an_answer_past_its_deadline_is_a_504_and_is_ended_at_dynamo(served: Any) -> None:
+    port, gates = served(Bounds(max_queue_s=60, max_request_s=0.5))
+    late = asked(port, {})
+    answer = late.getresponse()
+    assert answer.status == 504
+    assert "took longer than 0.5 s" in json.loads(answer.read())["message"]
+    assert gates.gone.acquire(timeout=10)
+    until(lambda: "running_requests 0" in metrics(port))
+    gates.goes_on.set()
+    late.request("POST", CHAT, "{}")
+    assert late.getresponse().status == 200
+
+
+def test_the_deadline_also_ends_a_request_that_waits(served: Any) -> None:
+    port, gates = served(Bounds(max_queued_requests=5, max_request_s=0.5))
+    answers = [asked(port, {}) for _ in range(2)]
+    assert [one.getresponse().status for one in answers] == [504, 504]
+    until(lambda: "waiting_requests 0" in metrics(port) and "running_requests 0" in metrics(port))
+    assert gates.gone.acquire(timeout=10)
+    assert "timed_out_requests_total 2" in metrics(port)
+
+
+@pytest.mark.parametrize(("path", "says"), [(CHAT, b'data: {"error": {'), (RESPONSES, b"event: error\ndata: {")])
+def test_a_stream_past_its_deadline_ends_with_a_sentence(served: Any, path: str, says: bytes) -> None:
+    port, gates = served(Bounds(max_request_s=0.5))
+    answer = asked(port, {"stream": True}, path).getresponse()
+    assert answer.status == 200
+    events = answer.read()
+    assert events.startswith(b'data: {"n": 1}\n\n' + says), events
+    assert b"took longer than 0.5 s" in events
+    assert events.endswith(b"data: [DONE]\n\n") == (path == CHAT)
+    assert gates.gone.acquire(timeout=10)

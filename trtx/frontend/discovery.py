@@ -1,0 +1,43 @@
+"""The discovery that this process's Dynamo uses, found in its environment, and what it says about the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtx.planes.credentials import EtcdSecrets
+from trtx.planes.etcd import Etcd
+from trtx.planes.etcd_registry import EtcdRegistry
+from trtx.planes.file_registry import FileRegistry
+from trtx.planes.kubernetes_registry import KubernetesRegistry
+from trtx.planes.registry import Registry
+
+_TIMEOUT_S = 1.0  # the frontend waits for its handlers
+_DYNAMOS_LEASE_TTL_S = "10"
+
+
+def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
+    """The discovery that this process's Dynamo uses; None if trtx can't read it."""
+    backend, namespace = environment.get("DYN_DISCOVERY_BACKEND"), environment.get("DYN_NAMESPACE")
+    if backend == "file" and (directory := environment.get("DYN_FILE_KV")) is not None:
+        return FileRegistry(Path(directory))
+    if backend == "etcd" and namespace is not None and (endpoints := environment.get("ETCD_ENDPOINTS")) is not None:
+        etcd = Etcd(
+            [endpoint.strip() for endpoint in endpoints.split(",")],
+            EtcdSecrets.of_environment(environment),
+            timeout_s=_TIMEOUT_S,
+        )
+        lease_ttl_s = float(environment.get("ETCD_LEASE_TTL", _DYNAMOS_LEASE_TTL_S))
+        return EtcdRegistry(etcd, namespace, lease_ttl_s=lease_ttl_s)
+    if backend == "kubernetes" and namespace is not None and (pods := environment.get("POD_NAMESPACE")) is not None:
+        prefix = environment.get("DYN_NAMESPACE_PREFIX")
+        return KubernetesRegistry(pods, prefix or namespace, is_prefix=prefix is not None, timeout_s=_TIMEOUT_S)
+    return None
+
+
+def worker_slots(registry: Registry) -> int:
+    """How many requests the registered workers compute at once: the sum over those that generate text.
+
+    Raises OSError if discovery can't be read.
+    """
+    return sum(card.slots for card in registry.cards())
