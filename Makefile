@@ -31,16 +31,16 @@ check: $(SETUP) ## lint, types
 	$(VENV)/mypy trtx benchmarks tools/training
 
 unit: $(SETUP) ## the loop of a day's work: some minutes, no server, no aiperf, no model that is more than tiny
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
+	$(VENV)/python -m pytest -q --processes 2 --hypothesis-profile quick \
 	  -m "not proof and not gpu and not slow" tests/unit
 
 # Files in the order they are found, or the few long tests would begin last; four, as many of them wait for processes.
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
-	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not proof and not gpu"
+	$(VENV)/python -m pytest -q --processes 4 -m "not proof and not gpu"
 
 proof: $(SETUP) ## the long ones: random kills, soaks, and every example of the property tests
 	$(VENV)/python -m pytest -q -m proof
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile full -m "hypothesis and not proof and not gpu"
+	$(VENV)/python -m pytest -q --processes 2 --hypothesis-profile full -m "hypothesis and not proof and not gpu"
 
 test-gpu: $(SETUP) ## the tests that need a GPU
 	$(VENV)/python -m pytest -q -m gpu
