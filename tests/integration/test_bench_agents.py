@@ -69,6 +69,7 @@ def test_an_answer_that_breaks_its_schema_fails_with_its_reason_and_the_others_a
     assert "answer format, %" in (run_dir / "report.html").read_text()
 
 
+@pytest.mark.proof  # a run of its own; what is sent of a trace, the unit tests ask
 def test_a_scenario_replays_the_sessions_of_a_local_trace(served: Plan, tmp_path: Path) -> None:
     words = ["--input-file", str(ROOT / "sweeps" / "agents" / "sessions"), "--scenario", "inferencex-agentx-mvp"]
     done = call("bench", "--url", served.url, *LOAD, *words, "--request-count", "12", "-o", str(tmp_path / "runs"))

@@ -174,6 +174,7 @@ def test_a_run_that_is_killed_in_either_half_goes_on_with_what_it_lacks(half: st
     assert again.returncode == 0 and "kept: agg-c2, scores of agg\nto measure: nothing" in again.stderr
 
 
+@pytest.mark.proof
 def test_the_shipped_sweep_asks_for_what_this_model_has_learned() -> None:
     spec = load_sweep(ROOT / "sweeps" / "smoke-eval.yaml", {})
     assert spec.eval is not None and spec.eval.tasks == ("trtx",) and spec.topology.model == "synthetic:tiny-trained"

@@ -53,6 +53,7 @@ def test_a_full_disk_under_its_output_ends_no_topology_and_the_gap_is_told() -> 
         assert nothing_left(plan)
 
 
+@pytest.mark.proof
 def test_what_something_else_removes_or_fills_is_told_truly_and_healed(tmp_path: Path) -> None:
     with trtx_serve(*PACED) as serve:
         plan = serve.wait_ready()

@@ -95,7 +95,7 @@ def disagg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
 
 def in_every_way(agg: Topology, disagg: Topology, route: str, **body: Any) -> GuidedAnswer:
     """The answer, which is the same whether it is streamed and whether prefill and decode are apart."""
-    answers = [ask(running, route, stream=stream, **body) for running in (agg, disagg) for stream in (False, True)]
+    answers = [ask(running, route, stream=stream, **body) for running, stream in ((agg, False), (disagg, True))]
     assert all(answer == answers[0] for answer in answers), answers
     return answers[0]
 

@@ -23,6 +23,7 @@ def _args(timeout_ms: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.proof  # test_handoff.py asks it of leases, core/test_disaggregation.py of decode
 def test_an_expired_lease_gives_its_blocks_back_and_decode_computes_the_prompt_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -117,6 +117,7 @@ def check_all(served: Served, oracle: Oracle) -> None:
             check(served, oracle, name, words)
 
 
+@pytest.mark.proof  # frames of videos are prepared and encoded in the unit tests
 def test_an_answer_to_a_video_is_that_of_transformers_cached_or_not() -> None:
     command = trtx_serve("--engine", "torch", "--model", "synthetic:tiny-qwen2.5-vl", "--decode-processes", "1")
     with command as started:
