@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from topology_clients import PACED, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
