@@ -19,7 +19,7 @@ from topology_clients import trtx_serve
 from trtx.bench.records import ANSWER_FORMAT
 from trtx.topology import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
 LOAD = ["--tokenizer", "synthetic:tiny-tools", "--concurrency", "2"]
 
@@ -69,7 +69,6 @@ def test_an_answer_that_breaks_its_schema_fails_with_its_reason_and_the_others_a
     assert "answer format, %" in (run_dir / "report.html").read_text()
 
 
-@pytest.mark.proof  # a run of its own; what is sent of a trace, the unit tests ask
 def test_a_scenario_replays_the_sessions_of_a_local_trace(served: Plan, tmp_path: Path) -> None:
     words = ["--input-file", str(ROOT / "sweeps" / "agents" / "sessions"), "--scenario", "inferencex-agentx-mvp"]
     done = call("bench", "--url", served.url, *LOAD, *words, "--request-count", "12", "-o", str(tmp_path / "runs"))

@@ -11,6 +11,8 @@ import pytest
 
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
+pytestmark = pytest.mark.proof
+
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
@@ -23,7 +25,6 @@ def _args(timeout_ms: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.proof  # test_handoff.py asks it of leases, core/test_disaggregation.py of decode
 def test_an_expired_lease_gives_its_blocks_back_and_decode_computes_the_prompt_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,7 +29,7 @@ from trtx.topology import Plan
 from trtx.torch_engine.embeddings import EmbeddingReader, parse_handle
 from trtx.torch_engine.llmapi import LLM, MultimodalEncoder, SamplingParams
 
-pytestmark = pytest.mark.trtllm
+pytestmark = [pytest.mark.proof, pytest.mark.trtllm]
 
 MODEL = "synthetic:tiny-qwen2.5-vl"
 CONTEXT, TOKENS, MERGE = 160, 5, 2
@@ -167,7 +167,7 @@ def split(trtllm_environment: Mapping[str, str]) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module", params=["agg", pytest.param("split", marks=pytest.mark.proof)])
+@pytest.fixture(scope="module", params=["agg", "split"])
 def served(request: pytest.FixtureRequest) -> Served:
     started: Served = request.getfixturevalue(request.param)
     return started
@@ -187,7 +187,6 @@ def test_an_answer_is_the_torch_engines_whoever_encodes(served: Served, expected
     check(served, expected)  # of the cache
 
 
-@pytest.mark.proof  # a third topology
 def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: Mapping[str, str]) -> None:
     """An LLM takes rows of its own dtype alone."""
     with serving(trtllm_environment, "--encode", "1", "--set", "dtype=bfloat16") as served:
@@ -196,7 +195,6 @@ def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: M
         assert served.pictures("agg-0", "put") == 0, "no picture was left to the LLM's own tower"
 
 
-@pytest.mark.proof  # both topologies
 def test_each_picture_is_seen_once_and_decode_sees_none(agg: Served, split: Served) -> None:
     before = {
         (name, stage): served.pictures(name, stage)
@@ -268,7 +266,6 @@ def test_a_picture_that_can_not_be_is_refused_before_it_is_encoded_and_ends_no_w
     wait_until(lambda: served.held() == [], 15, "nothing held")
 
 
-@pytest.mark.proof  # both topologies
 def test_text_of_several_scripts_comes_back_as_the_tokens_that_it_was(agg: Served, split: Served) -> None:
     """Beside encode workers TensorRT-LLM makes the prompt of its text again."""
     asked = [{"role": "user", "content": [text("caf\u00e9 \U0001f600 \u6f22"), part("small")]}]
@@ -277,7 +274,6 @@ def test_text_of_several_scripts_comes_back_as_the_tokens_that_it_was(agg: Serve
     assert answers[0]["usage"] == answers[1]["usage"]
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("options", [("--encode", "2"), ("--mode", "disagg")], ids=" ".join)
 def test_the_other_topologies_answer_the_same(
     trtllm_environment: Mapping[str, str], expected: dict[str, Answer], options: tuple[str, ...]

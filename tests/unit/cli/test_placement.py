@@ -490,6 +490,7 @@ IGNORED_BY_THE_ROOM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
 def test_an_option_is_refused_only_where_it_would_change_nothing(
