@@ -426,6 +426,7 @@ def is_of_share(number: int, place: int, share: int) -> bool:
     return (number + place) % share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("merges", "sizes"), [(True, ()), (False, SIZES), (True, SIZES)])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
