@@ -25,10 +25,13 @@ def run_forked(session: pytest.Session, processes: int) -> None:
     queue = _queue(len(files))
     directory = session.config._tmp_path_factory.getbasetemp()
     running: dict[Connection, _Process] = {}
-    for number in range(min(processes, len(files))):
+    processes = min(processes, len(files))
+    for number in range(processes):
         receiver, sender = Pipe(duplex=False)
         pid = os.fork()
         if not pid:
+            # As pytest-xdist says it, by which tests share out ports.
+            os.environ.update(PYTEST_XDIST_WORKER=f"gw{number}", PYTEST_XDIST_WORKER_COUNT=str(processes))
             _run_in_child(session, _taken(files, queue), directory / f"process-{number}", sender)
         sender.close()
         running[receiver] = _Process(session, pid)
