@@ -279,6 +279,7 @@ def test_a_busy_process_beside_a_run_is_told_of_its_cells_and_an_idle_machine_wa
     assert "foreign CPU use: processes outside the run used" in row["validity_reasons"]
 
 
+@pytest.mark.proof  # a run of its own
 def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
@@ -291,6 +292,7 @@ def test_an_aiperf_that_measures_nothing_is_exit_5_with_its_log(tmp_path: Path) 
     assert (_run_dir(tmp_path / "runs") / "report.html").exists()
 
 
+@pytest.mark.proof  # a run of its own; test_serve_live.py interrupts a topology
 def test_ctrl_c_ends_aiperf_and_the_topology_and_renders_what_there_is(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "trtx", "bench", "--concurrency", "1,4", *PACED, "--isl", "64", "--osl", "16"]
     process = subprocess.Popen(

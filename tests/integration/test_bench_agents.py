@@ -19,7 +19,7 @@ from topology_clients import trtx_serve
 from trtx.bench.records import ANSWER_FORMAT
 from trtx.topology import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
 LOAD = ["--tokenizer", "synthetic:tiny-tools", "--concurrency", "2"]
 

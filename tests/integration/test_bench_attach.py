@@ -93,6 +93,7 @@ def test_another_makers_server_is_measured_and_its_key_is_written_nowhere(tmp_pa
     assert deployment["api_key_from"] == "OPENAI_API_KEY"
 
 
+@pytest.mark.proof  # a run of its own
 def test_answers_that_name_another_model_are_told_in_each_form(tmp_path: Path) -> None:
     with other_server(VLLM, names="tiny-2-\x1b[2J" + "x" * 5000) as server:
         done = bench(server.url, tmp_path / "runs", None)
@@ -107,6 +108,7 @@ def test_answers_that_name_another_model_are_told_in_each_form(tmp_path: Path) -
         assert "tiny-2- [2J" in (run_dir / form).read_text(), form
 
 
+@pytest.mark.proof  # a run of its own
 def test_a_server_that_sends_its_requests_on_is_refused_and_nobody_is_measured_in_its_place(tmp_path: Path) -> None:
     """Neither where it does so only once it is measured, to a server that would answer all."""
     with other_server(VLLM, key=KEY) as elsewhere:

@@ -22,6 +22,8 @@ from trtx.evals.forms import read_samples
 from trtx.experiment import load_sweep
 from trtx.launch.processes import members
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 TASKS = ("trtx_copying", "trtx_arithmetic_choice")  # one that generates, one that scores log-probabilities
 LIMIT = 6
@@ -103,7 +105,6 @@ def test_its_page_shows_scores_beside_speed(measured: Measured, browser: Browser
     page.close()
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
 def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -119,7 +120,6 @@ def test_what_no_task_has_costs_no_start_and_leaves_nothing(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.proof
 def test_a_task_that_is_called_as_a_load_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"q": "7 + 5 =", "a": "12"}\n')
@@ -135,7 +135,6 @@ def test_a_task_that_is_called_as_a_load_is_refused(tmp_path: Path, capfd: pytes
     assert "the task c1 and a load of this sweep have the same name" in capfd.readouterr().err
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("half", ["speed", "scores"])
 def test_a_run_that_is_killed_in_either_half_goes_on_with_what_it_lacks(half: str, sweep: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "bench"]

@@ -28,6 +28,8 @@ LONG = {
     "quantize.md",
     "evaluate.md",
     "debug.md",
+    "structured-output.md",
+    "tools.md",
 }
 SERVES_S = 120.0
 ONE_S = 600.0

@@ -129,6 +129,7 @@ def test_an_arena_that_is_full_leaves_the_next_to_a_file_and_is_used_again(
     assert place_of(taken(encoder.offer(3, whole))).num_blocks == ARENA >> 16
 
 
+@pytest.mark.proof  # an encoder and a deadline of its own
 def test_one_that_was_taken_over_and_never_removed_costs_a_deadline(start: Start) -> None:
     """Whoever took it was killed, say."""
     encoder = start(lease_s=0.3)
@@ -137,6 +138,7 @@ def test_one_that_was_taken_over_and_never_removed_costs_a_deadline(start: Start
     assert not any(Path(path or "").exists() for path in lost)
 
 
+@pytest.mark.proof  # of files, test_embedding_handoff.py asks the same
 def test_a_killed_encoder_costs_its_own_embeddings_alone(
     start: Start, encoder: Encoder, loader: EmbeddingLoader, device: str
 ) -> None:

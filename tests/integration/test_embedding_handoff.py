@@ -117,6 +117,7 @@ def test_a_killed_exporter_costs_its_own_embeddings_alone(
     assert torch.equal(read(reader, peer.offer(3, ROWS)), embedding(3, ROWS))
 
 
+@pytest.mark.proof  # a deadline's seconds
 def test_a_frozen_exporter_is_given_up_at_the_deadline(
     reader: EmbeddingReader, start: Callable[[float], Exporter], peer: Exporter
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_frozen_exporter_is_given_up_at_the_deadline(
     assert torch.equal(read(reader, peer.offer(2, ROWS)), embedding(2, ROWS))
 
 
+@pytest.mark.proof  # a deadline's seconds
 def test_a_reader_that_never_comes_costs_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     exports = EmbeddingExports(arena_bytes=1 << 20, lease_s=0.2)

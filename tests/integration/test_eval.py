@@ -254,6 +254,7 @@ def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
     assert not chosen.scores and chosen.note is not None and "echo is not supported" in chosen.note
 
 
+@pytest.mark.proof  # a server and two runs of its own
 def test_relative_paths_of_a_run_begin_where_it_began_wherever_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

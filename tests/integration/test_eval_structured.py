@@ -138,6 +138,7 @@ def test_the_difference_of_both_arms_is_of_pairs(both: Path) -> None:
     assert "## Structured output: agg, own_bench" in (both / "summary.md").read_text()
 
 
+@pytest.mark.proof  # a second server
 def test_a_server_that_ignores_the_schema_misses_the_gate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     argv = ["eval", "--tasks", "trtx_json", "--tokenizer", f"synthetic:{MODEL}", "--endpoint-type", "chat"]
     argv += ["--limit", str(LIMIT), "--structured-output", "constrained", "-o", str(tmp_path)]

@@ -97,6 +97,7 @@ def test_requests_right_after_an_idle_workers_death_find_the_other_one(two_of_ea
         assert len(bad_ones([stream.result() for stream in waiting])) <= 1
 
 
+@pytest.mark.proof  # a third topology; the pair above does it too
 def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other(two_aggregated: ServeCommand) -> None:
     serve, plan = two_aggregated, two_aggregated.wait_ready()
     with Load(plan.url, plan.model, 16, 60) as load:
@@ -107,6 +108,7 @@ def test_an_agg_worker_of_two_dies_and_its_streams_go_on_at_the_other(two_aggreg
     assert bad_ones(load.streams) == []
 
 
+@pytest.mark.proof  # a second topology
 @pytest.mark.parametrize("victim", ["frontend", "decode-0", "prefill-0"])
 def test_with_one_of_each_role_it_serves_again_after_a_kill(one_of_each: ServeCommand, victim: str) -> None:
     plan = one_of_each.wait_ready()
@@ -115,6 +117,7 @@ def test_with_one_of_each_role_it_serves_again_after_a_kill(one_of_each: ServeCo
     wait_until(lambda: stream_once(plan.url, plan.model, "hello again", 3).is_good, 15, "a good request")
 
 
+@pytest.mark.proof  # it takes a deadline's seconds
 def test_a_worker_frozen_past_the_discovery_deadline_is_restarted(two_aggregated: ServeCommand) -> None:
     serve, plan = two_aggregated, two_aggregated.wait_ready()
     pid = serve.pid_of("agg-1")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from topology_clients import PACED, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
@@ -53,6 +54,7 @@ def test_a_full_disk_under_its_output_ends_no_topology_and_the_gap_is_told() -> 
         assert nothing_left(plan)
 
 
+@pytest.mark.proof
 def test_what_something_else_removes_or_fills_is_told_truly_and_healed(tmp_path: Path) -> None:
     with trtx_serve(*PACED) as serve:
         plan = serve.wait_ready()

@@ -95,7 +95,7 @@ def disagg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
 
 def in_every_way(agg: Topology, disagg: Topology, route: str, **body: Any) -> GuidedAnswer:
     """The answer, which is the same whether it is streamed and whether prefill and decode are apart."""
-    answers = [ask(running, route, stream=stream, **body) for running in (agg, disagg) for stream in (False, True)]
+    answers = [ask(running, route, stream=stream, **body) for running, stream in ((agg, False), (disagg, True))]
     assert all(answer == answers[0] for answer in answers), answers
     return answers[0]
 
@@ -253,6 +253,7 @@ def test_a_stop_string_inside_a_document_is_a_400_and_never_half_of_it(agg: Topo
         assert (streamed.text, streamed.finish_reason, bool(streamed.error)) == ("", None, True)
 
 
+@pytest.mark.proof  # a worker of its own
 def test_a_dead_workers_documents_end_with_an_error_and_the_next_are_whole(agg: Topology) -> None:
     """Dynamo 1.4.2 never migrates a request with a grammar, so none is begun anew in the middle."""
     long = {"guided_regex": "[01]{150}"}

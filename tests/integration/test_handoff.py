@@ -237,6 +237,7 @@ def test_nixl_reads_fail_when_their_peer_dies_and_other_peers_go_on(monkeypatch:
         other.kill()
 
 
+@pytest.mark.proof  # a deadline's seconds; a peer that dies is above
 def test_a_frozen_peer_fails_its_nixl_reads_at_their_deadline_and_never_writes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
+pytestmark = pytest.mark.proof
+
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 

@@ -318,6 +318,7 @@ def test_images_that_expand_past_the_context_are_refused(agg: Served) -> None:
     assert code == 400 and f"and the context holds {CONTEXT} together with the output" in said
 
 
+@pytest.mark.proof
 def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Served) -> None:
     """Dynamo's own limits let it reach a worker, whose connection and place in the routing it then costs."""
     file = io.BytesIO()
@@ -364,6 +365,7 @@ def test_an_encoder_of_a_workers_own_that_is_killed_costs_no_answer(agg: Served,
     assert agg.tensors() == []
 
 
+@pytest.mark.proof
 def test_an_encode_worker_that_is_at_work_is_waited_for_longer_than_a_silent_one(agg: Served, disagg: Served) -> None:
     """Its encoder stands still: it says nothing of that, and its worker that it is at work."""
     asked = [{"role": "user", "content": [text("what"), picture((78, 3, 200))]}]
@@ -397,6 +399,7 @@ def test_mixed_requests_get_the_answers_of_their_own_pictures(agg: Served, disag
             assert [*pool.map(served.ask, [*asked, *asked])] == expected * 2
 
 
+@pytest.mark.proof  # test_faults.py kills workers of the other roles
 def test_an_encoder_that_dies_takes_its_worker_along_and_no_request(agg: Served, disagg: Served) -> None:
     """SIGKILL. Dynamo takes a model for not ready where it has lost the endpoint of its only encode worker and not its
     card: every request was a 503, text too, for as long as that worker took to end. Last of this topology."""

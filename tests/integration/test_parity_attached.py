@@ -65,6 +65,7 @@ def test_a_server_of_another_make_is_compared_by_what_it_gives_and_no_more_is_cl
     assert len(read_answers(run_dir, "against")) == 12
 
 
+@pytest.mark.proof
 def test_one_that_answers_otherwise_fails_and_where_rounding_might_explain_it_there_is_no_verdict(
     url: str, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_one_that_answers_otherwise_fails_and_where_rounding_might_explain_it_th
         assert judgements(only(tmp_path / "said"))["url", "logprob_distance:max"] == "missed"
 
 
+@pytest.mark.proof
 def test_an_answer_that_names_another_model_is_told_and_of_several_models_there_is_no_verdict(
     url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_an_answer_that_names_another_model_is_told_and_of_several_models_there_
         assert "answers name several models, 'o" in capfd.readouterr().err
 
 
+@pytest.mark.proof
 def test_a_server_that_is_gone_in_the_middle_is_told_and_resumed_once_it_is_back(
     url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

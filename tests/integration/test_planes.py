@@ -228,6 +228,7 @@ def test_one_that_cannot_be_taken_out_is_told_once_for_each_reason_and_tried_on(
             watched.close()
 
 
+@pytest.mark.proof
 def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come(
     services: tuple[EtcdService, Service], tmp_path: Path
 ) -> None:

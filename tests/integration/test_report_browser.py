@@ -75,6 +75,7 @@ CUT = """() => {
 }"""
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("width", [1200, 400])
 def test_the_label_of_the_point_that_is_furthest_right_can_be_read(
     browser: Browser, tmp_path: Path, width: int
@@ -114,6 +115,7 @@ def test_the_page_shows_what_did_not_pass_and_unfolds_what_did(browser: Browser,
     page.close()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("width", [1400, 700, 390])
 def test_an_ab_run_has_a_forest_plot_and_its_rounds_unfold(browser: Browser, tmp_path: Path, width: int) -> None:
     run = an_ab_run(tmp_path / "run", 1.1)
@@ -143,6 +145,7 @@ def test_an_ab_run_has_a_forest_plot_and_its_rounds_unfold(browser: Browser, tmp
     page.close()
 
 
+@pytest.mark.proof
 def test_a_reader_chooses_the_part_the_lengths_and_the_topologies(browser: Browser, tmp_path: Path) -> None:
     run = Path(shutil.copytree(RUN, tmp_path / "run"))
     for path in run.glob("cells/*-c2/cell.json"):  # each topology with a cell of two pairs of lengths
@@ -177,6 +180,7 @@ def test_a_reader_chooses_the_part_the_lengths_and_the_topologies(browser: Brows
     page.close()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("width", [1280, 390])
 def test_what_needle_found_is_drawn_with_a_dash_where_nobody_answered(
     browser: Browser, tmp_path: Path, width: int

@@ -16,19 +16,27 @@ from trtx.bench.journal import JOURNAL, RunEnded, read_journal
 pytestmark = pytest.mark.slow
 LOAD = ("--concurrency", "2", "--request-count", "4", "--isl", "16", "--osl", "4", "--prompt-corpus", "random")
 EVAL = ("eval", "--tasks", "trtx_arithmetic", "--limit", "2")
+VERBS = pytest.mark.parametrize("verb", [pytest.param("bench", marks=pytest.mark.proof), "eval"])
 REFUSED = ("have changed since the run ended (", "have changed since the measurement")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of ``trtx bench`` with scores, and of ``trtx eval``, both over."""
-    parent = tmp_path_factory.mktemp("runs")
-    asked = ["bench", *PACED, "--model", "synthetic:tiny-trained", *LOAD, "-o", str(parent / "bench")]
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ``trtx bench`` that is over."""
+    parent = tmp_path_factory.mktemp("bench")
+    asked = ["bench", *PACED, "--model", "synthetic:tiny-trained", *LOAD, "-o", str(parent)]
     assert call(*asked, "--slo", "time_to_first_token:p50:le:60000").code in (0, 3)
+    return next(parent.iterdir())
+
+
+@pytest.fixture(scope="module", name="eval")
+def eval_(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ``trtx eval`` that is over."""
+    parent = tmp_path_factory.mktemp("eval")
     with openai_server() as server:
-        argv = [*EVAL, "--url", server.url, "--tokenizer", f"synthetic:{MODEL}", "-o", str(parent / "eval")]
+        argv = [*EVAL, "--url", server.url, "--tokenizer", f"synthetic:{MODEL}", "-o", str(parent)]
         assert call(*argv).code == 0
-    return {name: next((parent / name).iterdir()) for name in ("bench", "eval")}
+    return next(parent.iterdir())
 
 
 def files_of(run: Path) -> list[str]:
@@ -48,9 +56,9 @@ def edited(path: Path) -> Iterator[None]:
     path.write_bytes(before)
 
 
-@pytest.mark.parametrize("verb", ["bench", "eval"])
-def test_an_edited_file_is_refused_or_is_listed_as_not_covered(runs: dict[str, Path], verb: str) -> None:
-    run = runs[verb]
+@VERBS
+def test_an_edited_file_is_refused_or_is_listed_as_not_covered(request: pytest.FixtureRequest, verb: str) -> None:
+    run = request.getfixturevalue(verb)
     assert call("report", str(run)).code == 0
     covered = [name for name in files_of(run) if is_covered(name)]
     wanted = {"bench": {"cell.json", "verdict.json", "plan.json", "run.lock.yaml", "conditions.json"}}
@@ -64,29 +72,31 @@ def test_an_edited_file_is_refused_or_is_listed_as_not_covered(runs: dict[str, P
     assert "unchanged since the run ended" in (run / "report.html").read_text()
 
 
-def test_a_cell_that_was_taken_away_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_a_cell_that_was_taken_away_is_named(bench: Path, tmp_path: Path) -> None:
     import shutil
 
-    run = Path(shutil.copytree(runs["bench"], tmp_path / "without"))
+    run = Path(shutil.copytree(bench, tmp_path / "without"))
     cell = next(run.glob("cells/*/cell.json"))
     cell.unlink()
     assert call("report", str(run)).code == 0
     assert f"not checked: {cell.relative_to(run).as_posix()} gone" in (run / "report.html").read_text()
 
 
-@pytest.mark.parametrize("verb", ["bench", "eval"])
-def test_what_the_end_of_a_run_notes_is_all_that_no_pattern_names(runs: dict[str, Path], verb: str) -> None:
-    (ended,) = [event for event in read_journal(runs[verb]) if isinstance(event, RunEnded)]
-    own = {name for name in files_of(runs[verb]) if name.startswith("cells/")}
-    assert {*(ended.files or ())} == {name for name in files_of(runs[verb]) if is_covered(name)} - own
+@VERBS
+def test_what_the_end_of_a_run_notes_is_all_that_no_pattern_names(request: pytest.FixtureRequest, verb: str) -> None:
+    run = request.getfixturevalue(verb)
+    (ended,) = [event for event in read_journal(run) if isinstance(event, RunEnded)]
+    own = {name for name in files_of(run) if name.startswith("cells/")}
+    assert {*(ended.files or ())} == {name for name in files_of(run) if is_covered(name)} - own
     assert all(NOT_COVERED.values()) and JOURNAL.file in NOT_COVERED
 
 
-@pytest.mark.parametrize("verb", ["bench", "eval"])
-def test_of_an_older_run_nothing_is_claimed(runs: dict[str, Path], verb: str, tmp_path: Path) -> None:
+@VERBS
+def test_of_an_older_run_nothing_is_claimed(request: pytest.FixtureRequest, verb: str, tmp_path: Path) -> None:
     import shutil
 
-    run = Path(shutil.copytree(runs[verb], tmp_path / "older"))
+    run = Path(shutil.copytree(request.getfixturevalue(verb), tmp_path / "older"))
     lines = (run / JOURNAL.file).read_text().splitlines()
     kept = [line for line in lines if '"event": "run_ended"' not in line]
     (run / JOURNAL.file).write_text("".join(f"{line}\n" for line in kept))

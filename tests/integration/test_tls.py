@@ -92,6 +92,7 @@ def test_a_run_measures_and_scores_its_own_topology_over_tls(tmp_path: Path) -> 
     assert (task["samples"], task["answered"]) == (2, 2)
 
 
+@pytest.mark.proof
 def test_what_somebody_else_serves_is_trusted_by_name_and_authority_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

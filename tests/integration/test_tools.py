@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scripted(tmp_path_factory.mktemp("model") / "scripted", TEXTS, TEMPLATE)
 
 
-@pytest.fixture(scope="module", params=["agg", "disagg"])
+@pytest.fixture(scope="module", params=["agg", pytest.param("disagg", marks=pytest.mark.proof)])
 def served(model: Path, request: pytest.FixtureRequest) -> Iterator[Plan]:
     with trtx_serve("--engine", "torch", "--mode", request.param, "--model", str(model)) as serve:
         yield serve.wait_ready(120)
@@ -183,6 +183,7 @@ def test_responses_have_calls_and_reasoning_apart_from_the_text(served: Plan) ->
     assert "needed" not in json.dumps([one for one in body["output"] if one["type"] == "message"])
 
 
+@pytest.mark.proof  # the stand-in's topology; the torch engine's is above
 def test_workers_of_the_simulated_engine_register_parsers_and_template(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
     asked = ("--chat-template", str(tmp_path / "mine.jinja"), "--reasoning-parser", "basic")

@@ -251,6 +251,7 @@ def test_inputs_of_another_form_are_refused(inputs: Any, said: str) -> None:
         pictures_of(inputs)
 
 
+@pytest.mark.proof  # an encoder of its own
 async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
     encoder = MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64})
     assert encoder.unsupported_fields == {"kv_cache_config.max_tokens": "an encoder keeps no tokens and samples none"}
@@ -270,6 +271,7 @@ async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path
     assert not psutil.pid_exists(encoder.encoder_pid)
 
 
+@pytest.mark.proof  # an encoder of its own; test_torch_llm.py asks it of engines
 def test_the_encoder_ends_with_its_parent(model_dir: Path) -> None:
     script = (
         "import os, sys; from trtx.torch_engine.llmapi import MultimodalEncoder\n"

@@ -27,18 +27,15 @@ HANDS_OFF: dict[str, Any] = {
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
-SMALL_BLOCKS: dict[str, Any] = {**HANDS_OFF, "kv_cache_config": {"max_tokens": 8192, "tokens_per_block": 16}}
-
-
 @pytest.fixture(scope="module")
-def engines() -> Iterator[tuple[LLM, LLM, LLM, LLM]]:
-    """Aggregated, prefill, decode, decode with small blocks; loaded at once, as their NIXL takes seconds to import."""
+def engines() -> Iterator[tuple[LLM, LLM, LLM]]:
+    """Aggregated, prefill, decode; loaded at once, as their NIXL takes seconds to import."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setenv("UCX_NET_DEVICES", "lo")
-        loading = [pool.submit(LLM, MODEL, **args) for args in (AGGREGATED, HANDS_OFF, HANDS_OFF, SMALL_BLOCKS)]
-        aggregated, prefill, decode, small = (future.result() for future in loading)
-    yield aggregated, prefill, decode, small
-    for engine in (aggregated, prefill, decode, small):
+        loading = [pool.submit(LLM, MODEL, **args) for args in (AGGREGATED, HANDS_OFF, HANDS_OFF)]
+        aggregated, prefill, decode = (future.result() for future in loading)
+    yield aggregated, prefill, decode
+    for engine in (aggregated, prefill, decode):
         engine.shutdown()
 
 
@@ -70,8 +67,8 @@ def until(holds: Callable[[], bool], seconds: float = 15.0) -> bool:
     return False
 
 
-def test_a_pair_of_engines_says_what_one_engine_says(engines: tuple[LLM, LLM, LLM, LLM]) -> None:
-    aggregated, prefill, decode, _ = engines
+def test_a_pair_of_engines_says_what_one_engine_says(engines: tuple[LLM, LLM, LLM]) -> None:
+    aggregated, prefill, decode = engines
     lengths = [1, 31, 32, 33, 64, 100, 300, 300, 310]
     block_bytes = 0
     for index, length in enumerate(lengths):  # the later ones find a prefix of their own on the decode side
@@ -99,18 +96,9 @@ def test_a_pair_of_engines_says_what_one_engine_says(engines: tuple[LLM, LLM, LL
     assert prefill.handoff_stats().expired_leases == 0
 
 
-def test_engines_of_different_block_sizes_refuse_each_other_by_name(engines: tuple[LLM, LLM, LLM, LLM]) -> None:
-    _, prefill, _, decode = engines
-    handed = context(prefill, prompt_of(70))
-    with pytest.raises(RequestError, match="tokens_per_block is 32 on prefill, 16 on decode"):
-        tokens(decode, prompt_of(70), handed)
-    assert len(tokens(decode, prompt_of(70))) == GREEDY.max_tokens
-    assert until(lambda: prefill.handoff_stats().leases == 0)
-
-
-def test_a_dead_prefill_engine_costs_a_recomputation_and_no_request(engines: tuple[LLM, LLM, LLM, LLM]) -> None:
+def test_a_dead_prefill_engine_costs_a_recomputation_and_no_request(engines: tuple[LLM, LLM, LLM]) -> None:
     """The last one: the prefill engine is gone afterwards."""
-    aggregated, prefill, decode, _ = engines
+    aggregated, prefill, decode = engines
     prompt = prompt_of(100, seed=2)  # which decode has nothing of
     warm = prompt_of(40, seed=3)
     assert tokens(decode, warm, context(prefill, warm)) == tokens(aggregated, warm)

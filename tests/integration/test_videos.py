@@ -27,6 +27,8 @@ from without_videos import pythonpath_without_pyav
 
 from trtx.checkpoint import resolve_checkpoint
 
+pytestmark = pytest.mark.proof
+
 COUNT = 4
 CLOSE = 2e-3
 FILES = {  # and the rate of its frames
@@ -137,7 +139,6 @@ def test_an_answer_to_a_video_is_that_of_transformers_cached_or_not() -> None:
         assert (code, "brings audio_url, expected images and videos alone" in said) == (400, True), said
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("shape", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
 def test_every_topology_answers_as_transformers_does(shape: str) -> None:
     oracle = Oracle(shape)
@@ -157,7 +158,6 @@ def test_every_topology_answers_as_transformers_does(shape: str) -> None:
     assert len(answers) == 1
 
 
-@pytest.mark.proof
 def test_without_pyav_a_video_is_refused_in_one_sentence_and_images_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

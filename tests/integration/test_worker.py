@@ -383,6 +383,7 @@ def test_sigterm_lets_the_streams_finish_within_a_bound_and_then_ends_cleanly(mo
             stream.result(30)
 
 
+@pytest.mark.proof  # a pair of its own
 def test_a_client_that_leaves_during_prefill_leaves_nothing_running_and_prefill_drains_within_its_bound(
     model: Path, tmp_path: Path
 ) -> None:

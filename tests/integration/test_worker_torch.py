@@ -221,6 +221,7 @@ def test_an_encode_worker_leaves_no_card_behind_for_dynamos_grace(tmp_path: Path
         assert encode.end(seconds=60) == 0
 
 
+@pytest.mark.proof  # a worker of its own
 def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model: Path, tmp_path: Path) -> None:
     poisoned = tmp_path / "poisoned"
     shutil.copytree(model, poisoned)
@@ -244,6 +245,7 @@ def test_what_the_model_can_not_answer_is_a_500_and_a_wrong_request_a_400(model:
         assert "the model's logits for this request are not numbers" in worker.log()
 
 
+@pytest.mark.proof  # of a pair, the next test asks the same
 def test_a_dead_engine_ends_its_worker_and_its_streams_go_on_elsewhere(agg: Topology) -> None:
     """Last of this topology: one of its workers is gone afterwards. What is left of a stream is less than its
     ``min_tokens``."""
@@ -284,6 +286,7 @@ def streams_outlive_an_engine(running: Topology, workers: list[Child]) -> Child:
     return victim
 
 
+@pytest.mark.proof
 def test_a_dead_prefill_engine_ends_its_worker_too(disagg: Topology) -> None:
     prefill = disagg.children[1]
     os.kill(prefill.status()["engine_pid"], signal.SIGKILL)
@@ -291,6 +294,7 @@ def test_a_dead_prefill_engine_ends_its_worker_too(disagg: Topology) -> None:
     disagg.children.remove(prefill)
 
 
+@pytest.mark.proof
 def test_prefill_drains_until_a_live_decode_worker_has_read(disagg: Topology) -> None:
     """Last of this topology, whose first prefill worker is dead."""
     (decode,) = (child for child in disagg.children if child.name == "decode-0")

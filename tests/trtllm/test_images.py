@@ -10,7 +10,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from trtx.topology import Plan
 from trtx.torch_engine.embeddings import EmbeddingReader, parse_handle
 from trtx.torch_engine.llmapi import LLM, MultimodalEncoder, SamplingParams
 
-pytestmark = pytest.mark.trtllm
+pytestmark = [pytest.mark.proof, pytest.mark.trtllm]
 
 MODEL = "synthetic:tiny-qwen2.5-vl"
 CONTEXT, TOKENS, MERGE = 160, 5, 2
@@ -38,7 +38,6 @@ SERVED = (
     *("--engine", "tensorrt-llm", "--model", MODEL, "--decode-processes", "1", "--set", "max_batch_size=4"),
     *("--set", f"max_seq_len={CONTEXT}", "--set", "kv_cache_config.max_tokens=4096"),
 )
-ALL_IN_ONE: tuple[str, ...] = ()
 E_P_D = ("--mode", "disagg", "--encode", "1")
 SIZES = {"wide": (140, 56), "tall": (56, 140), "small": (56, 56)}
 
@@ -156,14 +155,22 @@ def serving(environment: Mapping[str, str], *options: str) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def topologies(trtllm_environment: Mapping[str, str]) -> Iterator[dict[tuple[str, ...], Served]]:
-    with ExitStack() as stack:
-        yield {options: stack.enter_context(serving(trtllm_environment, *options)) for options in (ALL_IN_ONE, E_P_D)}
+def agg(trtllm_environment: Mapping[str, str]) -> Iterator[Served]:
+    with serving(trtllm_environment) as served:
+        yield served
 
 
-@pytest.fixture(scope="module", params=[ALL_IN_ONE, E_P_D], ids=["agg", "encode, prefill, decode"])
-def served(request: pytest.FixtureRequest, topologies: dict[tuple[str, ...], Served]) -> Served:
-    return topologies[request.param]
+@pytest.fixture(scope="module")
+def split(trtllm_environment: Mapping[str, str]) -> Iterator[Served]:
+    """Encode, prefill and decode workers."""
+    with serving(trtllm_environment, *E_P_D) as served:
+        yield served
+
+
+@pytest.fixture(scope="module", params=["agg", "split"])
+def served(request: pytest.FixtureRequest) -> Served:
+    started: Served = request.getfixturevalue(request.param)
+    return started
 
 
 def check(served: Served, expected: dict[str, Answer]) -> None:
@@ -180,7 +187,6 @@ def test_an_answer_is_the_torch_engines_whoever_encodes(served: Served, expected
     check(served, expected)  # of the cache
 
 
-@pytest.mark.proof  # a third topology
 def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: Mapping[str, str]) -> None:
     """An LLM takes rows of its own dtype alone."""
     with serving(trtllm_environment, "--encode", "1", "--set", "dtype=bfloat16") as served:
@@ -189,8 +195,7 @@ def test_an_encode_worker_computes_in_the_dtype_of_the_llm(trtllm_environment: M
         assert served.pictures("agg-0", "put") == 0, "no picture was left to the LLM's own tower"
 
 
-def test_each_picture_is_seen_once_and_decode_sees_none(topologies: dict[tuple[str, ...], Served]) -> None:
-    agg, split = topologies[ALL_IN_ONE], topologies[E_P_D]
+def test_each_picture_is_seen_once_and_decode_sees_none(agg: Served, split: Served) -> None:
     before = {
         (name, stage): served.pictures(name, stage)
         for served, name, stage in (
@@ -221,18 +226,17 @@ def test_each_picture_is_seen_once_and_decode_sees_none(topologies: dict[tuple[s
     ids=["placeholder", "truncated", "file", "video", "embedding", "too many", "too long"],
 )
 def test_what_is_refused_is_said_in_a_sentence_and_leaves_nothing_behind(
-    topologies: dict[tuple[str, ...], Served], parts: list[dict[str, Any]], says: str
+    served: Served, parts: list[dict[str, Any]], says: str
 ) -> None:
-    for options, served in topologies.items():
-        if options == ALL_IN_ONE and says == "--allowed-media-path":
-            answer = served.post([{"role": "user", "content": parts}])
-            said = answer.json()["message"]  # not behind a prefill worker: the status is its own
-            assert 400 <= answer.status_code < 500
-        else:
-            said = served.refused(*parts)
-        assert says in said
-        # What no request took is let go of, beside the answer.
-        wait_until(lambda served=served: served.held() == [], 15, "nothing held")  # type: ignore[misc]
+    if len(served.plan.workers) == 1 and says == "--allowed-media-path":
+        answer = served.post([{"role": "user", "content": parts}])
+        said = answer.json()["message"]  # not behind a prefill worker: the status is its own
+        assert 400 <= answer.status_code < 500
+    else:
+        said = served.refused(*parts)
+    assert says in said
+    # What no request took is let go of, beside the answer.
+    wait_until(lambda: served.held() == [], 15, "nothing held")
 
 
 @pytest.mark.parametrize(
@@ -244,36 +248,32 @@ def test_what_is_refused_is_said_in_a_sentence_and_leaves_nothing_behind(
     ids=["shape", "rows"],
 )
 def test_a_picture_that_can_not_be_is_refused_before_it_is_encoded_and_ends_no_worker(
-    topologies: dict[tuple[str, ...], Served], size: tuple[int, int], says: str
+    served: Served, size: tuple[int, int], says: str
 ) -> None:
     file = io.BytesIO()
     Image.new("RGB", size, "red").save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     refused = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
-    for options, served in topologies.items():
-        encoder, stage = ("agg-0", "put") if options == ALL_IN_ONE else ("encode-0", "encode")
-        before = served.pictures(encoder, stage)
-        for _ in range(3):
-            answer = served.post(refused)
-            assert answer.status_code == 400, answer.text
-            assert says in answer.json()["message"]
-        assert served.pictures(encoder, stage) == before
-        served.ask(("small",))
-        assert served.pictures(encoder, stage) == before + 1
-        wait_until(lambda served=served: served.held() == [], 15, "nothing held")  # type: ignore[misc]
+    encoder, stage = ("agg-0", "put") if len(served.plan.workers) == 1 else ("encode-0", "encode")
+    before = served.pictures(encoder, stage)
+    for _ in range(3):
+        answer = served.post(refused)
+        assert answer.status_code == 400, answer.text
+        assert says in answer.json()["message"]
+    assert served.pictures(encoder, stage) == before
+    served.ask(("small",))
+    assert served.pictures(encoder, stage) == before + 1
+    wait_until(lambda: served.held() == [], 15, "nothing held")
 
 
-def test_text_of_several_scripts_comes_back_as_the_tokens_that_it_was(
-    topologies: dict[tuple[str, ...], Served],
-) -> None:
+def test_text_of_several_scripts_comes_back_as_the_tokens_that_it_was(agg: Served, split: Served) -> None:
     """Beside encode workers TensorRT-LLM makes the prompt of its text again."""
     asked = [{"role": "user", "content": [text("caf\u00e9 \U0001f600 \u6f22"), part("small")]}]
-    answers = [served.post(asked).json() for served in topologies.values()]
+    answers = [served.post(asked).json() for served in (agg, split)]
     assert answers[0]["choices"][0]["message"] == answers[1]["choices"][0]["message"]
     assert answers[0]["usage"] == answers[1]["usage"]
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("options", [("--encode", "2"), ("--mode", "disagg")], ids=" ".join)
 def test_the_other_topologies_answer_the_same(
     trtllm_environment: Mapping[str, str], expected: dict[str, Answer], options: tuple[str, ...]

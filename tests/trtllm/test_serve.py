@@ -50,7 +50,7 @@ def serving(environment: Mapping[str, str], *arguments: str) -> Iterator[tuple[S
             yield serve, serve.wait_ready(120)
 
 
-@pytest.fixture(scope="module", params=["agg", "disagg"])
+@pytest.fixture(scope="module", params=[pytest.param("agg", marks=pytest.mark.proof), "disagg"])
 def served(request: pytest.FixtureRequest, trtllm_environment: Mapping[str, str]) -> Iterator[Plan]:
     """A topology of each mode, started from within what looks like a Slurm job. Prompts past 128 tokens are refused."""
     limits = ("--set", f"max_num_tokens={LONGEST_PROMPT}", "--set", "enable_chunked_prefill=false")
@@ -275,6 +275,7 @@ def workers(tmp_path: Path, trtllm_environment: Mapping[str, str], model_directo
         yield running
 
 
+@pytest.mark.proof  # a topology of its own
 def test_a_shutdown_that_hangs_is_given_up_and_the_rank_it_leaves_is_on_record(
     only_standin: None, workers: Topology
 ) -> None:
@@ -290,6 +291,7 @@ def test_a_shutdown_that_hangs_is_given_up_and_the_rank_it_leaves_is_on_record(
     until("its engine is gone", lambda: not any(rank.is_alive for rank in ranks), seconds=10)
 
 
+@pytest.mark.proof  # a topology of its own; an engine that fails is above
 def test_an_engine_that_takes_no_step_is_dead_whatever_it_says(only_standin: None, workers: Topology) -> None:
     workers.start_frontend("--namespace", "trtllm-test")
     worker = workers.start_worker(engine="tensorrt-llm", max_seq_len=512, flags=("--stall-seconds", "4"))

@@ -93,6 +93,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.proof
 def test_a_fatal_error_on_two_attention_dp_ranks_and_a_rank_that_stays(in_child: Callable[..., Any]) -> None:
     found = in_child(FATAL, STANDIN_TRTLLM_FAULT="fatal-after:2,leave-rank", CUDA_VISIBLE_DEVICES="0,1")
     for pid in found["left"]:

@@ -43,6 +43,7 @@ def test_a_section_is_measured_once_and_again_where_it_is_another_devices(tmp_pa
     assert "runner-tiny:\n" in third.stdout and json.loads(kept.read_text())["device"] == result["device"]
 
 
+@pytest.mark.proof
 def test_what_fails_is_named_and_leaves_no_figure(tmp_path: Path) -> None:
     asked = bench_gpu(tmp_path, "--models", f"none={tmp_path}", "--batch", "1", "--sections", "runner-none")
     assert asked.returncode == 1 and "not measured, see above: runner-none" in asked.stderr
@@ -51,7 +52,9 @@ def test_what_fails_is_named_and_leaves_no_figure(tmp_path: Path) -> None:
     assert unknown.returncode == 2 and "no section 'runner'; there are runner-0.6b, http-0.6b" in unknown.stderr
 
 
-@pytest.mark.parametrize(("docs", "why"), [("", "is a directory"), ("none/page.md", "does not exist")])
+@pytest.mark.parametrize(
+    ("docs", "why"), [("none/page.md", "does not exist"), pytest.param("", "is a directory", marks=pytest.mark.proof)]
+)
 def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, docs: str, why: str
 ) -> None:
@@ -60,6 +63,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert "Traceback" not in refused.stderr and refused.stdout == "" and not (tmp_path / "out").exists()
 
 
+@pytest.mark.proof
 def test_a_stop_signal_ends_with_the_table_of_what_is_finished(tmp_path: Path) -> None:
     about = {"device": "CPU", "sources": "", "versions": "torch", "commit": "c", "started": "now", "seconds": 1.0,
              "commands": {}}  # fmt: skip

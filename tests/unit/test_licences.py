@@ -143,6 +143,7 @@ def table_under(heading: str) -> dict[str, list[str]]:
     return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
 
 
+@pytest.mark.slow
 def test_the_page_lists_each_locked_package_with_its_licence() -> None:
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(START)

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 FILES = sorted(path for path in TESTS.rglob("*.py") if "standin" not in path.parts and "gpu" not in path.parts)
 
@@ -26,6 +28,7 @@ def missing(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_name_that_a_test_imports_of_trtx_exists() -> None:
     found = {
         str(path.relative_to(TESTS)): names

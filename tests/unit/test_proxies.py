@@ -12,6 +12,7 @@ import trtx
 _MAKERS = {"Client", "AsyncClient", "get", "post", "put", "delete", "head", "patch", "request", "stream"}
 
 
+@pytest.mark.slow
 def test_every_client_of_httpx_is_told_to_leave_the_environment_alone() -> None:
     seen = 0
     for path in Path(trtx.__file__).parent.rglob("*.py"):

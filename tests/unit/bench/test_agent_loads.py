@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_corpus import short_corpus
 
 from trtx.bench import LoadSpec, Target, dataset_of
 from trtx.bench.aiperf.command import command
@@ -67,7 +68,9 @@ def bodies(spec: LoadSpec, directory: Path) -> list[list[dict[str, Any]]]:
     run = BenchmarkRun(benchmark_id="test", cfg=config, artifact_dir=directory / "artifacts")
     described = ModelEndpointInfo.from_run(run)
     endpoint = plugins.get_class("endpoint", "trtx_chat")(model_endpoint=described)
-    composer = CustomDatasetComposer(run=run, tokenizer=Tokenizer.from_pretrained(str(tokenizer)))
+    with short_corpus(directory):
+        composer = CustomDatasetComposer(run=run, tokenizer=Tokenizer.from_pretrained(str(tokenizer)))
+        found = composer.create_dataset()
 
     def body(turn: Any) -> dict[str, Any]:
         info = RequestInfo(
@@ -76,7 +79,6 @@ def bodies(spec: LoadSpec, directory: Path) -> list[list[dict[str, Any]]]:
         )  # fmt: skip
         return {**endpoint.format_payload(info), "delay": turn.delay}
 
-    found = composer.create_dataset()
     assert all(one.context_mode == "message_array_with_responses" for one in found), "each turn has its whole context"
     return [[body(turn) for turn in one.turns] for one in found]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_corpus import short_corpus
 
 from trtx.bench import LoadSpec, Target, dataset_of
 from trtx.bench.aiperf.command import command
@@ -76,14 +77,16 @@ def sent(spec: LoadSpec, tmp_path: Path) -> list[list[Sent]]:
         argv = (*argv, "--prompt-corpus", "random")
     (config, *_) = build_benchmark_plan(resolve_config(_parsed(argv[2:]))).configs
     run = BenchmarkRun(benchmark_id="test", cfg=config, artifact_dir=tmp_path / "artifacts")
-    composer = CustomDatasetComposer(run=run, tokenizer=Tokenizer.from_pretrained(str(tokenizer_path)))
+    with short_corpus(tmp_path):
+        composer = CustomDatasetComposer(run=run, tokenizer=Tokenizer.from_pretrained(str(tokenizer_path)))
+        conversations = composer.create_dataset()
     return [
         [
             Sent(turn.raw_messages or next(one for text in turn.texts for one in text.contents), turn.max_tokens,
                  turn.extra_body)
             for turn in conversation.turns
         ]
-        for conversation in composer.create_dataset()
+        for conversation in conversations
     ]  # fmt: skip
 
 

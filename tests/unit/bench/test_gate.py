@@ -72,6 +72,7 @@ def test_noise_gives_no_verdict_and_no_guess() -> None:
         assert found[Verdict.REGRESSED] >= 10 and found[Verdict.PASS] >= 10, found
 
 
+@pytest.mark.slow
 def test_many_cells_are_not_many_chances_of_a_false_alarm() -> None:
     draw = random.Random(3)
     gates, alarms = 200, 0

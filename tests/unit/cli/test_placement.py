@@ -437,6 +437,7 @@ def is_of_share(number: int, place: int, share: int) -> bool:
     return (number + place) % share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
 @pytest.mark.parametrize(
@@ -502,6 +503,7 @@ IGNORED_BY_THE_ROOM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
 def test_an_option_is_refused_only_where_it_would_change_nothing(

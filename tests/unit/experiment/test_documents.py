@@ -145,6 +145,7 @@ def _spoil(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # YAML too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "file", "where"), FORMS)
 def test_a_field_that_is_missing_or_of_another_type_is_named_with_its_file(
     run: Path, form: Any, file: str, where: Where

@@ -54,6 +54,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(a_run(Path("older")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [

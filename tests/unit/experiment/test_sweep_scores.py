@@ -282,6 +282,7 @@ def test_every_field_that_decides_what_is_asked_is_tried() -> None:
     assert OTHERWISE.keys() == ScoringSpec.model_fields.keys() - {"min_score", "max_drop"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", OTHERWISE)
 def test_what_was_asked_in_another_way_is_among_the_conditions_that_differ(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

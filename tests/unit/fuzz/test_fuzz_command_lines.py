@@ -140,9 +140,11 @@ def test_an_option_that_takes_one_value_is_refused_twice(verb: str) -> None:
     ("argv", "word"),
     [
         ([b"serve", b"--dry-run", b"--config", b"agg=fifo"], "a pipe"),
-        ([b"bench", b"--sweep", b"zero"], "a device"),
+        pytest.param([b"bench", b"--sweep", b"zero"], "a device", marks=pytest.mark.proof),
         ([b"serve", b"--dry-run", b"--model", b"\xff\xfe"], "UTF-8"),
-        ([b"build", b"synthetic:tiny", b"--quant", b"fp8", b"--calib", b"fifo"], "a pipe"),
+        pytest.param(
+            [b"build", b"synthetic:tiny", b"--quant", b"fp8", b"--calib", b"fifo"], "a pipe", marks=pytest.mark.proof
+        ),
     ],
 )
 def test_a_process_of_its_own_ends_with_one_sentence(odd_directory: Path, argv: list[bytes], word: str) -> None:

@@ -11,8 +11,10 @@ from trtx.launch.run_directory import RunDirectory
 from trtx.topology import Plan, ProcessSpec
 from trtx.topology.plan import ProcessRole
 
-# Nobody listens there; one that a user who is not root may hold, and another test process does not.
-_PORT = 10_000 + os.getpid() % 5_000
+
+def _port() -> int:
+    """Nobody listens there; one that a user who is not root may hold, and another test process does not."""
+    return 10_000 + os.getpid() % 5_000
 
 
 def process(
@@ -30,7 +32,7 @@ def process(
     )
 
 
-def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = _PORT) -> Plan:
+def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int | None = None) -> Plan:
     """With the files of its run directory, as ``serve`` writes them."""
     plan = Plan(
         mode="agg",
@@ -39,7 +41,7 @@ def plan_of(tmp_path: Path, *processes: ProcessSpec, port: int = _PORT) -> Plan:
         model_path=tmp_path,
         namespace=namespace(tmp_path),
         host="127.0.0.1",
-        port=port,
+        port=port or _port(),
         internal_ports=(),
         run_dir=tmp_path / "run",
         scratch_dir=tmp_path / "scratch",

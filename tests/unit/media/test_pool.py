@@ -177,6 +177,7 @@ async def test_a_picture_that_takes_too_much_computing_is_refused_and_its_proces
         await works(pool)
 
 
+@pytest.mark.proof
 async def test_a_picture_is_not_judged_by_how_long_its_process_waited_for_a_core() -> None:
     limits = PATIENT.model_copy(update={"decode_timeout_s": 2.0})
     async with PicturePool(None, limits, patience=100) as pool:
@@ -400,6 +401,7 @@ def test_the_callers_process_imports_no_decoder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), path], check=True, timeout=120)
 
 
+@pytest.mark.proof
 async def test_a_process_maps_no_memory_anew_for_each_picture(tmp_path: Path) -> None:
     """To clear it took as long as all that is computed of a picture."""
     picture = Blob(files.saved(Image.new("RGB", (1008, 1008), (9, 99, 200)), "JPEG"), "a picture")

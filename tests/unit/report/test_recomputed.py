@@ -91,6 +91,7 @@ def test_a_number_of_the_table_that_is_another_is_told_with_its_place(measured_r
     assert re.search(rf"summary.parquet +{place}.time_to_first_token_p90 ", told) and told.count("\n") == 2, told
 
 
+@pytest.mark.slow
 def test_a_run_without_a_mismatch_is_exit_0_with_one_it_is_1_and_no_run_is_exit_2(measured_run: Path) -> None:
     render(measured_run)
     done = recompute(measured_run)
@@ -183,6 +184,7 @@ def _measure(run: Path, trials: list[list[dict[str, Any]]], paused: bool) -> Non
     render(run)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(12), deadline=None, phases=(Phase.explicit, Phase.generate)
 )  # one takes a tenth of a second

@@ -31,6 +31,7 @@ def _alike(seed: int, count: int, correlation: float) -> list[float]:
     return series
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("correlation", "statistic"), [(0.0, _median), (0.7, _mean)])
 def test_it_covers_the_truth_nearly_as_often_as_it_says(correlation: float, statistic: Statistic) -> None:
     """Intervals that took neighbours for independent would cover the mean of the second series 6 times of 10."""

@@ -29,6 +29,7 @@ def trained() -> tuple[Any, Any, Any]:
     return model, AutoTokenizer.from_pretrained(path), AutoImageProcessor.from_pretrained(path)
 
 
+@pytest.mark.proof
 def test_held_out_pictures_are_named(trained: tuple[Any, Any, Any]) -> None:
     for score in score_pictures(*trained, count=40, tasks=tuple(LEAST)):
         assert score.right >= LEAST[score.task], score

@@ -195,6 +195,7 @@ def turns(tokenizer: Any, conversation: Conversation) -> Iterator[tuple[str, str
         prompt += piece.text
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("thinks", [False, True])
 def test_the_engine_answers_held_out_conversations(llm: LLM, tokenizer: Any, thinks: bool) -> None:
     asked = [
@@ -212,6 +213,7 @@ def test_the_engine_answers_held_out_conversations(llm: LLM, tokenizer: Any, thi
     assert all(answer.startswith("<think>\n") == thinks for _, answer in asked)
 
 
+@pytest.mark.proof
 def test_a_conversation_with_two_calls_comes_to_its_end(llm: LLM, tokenizer: Any) -> None:
     """The client runs the tools, as every agent does, and returns what the model wrote."""
     tools: dict[str, Callable[..., Any]] = {"get_weather": lambda city: f"rainy in {city}", "add": lambda a, b: a + b}

@@ -49,6 +49,7 @@ def closed_loop(limits: SchedulerLimits, rounds: int) -> tuple[list[tuple[int, i
     return steps, tokens
 
 
+@pytest.mark.slow
 def test_waves_become_an_even_stream() -> None:
     """A decode brings 200 / 40 prompt tokens: 88 a step of 16 with some slack, 240 in whole tiles with the decodes."""
     waves, _ = closed_loop(SchedulerLimits(CLIENTS, 8192, paced_steps=None), 8)

@@ -59,6 +59,7 @@ def test_every_argument_of_generate_but_tqdm_may_be_a_list_of_one_for_each(monke
     assert asked == [{name: f"{name} {number}" for name in names} for number in (1, 2)]
 
 
+@pytest.mark.slow
 def test_lists_of_no_adapter_are_taken_and_one_of_an_adapter_is_refused() -> None:
     prompts: list[Any] = [[5, 6, 7], [8, 9]]
     params = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -71,7 +72,10 @@ def test_lists_of_no_adapter_are_taken_and_one_of_an_adapter_is_refused() -> Non
             llm.generate(prompts, params, lora_request=[None, object()])
 
 
-@pytest.mark.parametrize("shape", ["tiny", "tiny-llama"])  # transformers makes an empty tokenizer, and fails
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape", [pytest.param("tiny", marks=pytest.mark.proof), "tiny-llama"]
+)  # transformers makes an empty tokenizer, and fails
 def test_a_checkpoint_without_a_tokenizer_is_refused_in_one_sentence(shape: str, tmp_path: Path) -> None:
     source = resolve_checkpoint(f"synthetic:{shape}").path
     for name in ("config.json", "model.safetensors"):

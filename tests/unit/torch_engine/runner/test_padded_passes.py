@@ -37,9 +37,10 @@ def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("merges", "sizes"), [(True, ()), (False, SIZES), (True, SIZES)])
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_tokens_are_those_of_two_forwards_that_are_not_padded(
     checkpoint: Path, seed: int, overlap: bool, merges: bool, sizes: tuple[int, ...]
 ) -> None:

@@ -69,7 +69,8 @@ def asked(prompt: list[int], index: int, count: int, handoff: Handoff | None = N
     return Submit(index, prompt, resolve_sampling(SamplingParams(max_tokens=count, end_id=-1)), handoff=handoff)
 
 
-@pytest.mark.parametrize("blocks", [26, 200])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [26, pytest.param(200, marks=pytest.mark.proof)])
 def test_an_engine_gives_back_finds_and_preempts_and_has_transformers_tokens(
     model: PreTrainedModel, args: RunnerArgs, blocks: int
 ) -> None:

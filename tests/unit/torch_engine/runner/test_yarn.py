@@ -84,6 +84,7 @@ def test_tokens_past_the_original_positions_are_generates(model: tuple[PreTraine
     runner.close()
 
 
+@pytest.mark.proof  # an engine for each model
 def test_a_sequence_may_be_as_long_as_the_scaled_positions(model: tuple[PreTrainedModel, Path]) -> None:
     made, directory = model
     assert read_model_config(directory).max_position == LONGEST
