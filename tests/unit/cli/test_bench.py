@@ -120,6 +120,13 @@ TYPED = {
     "tool_call_parser": ["--tool-call-parser", "hermes"],
     "reasoning_parser": ["--reasoning-parser", "qwen3"],
     "recipe": ["--recipe", "qwen3"],
+    "log_level": ["--log-level", "debug"],
+    "log_format": ["--log-format", "json"],
+    "max_queued_requests": ["--max-queued-requests", "8"],
+    "max_queue_s": ["--max-queue-s", "5"],
+    "max_request_s": ["--max-request-s", "60"],
+    "worker_cores": ["--worker-cores", "auto"],
+    "otlp_endpoint": ["--otlp-endpoint", "http://127.0.0.1:4318"],
     "overrides.max_batch_size": ["--set", "max_batch_size=8"],
     "overrides.kv_cache_config": ["--set", "agg.kv_cache_config.max_tokens=8"],
 }
