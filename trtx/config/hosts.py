@@ -164,12 +164,7 @@ class HostsSpec(_Frozen):
     @field_validator("nats")
     @classmethod
     def _is_nats(cls, value: str) -> str:
-        if value.startswith("tls://"):
-            raise ValueError(
-                f"nats {shown_address(value)} asks for TLS, which Dynamo 1.4.2 does not speak with NATS; use nats:// "
-                "on a network of its own"
-            )
-        _check_url("nats", value, ("nats",), "nats://10.77.0.1:4222")
+        _check_url("nats", value, ("nats", "tls"), "nats://10.77.0.1:4222")
         return value
 
     @model_validator(mode="after")

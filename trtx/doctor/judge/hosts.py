@@ -63,15 +63,11 @@ def _judge_secrets(facts: HostsFacts) -> Iterator[Check]:
 
 def _tell_planes(facts: HostsFacts) -> Check:
     etcd = {"tls": "etcd over TLS", "password": "etcd in clear, its password too", "open": "etcd in clear"}
-    nats = {
-        "open": "NATS in clear",
-        "password": "NATS in clear, its password too",
-        "token": "NATS in clear, its token too",
-    }
+    nats = {"open": "", "password": ", its password too", "token": ", its token too"}
+    events = "NATS over TLS" if facts.nats_url.startswith("tls:") else f"NATS in clear{nats[facts.nats_way]}"
     return ok(
         "planes",
-        f"{etcd[facts.etcd_way]}; {nats[facts.nats_way]}; requests, answers, metrics and KV in clear: Dynamo 1.4.2 "
-        "protects none of them",
+        f"{etcd[facts.etcd_way]}; {events}; requests, answers, metrics and KV in clear: trtx protects none of them",
     )
 
 
