@@ -34,7 +34,6 @@ from trtx.worker.requests.grammars import check_long_grammar
 from trtx.worker.requests.refusal_log import RefusalLog
 from trtx.worker.requests.request import parse
 from trtx.worker.requests.roles import Submission
-from trtx.worker.sockets import NoDelay
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ class RequestHandler:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._refusals = RefusalLog()
-        self._no_delay = NoDelay()
         self._namespace = os.environ.get("DYN_NAMESPACE", "")
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
@@ -53,17 +51,13 @@ class RequestHandler:
 
         May be called from any thread; the generator runs on its consumer's loop.
         """
-        return self._chunks(request, context, time.monotonic_ns())
+        return self._chunks(request, context)
 
-    async def _chunks(
-        self, request: GenerateRequest, context: Context, asked_ns: int
-    ) -> AsyncGenerator[GenerateChunk, None]:
-        """``asked_ns``: when the request arrived.
+    async def _chunks(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """Yields one answer's chunks, which come from an object with ``next``.
 
-        The answer is an object with ``next``, not a generator: Python does not close a nested generator when the outer
-        one is closed while it waits.
+        That is no generator, because Python does not close a nested one when the outer one is closed while it waits.
         """
-        self._no_delay.cover(asked_ns)
         loop, parts, outcome = asyncio.get_running_loop(), self._parts, "error"
         await self._admit()
         # a health probe is not a client's request and must not be counted

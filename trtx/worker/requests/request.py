@@ -1,6 +1,6 @@
 """Converts Dynamo's request, a plain dict, into one validated value with the LLM API's names.
 
-The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``); each is in the table of ``fields``. Values
+The keys are those that Dynamo's frontend sends (``PreprocessedRequest``); each is in the table of ``fields``. Values
 out of range are refused here with field, value and range. An engine would refuse them later and less clearly, or not at
 all.
 """
@@ -193,7 +193,7 @@ def room_of(tokens: int, context_length: int, stretched: int = 0) -> int:
 def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for prompt log-probabilities that the frontend would drop after they were computed.
 
-    The 1.4.2 frontend returns them only in ``nvext`` and only on request (ai-dynamo/dynamo #13941). Of OpenAI's
+    Dynamo's frontend returns them only in ``nvext`` and only on request (ai-dynamo/dynamo #13941). Of OpenAI's
     ``echo``, they are all that reaches a worker.
     """
     count = (request.get("output_options") or {}).get("prompt_logprobs")
