@@ -105,7 +105,7 @@ def word_model(directory: Path) -> Path:
 
 
 def free_port() -> int:
-    """Returns a free port below 32768, because Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number."""
+    """Returns a free port below 32768, because Dynamo 1.6.1 reads DYN_SYSTEM_PORT as a signed 16-bit number."""
     while True:
         port = random.randrange(10_000, 32_767)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -68,7 +68,7 @@ def free_port() -> int:
     """A port that nothing listens on now, and that nobody draws before its process does.
 
     Below the ports that trtx's launcher draws (15,000 on) and those that the system gives to connections, and below
-    32,768, as Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number. Each of the processes that run tests has
+    32,768, as Dynamo 1.6.1 reads DYN_SYSTEM_PORT as a signed 16-bit number. Each of the processes that run tests has
     its own share of them, and draws none of it again before it has drawn all: two draws made before either is bound
     never meet.
     """

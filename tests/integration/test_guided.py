@@ -255,7 +255,7 @@ def test_a_stop_string_inside_a_document_is_a_400_and_never_half_of_it(agg: Topo
 
 @pytest.mark.proof  # a worker of its own
 def test_a_dead_workers_documents_end_with_an_error_and_the_next_are_whole(agg: Topology) -> None:
-    """Dynamo 1.4.2 never migrates a request with a grammar, so none is begun anew in the middle."""
+    """Dynamo never migrates a request with a grammar, so none is begun anew in the middle."""
     long = {"guided_regex": "[01]{150}"}
     victim = agg.start_worker("agg-victim", engine="torch", **TORCH)
     agg.wait_ready(aggregated=2)

@@ -143,7 +143,7 @@ def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apar
         agg, agg_dying = asked_of(running, running.children[1])
     with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), prefill=1, decode=2) as running:
         disagg, disagg_dying = asked_of(running, running.children[2])
-    # a worker's death ends its answers with an error: Dynamo never migrates a request with a grammar (seen with 1.4.2)
+    # a worker's death ends its answers with an error: Dynamo never migrates a request with a grammar (seen with 1.6.1)
     agg_lost, disagg_lost = lost_by(agg, agg_dying), lost_by(disagg, disagg_dying)
     asked = [one for one in (*agg, *disagg) if one not in agg_lost and one not in disagg_lost]
     problems = [problem for one in asked if (problem := problem_of(one)) is not None]

@@ -35,7 +35,14 @@ _TTL_S = 120  # longer than any wait of these tests: what is gone before was tak
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EtcdService, Service]]:
     directory = tmp_path_factory.mktemp("services")
-    with etcd(directory / "etcd") as first, nats(directory / "nats") as second:
+    certificates(directory, ["server"])
+    tls = f"tls {{cert_file: '{directory / 'server.pem'}', key_file: '{directory / 'server-key.pem'}'}}"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        etcd(directory / "etcd") as first,
+        nats(directory / "nats", tls) as second,
+    ):
+        patch.setenv("SSL_CERT_FILE", str(directory / "ca.pem"))
         yield first, second
 
 
@@ -46,7 +53,7 @@ def environment(services: tuple[EtcdService, Service]) -> dict[str, str]:
         "ETCD_ENDPOINTS": services[0].url,
         "ETCD_LEASE_TTL": str(_TTL_S),
         "DYN_EVENT_PLANE": "nats",
-        "NATS_SERVER": f"nats://127.0.0.1:{services[1].port}",
+        "NATS_SERVER": f"tls://127.0.0.1:{services[1].port}",
     }
 
 
@@ -235,7 +242,7 @@ def test_a_worker_that_exits_0_unasked_is_started_again_and_etcd_may_go_and_come
     hosts = {
         "name": f"deaths-{os.getpid()}",
         "etcd": [f"http://127.0.0.1:{free_port()}", services[0].url],  # of two members one is down
-        "nats": f"nats://127.0.0.1:{services[1].port}",
+        "nats": f"tls://127.0.0.1:{services[1].port}",
         "lease_ttl_s": _TTL_S,
         "hosts": [{"name": "here", "address": "127.0.0.1", "roles": {"agg": 2}, "first_port": free_first_port()}],
     }

@@ -23,7 +23,7 @@ from trtx.errors import UsageError
 
 FIRST_PORT = 17_000
 """The default first port of the range that trtx plans on a host. System ports must stay below 32768, because Dynamo
-1.4.2 reads them as signed 16-bit numbers."""
+1.6.1 reads them as signed 16-bit numbers."""
 LAST_SYSTEM_PORT = 32_767
 _WHAT, _EXPECTED = "hosts file", "a mapping with etcd, nats and hosts (docs/hosts.md)"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -44,7 +44,7 @@ class _Frozen(BaseModel):
 
 
 class Certificates(_Frozen):
-    """PEM files for mutual TLS. Dynamo 1.4.2 needs all three."""
+    """PEM files for mutual TLS. Dynamo 1.6.1 needs all three."""
 
     ca: Path
     certificate: Path
@@ -164,12 +164,7 @@ class HostsSpec(_Frozen):
     @field_validator("nats")
     @classmethod
     def _is_nats(cls, value: str) -> str:
-        if value.startswith("tls://"):
-            raise ValueError(
-                f"nats {shown_address(value)} asks for TLS, which Dynamo 1.4.2 does not speak with NATS; use nats:// "
-                "on a network of its own"
-            )
-        _check_url("nats", value, ("nats",), "nats://10.77.0.1:4222")
+        _check_url("nats", value, ("nats", "tls"), "nats://10.77.0.1:4222")
         return value
 
     @model_validator(mode="after")
@@ -184,7 +179,7 @@ class HostsSpec(_Frozen):
         is_tls = self.etcd[0].startswith("https:")
         if is_tls and not isinstance(self.etcd_auth, Certificates):
             raise ValueError(
-                f"etcd {self.etcd[0]} is TLS, for which Dynamo 1.4.2 needs all of ca, certificate and key; give the "
+                f"etcd {self.etcd[0]} is TLS, for which Dynamo needs all of ca, certificate and key; give the "
                 "three PEM files in etcd_auth"
             )
         if not is_tls and isinstance(self.etcd_auth, Certificates):

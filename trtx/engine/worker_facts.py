@@ -1,7 +1,7 @@
 """The facts that a worker publishes while it serves; the format for both the worker and its readers.
 
 They are stored in Dynamo's runtime data, the free-form part of a worker's model card (``runtime_config.runtime_data``),
-under the key ``trtx``. Dynamo 1.4.2 delivers runtime data to discovery clients but shows it on none of its HTTP routes,
+under the key ``trtx``. Dynamo 1.6.1 delivers runtime data to discovery clients but shows it on none of its HTTP routes,
 so ``trtx.frontend`` serves it at :data:`PATH`, for clients that measure a deployment that they did not start.
 """
 

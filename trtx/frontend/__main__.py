@@ -57,7 +57,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def address_of(host: str, port: int) -> str:
     """The first address that ``host`` resolves to; the launcher reserves the port on the same one.
 
-    With TLS, Dynamo 1.4.2 can't listen on a host name ("invalid socket address syntax"). Raises UsageError if ``host``
+    With TLS, Dynamo 1.6.1 can't listen on a host name ("invalid IP address syntax"). Raises UsageError if ``host``
     can't be resolved.
     """
     try:

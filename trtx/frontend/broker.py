@@ -1,6 +1,6 @@
 """The event plane's local broker: publishers connect to its XSUB side, subscribers to its XPUB side.
 
-Without a broker, each worker of Dynamo 1.4.2 binds a ZMQ publisher on every interface and sends prompt token ids
+Without a broker, each worker of Dynamo 1.6.1 binds a ZMQ publisher on every interface and sends prompt token ids
 through it unencrypted. With ``DYN_ZMQ_BROKER_URL``, both sides connect to the broker, and only the broker listens.
 """
 

@@ -1,6 +1,6 @@
 """The HTTP port of a frontend with bounds, or whose prompts transformers makes; passes answers on unchanged.
 
-Dynamo 1.4.2 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
+Dynamo offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
 Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610),
 and bounds its queue (``admission``).
@@ -153,16 +153,15 @@ class _Inner(asyncio.Protocol):
         self._client = client
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
-        self._of_reason = b""  # the request that asks why the answer was refused
         self._has_sent = False  # the client has got a part of the answer
         self._is_left = False  # the client no longer wants what comes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
-    def ask_for_calls(self, request: bytes, of_reason: bytes, *, is_streamed: bool) -> None:
-        """Sends a POST whose answer may have calls, and ``of_reason`` if the answer does not say why it failed."""
-        self._answer, self._of_reason, self._has_sent = ToolAnswer(is_streamed=is_streamed), of_reason, False
+    def ask_for_calls(self, request: bytes, *, is_streamed: bool) -> None:
+        """Sends a POST whose answer may have calls."""
+        self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed), False
         self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
@@ -206,11 +205,7 @@ class _Inner(asyncio.Protocol):
             self._client.transport.write(made)
         if answer.is_done:
             self._answer = None
-            if answer.is_refused:
-                self._answer = ToolAnswer(is_streamed=False, is_of_reason=True)
-                self.transport.write(self._of_reason)
-            else:
-                self._client.next_request()
+            self._client.next_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_left:
@@ -335,8 +330,8 @@ class _Client(asyncio.Protocol):
         if of_calls is None:
             self._inner.ask(request.method, request_head(request, len(body)) + body)
             return
-        asked, of_reason = (request_head(request, len(one)) + one for one in (of_calls.body, of_calls.of_reason))
-        self._inner.ask_for_calls(asked, of_reason, is_streamed=of_calls.is_streamed)
+        asked = request_head(request, len(of_calls.body)) + of_calls.body
+        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed)
 
     async def _admitted(self, request: h11.Request, body: bytes) -> bool:
         """Waits until the request may go on; False if it was refused. Its deadline begins here."""

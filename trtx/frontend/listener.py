@@ -1,4 +1,4 @@
-"""``TCP_NODELAY`` on the frontend's HTTP listener, which Dynamo 1.4.2 leaves off.
+"""``TCP_NODELAY`` on the frontend's HTTP listener, which Dynamo 1.6.1 leaves off.
 
 Nagle's algorithm then delays the second small write of a response until the client's delayed acknowledgement, which
 adds 40 ms to the first token on every kept-alive connection (upstream PR #14643, open when this was written). The Rust

@@ -79,7 +79,7 @@ def open_thinking(prompt: str) -> str | None:
 
 
 def refuse_audio(messages: list[dict[str, Any]]) -> None:
-    """Raises Unrenderable for audio, which Dynamo 1.4.2 would silently drop."""
+    """Raises Unrenderable for audio, which Dynamo would silently drop."""
     for message in messages:
         parts = message.get("content")
         kinds = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []

@@ -1,6 +1,6 @@
 """A route of the frontend that lists its workers with the facts that they publish (``trtx.engine.worker_facts``).
 
-Dynamo 1.4.2 counts workers (``/v1/models/<name>/ready``) and lists their addresses (``/health``), but does not show
+Dynamo 1.6.1 counts workers (``/v1/models/<name>/ready``) and lists their addresses (``/health``), but does not show
 their runtime data. It accepts additional routes (``--frontend-route-extension``), but gives their handlers no model
 cards. So this module reads the cards from Dynamo's discovery, which it finds in the frontend's environment.
 """

@@ -20,7 +20,7 @@ from trtx.topology import Plan
 
 _AUTO = "auto"
 _EXPECTED = "a Jinja chat template, as a checkpoint has it in chat_template.jinja"
-# Parsers of Dynamo 1.4.2 that load the vocabulary of OpenAI's Harmony format, which no wheel contains.
+# Parsers of Dynamo 1.6.1 that load the vocabulary of OpenAI's Harmony format, which no wheel contains.
 _HARMONY_PARSERS = frozenset({"harmony", "gpt_oss"})
 _HARMONY_FILE, _HARMONY_DIRECTORY = "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
 

@@ -55,7 +55,7 @@ def spawner_of(plan: Plan) -> Callable[[ProcessSpec], Child]:
     Each start reads the credentials files again, because they may be renewed, and passes on only the etcd endpoints
     that accept a connection at that time.
 
-    Dynamo 1.4.2 gives all endpoints to etcd-client 0.17.0, which balances requests over them (tonic's
+    Dynamo 1.6.1 gives all endpoints to etcd-client 0.17.0, which balances requests over them (tonic's
     ``balance_channel``). A request to an endpoint that refuses connections fails, and a worker sends several requests
     to register and repeats none of them: with one of two endpoints dead, 3 of 4 workers ended. Remove this once Dynamo
     repeats these requests.

@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15_000
 _LIMIT = 32768
-"""Ports are drawn below this one: Dynamo 1.4.2 reads DYN_SYSTEM_PORT as a signed 16-bit number, and exits otherwise."""
+"""Ports are drawn below this one: Dynamo 1.6.1 reads DYN_SYSTEM_PORT as a signed 16-bit number, and exits otherwise."""
 _ENOUGH = 2000
 LOWEST_EPHEMERAL = _LOWEST + _ENOUGH
 """Lowest acceptable start of the ephemeral port range.

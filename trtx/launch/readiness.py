@@ -1,6 +1,6 @@
 """Readiness of a topology: the frontend counts every expected worker, and a real request succeeds.
 
-``handoffs`` checks whether KV moves between prefill and decode workers. Dynamo 1.4.2's ``/health`` and ``/v1/models``
+``handoffs`` checks whether KV moves between prefill and decode workers. Dynamo's ``/health`` and ``/v1/models``
 are not used: the first returns 200 from the start, and the second proves nothing.
 """
 

@@ -11,8 +11,8 @@ from trtx.topology import Plan
 class Preconditions:
     """Checks the preconditions of one plan.
 
-    Over hosts, etcd and NATS must be reachable: Dynamo 1.4.2 waits 120 s for etcd and exits at once without NATS, so an
-    outage of a minute would otherwise become a crash loop.
+    Over hosts, etcd and NATS must be reachable: Dynamo 1.6.1 waits 120 s for each and then ends, so a longer
+    outage would otherwise become a crash loop.
     """
 
     def __init__(self, plan: Plan, run_directory: RunDirectory, scratch: Scratch | None) -> None:

@@ -1,6 +1,6 @@
 """Credentials of etcd and NATS: stored in files, which are read when a process starts and when a client connects.
 
-Plans, logs and command lines contain only paths. Dynamo 1.4.2 takes the secrets themselves from its environment (the
+Plans, logs and command lines contain only paths. Dynamo 1.6.1 takes the secrets themselves from its environment (the
 text of a PEM file; it would treat a path as "etcd not reachable yet" for 120 s), so trtx puts them into the environment
 of each child at its start, and nowhere else.
 """
@@ -33,7 +33,7 @@ Linux limits an environment variable to 128 KiB, and no certificate chain is hal
 class EtcdAuth:
     """Paths of etcd's credentials: three certificate files for mutual TLS, or a user name and a password file.
 
-    Raises UsageError for any other combination. Dynamo 1.4.2 supports one or the other: with a password it ignores the
+    Raises UsageError for any other combination. Dynamo 1.6.1 supports one or the other: with a password it ignores the
     certificates, and sends the password in clear text.
     """
 
@@ -48,7 +48,7 @@ class EtcdAuth:
         password = [value is not None for value in (self.username, self.password_file)]
         if any(pem) and any(password):
             raise UsageError(
-                "etcd_auth has certificates and a password: Dynamo 1.4.2 ignores the certificates then, and sends the "
+                "etcd_auth has certificates and a password: Dynamo 1.6.1 ignores the certificates then, and sends the "
                 "password in clear; expected ca, certificate and key, or username and password_file"
             )
         if any(pem) != all(pem) or any(password) != all(password) or not (any(pem) or any(password)):
@@ -129,13 +129,13 @@ class EtcdSecrets:
             raise ValueError(f"the certificate is not in force before {_date(since)}: set this machine's clock")
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that Dynamo 1.4.2 reads."""
+        """The environment variables that Dynamo 1.6.1 reads."""
         named = {name: getattr(self, field) for name, field in _ETCD_VARIABLES.items()}
         return {name: value for name, value in named.items() if value is not None}
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> EtcdSecrets | None:
-        """Reads what :meth:`environment` wrote. A password takes precedence over certificates, as in Dynamo 1.4.2."""
+        """Reads what :meth:`environment` wrote. A password takes precedence over certificates, as in Dynamo 1.6.1."""
         named = {field: environment.get(name) for name, field in _ETCD_VARIABLES.items()}
         if named["username"] is not None and named["password"] is not None:
             return cls(username=named["username"], password=named["password"])
@@ -177,7 +177,7 @@ class NatsAuth:
         return tuple(path for path in (self.password_file, self.token_file) if path is not None)
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that Dynamo 1.4.2 reads. Raises UsageError if a file can't be read or is empty."""
+        """The environment variables that Dynamo 1.6.1 reads. Raises UsageError if a file can't be read or is empty."""
         if self.token_file is not None:
             return {"NATS_AUTH_TOKEN": _line("nats_auth.token_file", self.token_file)}
         assert self.password_file is not None
@@ -215,7 +215,7 @@ def check_endpoints(endpoints: Sequence[str], *, uses_tls: bool) -> None:
         if (address.scheme == "https") != uses_tls:
             has, needs = ("https", "etcd_auth with ca, certificate and key") if not uses_tls else ("http", "https://")
             raise UsageError(
-                f"etcd is {endpoint!r} over {has}; expected {needs}: Dynamo 1.4.2 speaks TLS with certificates of both "
+                f"etcd is {endpoint!r} over {has}; expected {needs}: Dynamo 1.6.1 speaks TLS with certificates of both "
                 "sides, or not at all"
             )
 

@@ -1,9 +1,14 @@
-"""Reads a NATS server's INFO line, and checks whether it accepts a client's login."""
+"""Reads a NATS server's INFO line, and checks whether it accepts a client's certificate check and login.
+
+With TLS, as in Dynamo, the server's certificate must be signed by an authority that this machine trusts, or that the
+file ``SSL_CERT_FILE`` contains.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +17,10 @@ from urllib.parse import urlsplit
 from trtx.config.wording import shown, shown_address
 from trtx.errors import UsageError
 from trtx.planes.credentials import NatsAuth
+from trtx.tls import CA_VARIABLE
 
 _MOST_BYTES = 1 << 20  # per line
-_DYNAMOS_OWN = ("user", "user")  # Dynamo 1.4.2's default login
+_DYNAMOS_OWN = ("user", "user")  # Dynamo's default login
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class NatsAnswer:
     """What a NATS server reported.
 
     ``problem``: why nothing is known. ``refusal``: the server's message if it refuses the login of a Dynamo client.
+    ``tls_required``: the server takes TLS only, and was asked without.
     """
 
     version: str | None = None
@@ -33,17 +40,17 @@ class NatsAnswer:
 
 
 def check_nats_url(url: str) -> None:
-    """Raises UsageError unless ``url`` is ``nats://HOST:PORT``: Dynamo 1.4.2 accepts no other scheme, and exits."""
+    """Raises UsageError unless ``url`` is ``nats://HOST:PORT`` or ``tls://HOST:PORT``, all that Dynamo accepts."""
     try:
         address = urlsplit(url)
-        is_whole = address.scheme == "nats" and bool(address.hostname) and address.port is not None
+        is_whole = address.scheme in ("nats", "tls") and bool(address.hostname) and address.port is not None
         is_whole = is_whole and not (address.username or address.path or address.query)
     except ValueError:
         is_whole = False
     if not is_whole:
         raise UsageError(
-            f"nats is {shown_address(url)}; expected nats://HOST:PORT, and nothing else in it: Dynamo 1.4.2 speaks no "
-            "TLS with NATS, and credentials are files of nats_auth"
+            f"nats is {shown_address(url)}; expected nats://HOST:PORT, or tls://HOST:PORT for TLS, and nothing else in "
+            "it; credentials are files of nats_auth"
         )
 
 
@@ -61,7 +68,17 @@ def ask_nats(url: str, auth: NatsAuth | None = None, *, timeout_s: float = 2.0) 
             info = json.loads(rest) if word == b"INFO" else None
             if not isinstance(info, dict):
                 return NatsAnswer(problem="the server there is not a NATS server")
-            refusal = None if info.get("tls_required") else _knock(connection, login, deadline)
+            if address.scheme == "tls":
+                if not (info.get("tls_required") or info.get("tls_available")):
+                    return NatsAnswer(problem="the server there speaks no TLS; write nats:// for it")
+                with ssl.create_default_context().wrap_socket(connection, server_hostname=address.hostname) as secured:
+                    refusal = _knock(secured, login, deadline)
+            else:
+                refusal = None if info.get("tls_required") else _knock(connection, login, deadline)
+    except ssl.SSLCertVerificationError as error:
+        return NatsAnswer(
+            problem=f"its certificate is not trusted: {error.verify_message}; set {CA_VARIABLE} to its authority's file"
+        )
     except (OSError, ValueError) as error:
         reason = (
             "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
@@ -72,7 +89,7 @@ def ask_nats(url: str, auth: NatsAuth | None = None, *, timeout_s: float = 2.0) 
         version=str(info["version"]) if "version" in info else None,
         max_payload_bytes=payload if isinstance(payload, int) else None,
         auth_required=info.get("auth_required") is True,
-        tls_required=info.get("tls_required") is True,
+        tls_required=info.get("tls_required") is True and address.scheme != "tls",
         refusal=refusal,
     )
 

@@ -145,7 +145,7 @@ def shared_environment(namespace: str, group: str, scratch_dir: Path, spec: Topo
 def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict[str, str]:
     """Environment through which the processes of one machine find each other and exchange events.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` takes the name of an interface: with an address, no model is ever added.
+    ``DYN_TCP_RESPONSE_STREAM_HOST`` has the name of an interface; since 1.6.1 Dynamo takes an address too.
     ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface. Each
     frontend runs a broker, every process connects to all brokers, and duplicate events count once. So the end of one
     frontend does not stop the events of the others.
@@ -231,7 +231,7 @@ def worker_environment(
     frontends of other hosts also fetch the model's files. ``device``: UCX's network device for KV; ``kv_ports``: the
     ports on which its TCP transport listens.
 
-    The canary makes ``/health`` and ``/live`` of the system port truthful: without it, Dynamo 1.4.2 always answers 503.
+    The canary makes ``/health`` and ``/live`` of the system port truthful: without it, Dynamo 1.6.1 always answers 200.
     Nothing else depends on it.
     """
     environment = {

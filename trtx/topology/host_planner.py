@@ -160,7 +160,7 @@ def _planes(etcd: EtcdService, nats: NatsService, site: Site) -> dict[str, str]:
 def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site:
     """Ports of a frontend, without a request port.
 
-    A frontend listens for requests only with the KV router, for other frontends, and Dynamo 1.4.2 can't be given the
+    A frontend listens for requests only with the KV router, for other frontends, and Dynamo 1.4.2 couldn't be given the
     port: with ``DYN_TCP_RPC_PORT`` it never adds the model ("TCP RPC port not initialized").
     """
     return Site(
@@ -176,7 +176,7 @@ def _worker_site(host: HostSpec, one: WorkerPlacement, ports: Iterator[int]) -> 
     request, system = next(ports), next(ports)
     if system > LAST_SYSTEM_PORT:
         raise UsageError(
-            f"{one.worker.name} on {host.name} would have system port {system}, but Dynamo 1.4.2 exits above "
+            f"{one.worker.name} on {host.name} would have system port {system}, but Dynamo exits above "
             f"{LAST_SYSTEM_PORT}; lower first_port of {host.name}"
         )
     kv = [next(ports) for _ in range(_KV_PORTS_A_RANK * max(1, len(one.gpus)))]

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
         from trtx.worker.engine import TrtxEngine
 
-    # Dynamo drains a prefill worker before it calls cleanup(), within a budget of its own (25 s in 1.4.2). This sets
+    # Dynamo drains a prefill worker before it calls cleanup(), within a budget of its own (25 s by default). This sets
     # that budget to --drain-seconds, so that one bound holds for all roles.
     os.environ["DYN_PREFILL_DRAIN_TIMEOUT_S"] = str(max(1, round(options.drain_seconds)))
     if options.role == "encode":

@@ -36,7 +36,6 @@ from trtx.worker.requests.refusal_log import RefusalLog
 from trtx.worker.requests.request import parse
 from trtx.worker.requests.roles import Submission
 from trtx.worker.requests.stage_clock import StageClock
-from trtx.worker.sockets import NoDelay
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,6 @@ class RequestHandler:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._refusals = RefusalLog()
-        self._no_delay = NoDelay()
         self._namespace = os.environ.get("DYN_NAMESPACE", "")
 
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
@@ -60,12 +58,10 @@ class RequestHandler:
     async def _chunks(
         self, request: GenerateRequest, context: Context, asked_ns: int
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """``asked_ns``: when the request arrived.
+        """Yields one answer's chunks, which come from an object with ``next``. ``asked_ns``: when the request arrived.
 
-        The answer is an object with ``next``, not a generator: Python does not close a nested generator when the outer
-        one is closed while it waits.
+        That is no generator, because Python does not close a nested one when the outer one is closed while it waits.
         """
-        self._no_delay.cover(asked_ns)
         loop, parts, outcome = asyncio.get_running_loop(), self._parts, "error"
         await self._admit()
         # a health probe is not a client's request and must not be counted

@@ -64,8 +64,8 @@ class LoadedEngine:
     def byte_tokens(self) -> ByteTokens | None:
         """The byte-fallback tokens of the tokenizer; None if it has none.
 
-        A worker with such a tokenizer detokenizes every answer itself: Dynamo 1.4.2's frontend panics on byte tokens
-        that form no valid character, and cuts the answer off.
+        A worker with such a tokenizer makes the text of an answer with log-probabilities itself: Dynamo's frontend
+        decodes each token alone there, so the tokens' texts don't join to the answer's (seen with 1.6.1).
         """
         return byte_tokens(self.tokenizer)
 
@@ -77,7 +77,7 @@ class LoadedEngine:
         Many tokenizers (Llama 2, Mistral, LLaVA) drop the space at the beginning of a text. So the answer is decoded as
         a continuation of the prompt's last tokens; after a migration, these include what was answered before.
         """
-        if not request.stop_strings and self.byte_tokens is None:
+        if not request.stop_strings and not (request.wants_logprobs and self.byte_tokens is not None):
             return None
         if self.tokenizer is None:
             raise InvalidRequest("stop strings need a fast tokenizer, which this model lacks; use stop_token_ids")

@@ -1,6 +1,6 @@
 """``python -m trtx.worker.simulated``: runs Dynamo's mocker with parsers and a chat template.
 
-The mocker has no flags for them. This module replaces a function of ``dynamo.mocker.main`` 1.4.2 that builds the
+The mocker has no flags for them. This module replaces a function of ``dynamo.mocker.main`` 1.6.1 that builds the
 model's registration, and a template replaces the model's in a directory of links to its files. Remove it once the
 mocker has flags for them.
 """

@@ -124,7 +124,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
         (({"frontends": 0}, {}), {}, ("no frontend",)),
         (({}, {}), {"etcd": ["http://127.0.0.1:2379"]}, ("etcd http://127.0.0.1:2379 is another for each host",)),
         (({}, {}), {"nats": "nats://localhost:4222"}, ("nats nats://localhost:4222 is another",)),
-        (({}, {}), {"nats": "tls://10.77.0.1:4222"}, ("TLS, which Dynamo 1.4.2 does not speak with NATS",)),
+        (({}, {}), {"nats": "ftp://10.77.0.1:4222"}, ("nats 'ftp://10.77.0.1:4222' is no address",)),
         (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("holds a user in its address",)),
         (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("all of ca, certificate and key",)),
         (({}, {}), {"etcd": ["10.77.0.1:2379"]}, ("http://10.77.0.1:2379",)),

@@ -32,7 +32,7 @@ def stream(*events: bytes, size: int = 50) -> bytes:
     return HEAD + b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + b"0\r\n\r\n"
 
 
-def read(data: bytes, step: int, *, is_streamed: bool) -> tuple[int, dict[str, str], bytes, ToolAnswer]:
+def read(data: bytes, step: int, *, is_streamed: bool) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of what the client gets; ``data`` comes in pieces of ``step`` bytes."""
     answer = ToolAnswer(is_streamed=is_streamed)
     out = b"".join(answer.feed(data[at : at + step]) for at in range(0, len(data), step))
@@ -46,9 +46,9 @@ def read(data: bytes, step: int, *, is_streamed: bool) -> tuple[int, dict[str, s
             start = body.index(b"\r\n") + 2
             whole, body = whole + body[start : start + size], body[start + size + 2 :]
         body = whole
-    elif out:
+    else:
         assert headers["content-length"] == str(len(body))
-    return int(status.split()[1]) if status else 0, headers, body, answer
+    return int(status.split()[1]), headers, body
 
 
 @pytest.mark.parametrize("step", [1, 7, 64, 10_000])
@@ -63,7 +63,7 @@ def test_chunks_join_to_the_answer_that_is_no_stream(step: int) -> None:
         USAGE,
         DONE,
     )
-    status, headers, body, _ = read(data, step, is_streamed=False)
+    status, headers, body = read(data, step, is_streamed=False)
     answer = json.loads(body)
     assert (status, headers["content-type"], headers["x-request-id"]) == (200, "application/json", "7")
     (choice,) = answer["choices"]
@@ -80,7 +80,7 @@ def test_chunks_join_to_the_answer_that_is_no_stream(step: int) -> None:
 def test_a_call_that_the_length_cut_is_dropped_and_whole_ones_stay(is_streamed: bool) -> None:
     cut = {**CALL, "index": 1, "function": {"name": "ge", "arguments": "{}"}}
     data = stream(event({"tool_calls": [CALL]}), event({"content": "", "tool_calls": [cut]}, "length"), USAGE, DONE)
-    _, _, body, _ = read(data, 13, is_streamed=is_streamed)
+    _, _, body = read(data, 13, is_streamed=is_streamed)
     assert b'"get"' in body and b'"ge"' not in body and b'"length"' in body
     if not is_streamed:
         assert json.loads(body)["choices"][0]["message"]["tool_calls"][0]["function"] == CALL["function"]
@@ -89,7 +89,7 @@ def test_a_call_that_the_length_cut_is_dropped_and_whole_ones_stay(is_streamed: 
 @pytest.mark.parametrize("step", [1, 10_000])
 def test_a_stream_without_a_cut_call_arrives_as_it_was_sent(step: int) -> None:
     events = (event({"content": "a"}), b": comment\n\n", event({"tool_calls": [CALL]}), event({}, "tool_calls"), DONE)
-    _, headers, body, _ = read(stream(*events), step, is_streamed=True)
+    _, headers, body = read(stream(*events), step, is_streamed=True)
     assert body == b"".join(events) and headers["content-type"] == "text/event-stream"
 
 
@@ -99,34 +99,45 @@ def test_an_answer_that_is_no_stream_arrives_as_it_was_sent(is_streamed: bool) -
     sent = (
         b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     )
-    status, _, found, answer = read(sent, 5, is_streamed=is_streamed)
-    assert (status, found, answer.is_refused) == (400, body, False)
+    status, _, found = read(sent, 5, is_streamed=is_streamed)
+    assert (status, found) == (400, body)
 
 
-def test_an_error_before_any_text_is_asked_again_and_one_after_it_is_a_500() -> None:
-    error = b'event: error\ndata: {"error":{"message":"Internal server error","code":500}}\n\n'
-    for is_streamed in (False, True):
-        *_, body, answer = read(stream(error, DONE), 9, is_streamed=is_streamed)
-        assert answer.is_refused and not body
-    _, _, body, answer = read(stream(event({"content": "a"}), error), 9, is_streamed=True)
-    assert body == event({"content": "a"}) + error and not answer.is_refused
-    status, _, body, answer = read(stream(event({"content": "a"}), error), 9, is_streamed=False)
-    assert (status, json.loads(body)["message"], answer.is_refused) == (500, "Internal server error", False)
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        ({"message": "n is 2", "type": "Bad Request", "code": 400}, 400, "n is 2"),
+        ({"error": {"message": "broken", "code": "internal"}}, 500, "broken"),
+        ({"error": {}}, 500, "Internal server error"),
+    ],
+)
+@pytest.mark.parametrize("before", [(), (event({"content": "a"}),)])
+def test_an_error_of_a_stream_is_the_answer_with_its_status(
+    error: dict[str, Any], status: int, said: str, before: tuple[bytes, ...]
+) -> None:
+    sent = (*before, b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n", DONE)
+    found, _, body = read(stream(*sent), 9, is_streamed=False)
+    assert (found, json.loads(body)["message"], json.loads(body)["code"]) == (status, said, status)
+    found, _, body = read(stream(*sent), 9, is_streamed=True)
+    assert (found, body) == (200, b"".join(sent))
 
 
 @pytest.mark.parametrize(
     ("fields", "asked"),
     [
-        ({}, "stream"),
-        ({"stream": False, "tool_choice": "none"}, "stream"),
+        ({"tools": [CALL]}, "stream"),
+        ({"stream": False, "tools": [CALL], "tool_choice": "auto"}, "stream"),
+        ({}, None),
+        ({"tools": []}, None),
+        ({"tools": [CALL], "tool_choice": "none"}, None),
         ({"stream": True, "tools": [CALL]}, "as it is"),
         ({"stream": True}, None),
         ({"stream": True, "tools": [CALL], "tool_choice": "none"}, None),
-        ({"tool_choice": "required"}, None),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
-        ({"n": 2}, None),
-        ({"stream": "yes"}, None),
-        ({"stream_options": {"include_usage": True}}, None),
+        ({"tools": [CALL], "tool_choice": "required"}, None),
+        ({"tools": [CALL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
+        ({"tools": [CALL], "n": 2}, None),
+        ({"tools": [CALL], "stream": "yes"}, None),
+        ({"tools": [CALL], "stream_options": {"include_usage": True}}, None),
     ],
 )
 def test_only_answers_that_a_parser_reads_are_read_here(fields: dict[str, Any], asked: str | None) -> None:
@@ -139,16 +150,6 @@ def test_only_answers_that_a_parser_reads_are_read_here(fields: dict[str, Any], 
     assert found.is_streamed is (asked == "as it is")
     sent = {**fields, "stream": True} | ({} if found.is_streamed else {"stream_options": {"include_usage": True}})
     assert json.loads(found.body) == json.loads(body) | sent
-    assert json.loads(found.of_reason) == {"messages": [{"role": "user", "content": "é"}]}
-
-
-def test_a_request_for_the_reason_passes_on_a_refusal_and_no_answer() -> None:
-    refusal = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno"
-    said = ToolAnswer(is_streamed=False, is_of_reason=True).feed(refusal)
-    assert said.startswith(b"HTTP/1.1 400 ") and said.endswith(b"no")
-    answered = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
-    said = ToolAnswer(is_streamed=False, is_of_reason=True).feed(answered)
-    assert said.startswith(b"HTTP/1.1 500 ") and b"Internal server error" in said
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", b"{}"), (CHAT, b"no"), (CHAT, b"[]")])

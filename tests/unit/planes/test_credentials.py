@@ -57,7 +57,7 @@ def test_what_a_child_got_is_read_back_and_never_shown(files: Path) -> None:
     with_password = EtcdSecrets.of_environment(
         {**secrets.environment(), "ETCD_AUTH_USERNAME": "me", "ETCD_AUTH_PASSWORD": _WORD}
     )
-    assert with_password is not None and not with_password.uses_tls  # as Dynamo 1.4.2 has it
+    assert with_password is not None and not with_password.uses_tls  # as Dynamo has it
     assert EtcdSecrets.of_environment({"ETCD_AUTH_CA": "a"}) is None
 
 

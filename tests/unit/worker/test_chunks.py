@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trtx.text import StopStrings, TextStream
 from trtx.torch_engine.llmapi import CompletionOutput, Logprob
 from trtx.torch_engine.llmapi.completions import KvCacheMetrics, RequestPerfMetrics
-from trtx.worker.requests.chunks import NO_TRACE, ChunkWriter
+from trtx.worker.requests.chunks import ChunkWriter
 from trtx.worker.requests.request import parse
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -55,29 +55,6 @@ def test_each_reason_in_dynamos_words(given_reason: str, sent: str) -> None:
     chunk = writer().next(look(CompletionOutput(0), [7], given_reason))
     assert chunk is not None
     assert (chunk["token_ids"], chunk["finish_reason"]) == ([7], sent)
-
-
-@pytest.mark.parametrize(
-    ("min_tokens", "hands_off", "has_moved", "marked"),
-    [
-        (2, False, False, True),
-        (0, False, False, False),
-        (2, True, False, False),
-        (2, True, True, True),
-    ],
-)
-def test_a_request_with_a_least_length_is_marked_for_whoever_has_it_next(
-    min_tokens: int, hands_off: bool, has_moved: bool, marked: bool
-) -> None:
-    """On its first tokens, so that none is taken off its length without the mark. For a decode worker only where the
-    request had moved before."""
-    wire = {"token_ids": PROMPT, "stop_conditions": {"min_tokens": min_tokens}}
-    asked = parse(wire | ({"migration_link": NO_TRACE} if has_moved else {}), context_length=1000)
-    chunks, output = ChunkWriter(asked, block_size=4, hands_off=hands_off), CompletionOutput(0)
-    first, second = (chunks.next(look(output, [token_id])) for token_id in (7, 8))
-    assert first is not None and second is not None
-    assert first.get("worker_trace_link") == (NO_TRACE if marked else None)
-    assert "worker_trace_link" not in second
 
 
 def test_a_result_that_ends_without_a_reason_is_not_said_to_be_complete() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from trtx.engine.api import Hints
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.worker.requests.chunks import NO_TRACE
 from trtx.worker.requests.grammars import RequestGrammar
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import parse
@@ -165,13 +164,6 @@ def test_where_no_length_was_asked_for_the_least_one_ends_with_the_context() -> 
 def test_a_prefill_worker_sees_a_length_that_is_dynamos_and_refuses_nobody_for_it() -> None:
     asked = request(stops={"min_tokens": 9, "max_tokens": 1})
     assert not parse(asked, context_length=10, hands_off=True).contradiction
-
-
-def test_a_request_that_has_moved_has_less_left_than_it_wanted_at_least() -> None:
-    """Dynamo 1.4.2 takes what another worker has answered off max_tokens alone."""
-    moved = request(stops={"min_tokens": 9, "max_tokens": 3}, migration_link=NO_TRACE)
-    parsed = parse(moved, context_length=10)
-    assert (parsed.sampling["min_tokens"], parsed.contradiction) == (3, "")
 
 
 def test_a_request_whose_kv_waits_with_a_prefill_worker_is_refused_once_the_engine_has_it() -> None:

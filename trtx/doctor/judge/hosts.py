@@ -63,15 +63,11 @@ def _judge_secrets(facts: HostsFacts) -> Iterator[Check]:
 
 def _tell_planes(facts: HostsFacts) -> Check:
     etcd = {"tls": "etcd over TLS", "password": "etcd in clear, its password too", "open": "etcd in clear"}
-    nats = {
-        "open": "NATS in clear",
-        "password": "NATS in clear, its password too",
-        "token": "NATS in clear, its token too",
-    }
+    nats = {"open": "", "password": ", its password too", "token": ", its token too"}
+    events = "NATS over TLS" if facts.nats_url.startswith("tls:") else f"NATS in clear{nats[facts.nats_way]}"
     return ok(
         "planes",
-        f"{etcd[facts.etcd_way]}; {nats[facts.nats_way]}; requests, answers, metrics and KV in clear: Dynamo 1.4.2 "
-        "protects none of them",
+        f"{etcd[facts.etcd_way]}; {events}; requests, answers, metrics and KV in clear: trtx protects none of them",
     )
 
 
@@ -158,14 +154,14 @@ def _judge_device(row: str, host: WantedHost, report: HostReport) -> Check:
 
 
 def _judge_route(row: str, host: WantedHost, report: HostReport) -> Check:
-    """Checks the address on which a frontend waits for responses. In Dynamo 1.4.2 it follows the default route and
+    """Checks the address on which a frontend waits for responses. In Dynamo it follows the default route and
     can't be set to an address."""
     if report.route_address is None:
         return ok(row, "no default route: Dynamo takes the first address, which trtx can't tell beforehand")
     if report.route_address == host.address:
         return ok(row, f"the default route leaves from {host.address}: answers come back there")
     names_ipv6 = [device.name for device in report.devices if device.has_link_local_ipv6]
-    why = "Dynamo 1.4.2 lets frontends wait for answers on the default route's address"
+    why = "Dynamo lets frontends wait for answers on the default route's address"
     if names_ipv6:
         why += f", and can't be given {names_ipv6[0]}, as that has an IPv6 link-local address"
     return failed(

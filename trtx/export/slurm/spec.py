@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from trtx.config.wording import quoted
 
 FIRST_PORT = 17_000
-"""The default first port of the planned range. System ports must stay below 32768, because Dynamo 1.4.2 reads them as
+"""The default first port of the planned range. System ports must stay below 32768, because Dynamo 1.6.1 reads them as
 signed 16-bit numbers."""
 DEFAULT_MPI = "pmix"
 """srun's --mpi type in TensorRT-LLM's and Dynamo's own examples."""

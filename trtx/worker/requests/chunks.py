@@ -20,10 +20,6 @@ from trtx.worker.requests.request import WorkerRequest
 
 Chunk = dict[str, Any]
 
-NO_TRACE = {"trace_id": "0" * 32, "span_id": "0" * 16}
-"""An empty trace link. When Dynamo migrates a request, it passes the link in the chunks on to the next worker, which
-has no other sign of the migration. If Dynamo's tracing is on, it replaces the link by its own (seen with 1.4.2)."""
-
 # Dynamo's finish reason for each of the LLM API's. Only a terminal chunk has one.
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "cancelled"}
 
@@ -44,14 +40,13 @@ class ChunkWriter:
         prompt_logprobs: Any = None,
         stops: StopStrings | PlainText | None = None,
         tokenizer: Tokenizer | None = None,
-        hands_off: bool = False,
     ) -> None:
         """``cached_at_prefill`` and ``prompt_logprobs``: the values that the prefill worker reported. Clients get them
         instead of this engine's, because the prefill worker computed the prompt.
 
         ``stops``: detokenizes the answer in this worker, and holds back tokens that may begin a stop string. After a
         stop string there are no more chunks, and the caller must end the request. None: the frontend detokenizes.
-        ``tokenizer``: detokenizes the logprobs when ``stops`` is given. ``hands_off``: True on a prefill worker.
+        ``tokenizer``: detokenizes the logprobs when ``stops`` is given.
         """
         self._request = request
         self._block_size = block_size
@@ -59,11 +54,7 @@ class ChunkWriter:
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
-        # If the request migrates, the next worker must not apply min_tokens again; the link marks the migration. A
-        # prefill worker's chunk always goes on to a decode worker, which gets the link too, so a prefill worker sends
-        # the link only for a request that has already migrated.
-        self._marks_move = "min_tokens" in request.sampling and (request.has_moved or not hands_off)
-        # A stop string that cuts a document makes the whole answer an error, which Dynamo 1.4.2 passes on with its
+        # A stop string that cuts a document makes the whole answer an error, which Dynamo passes on with its
         # status and text only if nothing was sent before.
         self._waits_for_end = bool(request.stop_strings) and request.grammar is not None and request.grammar.is_document
         self._seen = 0  # number of tokens passed to ``stops``, which holds back the tokens after the first ``sent``
@@ -105,8 +96,6 @@ class ChunkWriter:
             chunk["text"] = text
         if self._request.wants_logprobs and new_tokens:
             self._add_logprobs(chunk, output, pieces)
-        if self._marks_move and new_tokens and not self.sent:
-            chunk["worker_trace_link"] = NO_TRACE
         self.sent += len(new_tokens)
         if reason is not None:
             self.finish_reason = _FINISH_REASONS[reason]

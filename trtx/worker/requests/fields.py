@@ -154,7 +154,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
             "bootstrap_info is given ({value}), expected KV to come by prefill_result: no worker here announces a "
             "bootstrap address; start all workers of this topology with trtx"
         ),
-        "migration_link": _honoured("the worker: of a request that comes from another, max_tokens is what is left"),
+        "migration_link": _without_effect("for traces: the answer's lengths are what is left of them"),
         "request_timestamp_ms": _without_effect("for traces"),
         "require_reasoning": _without_effect("the worker finds out by the prompt whether the model thinks first"),
         "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
@@ -175,7 +175,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
     },
     "sampling_options": {
         "n": _refused(
-            "n is {value}, expected 1: Dynamo 1.4.2 ends a request at the first choice that finishes and would cut the "
+            "n is {value}, expected 1: Dynamo ends a request at the first choice that finishes and would cut the "
             "others short; send {value} requests instead",
             1,
         ),

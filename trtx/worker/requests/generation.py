@@ -79,7 +79,6 @@ class Generation:
             prompt_logprobs=submission.prompt_logprobs,
             stops=loaded.text_of(submission.request),
             tokenizer=loaded.tokenizer,
-            hands_off=submission.hands_off,
         )
 
     async def next(self) -> Chunk | None:

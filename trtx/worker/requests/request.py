@@ -1,6 +1,6 @@
 """Converts Dynamo's request, a plain dict, into one validated value with the LLM API's names.
 
-The keys are those that the 1.4.2 frontend sends (``PreprocessedRequest``); each is in the table of ``fields``. Values
+The keys are those that Dynamo's frontend sends (``PreprocessedRequest``); each is in the table of ``fields``. Values
 out of range are refused here with field, value and range. An engine would refuse them later and less clearly, or not at
 all.
 """
@@ -48,7 +48,6 @@ class WorkerRequest:
     # the prompt as the KV router hashes it, if that is known to differ from token_ids
     routing_token_ids: tuple[int, ...] | None = None
     ready: ReadyPrompt | None = None  # the prompt as prepared by an engine that preprocesses images itself
-    has_moved: bool = False  # migrated: the end of the prompt consists of tokens that another worker generated
     grammar: RequestGrammar | None = None  # of the answer
     min_tokens: int = (
         0  # as the client sent it; in ``sampling`` it is at most max_tokens, which is 1 on a prefill worker
@@ -90,8 +89,7 @@ def parse(
         sampling = _sampling(request)
     except InvalidValue as error:
         raise InvalidRequest(str(error)) from error
-    has_moved = _has_moved(request)
-    contradiction = "" if hands_off or has_moved else _contradiction(sampling)
+    contradiction = "" if hands_off else _contradiction(sampling)
     if contradiction and not request.get("prefill_result"):
         raise InvalidRequest(contradiction)
     sampling["max_tokens"] = min(sampling.get("max_tokens", room), room)
@@ -125,7 +123,6 @@ def parse(
             dp_rank=routing.get("dp_rank"),
             conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
         ),
-        has_moved=has_moved,
         contradiction=contradiction,
     )
 
@@ -196,7 +193,7 @@ def room_of(tokens: int, context_length: int, stretched: int = 0) -> int:
 def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for prompt log-probabilities that the frontend would drop after they were computed.
 
-    The 1.4.2 frontend returns them only in ``nvext`` and only on request (ai-dynamo/dynamo #13941). Of OpenAI's
+    Dynamo's frontend returns them only in ``nvext`` and only on request (ai-dynamo/dynamo #13941). Of OpenAI's
     ``echo``, they are all that reaches a worker.
     """
     count = (request.get("output_options") or {}).get("prompt_logprobs")
@@ -223,16 +220,6 @@ def _sampling(request: Mapping[str, Any]) -> dict[str, Any]:
             if field.read is not None and values.get(name) is not None:
                 found[name] = field.read(name, values[name])
     return found
-
-
-def _has_moved(request: Mapping[str, Any]) -> bool:
-    """Whether ``request`` was migrated here after another worker generated tokens, which now end its prompt.
-
-    Dynamo 1.4.2 has subtracted them from ``max_tokens``, but not from ``min_tokens``. It passes on the link that the
-    other worker put into its chunks (:data:`trtx.worker.requests.chunks.NO_TRACE`), and to a decode worker also the one
-    of prefill's chunks. If Dynamo's tracing is on, these always have a link, so a decode worker can't tell.
-    """
-    return request.get("migration_link") is not None
 
 
 def _contradiction(sampling: Mapping[str, Any]) -> str:
