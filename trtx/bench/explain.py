@@ -32,7 +32,7 @@ _DEVICE_BOUND = 0.7  # share of its time that an engine waits for its device, fr
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LargestStage:
     """The largest part of a latency: one sentence, and what bounds the part if the evidence shows it."""
 
     sentence: str  # without a full stop
@@ -60,7 +60,7 @@ class CellExplanation:
     splits: tuple[RequestSplit, ...]  # of those with a known split
     ttft: tuple[SplitPercentile, ...] = ()  # at PERCENTILES
     itl: tuple[SplitPercentile, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[LargestStage, ...] = ()
     causes: tuple[NamedCause, ...] = ()
     unknown: str | None = None  # why there is no split
 
@@ -138,14 +138,14 @@ def _percentiles(
     )
 
 
-def _largest(metric: str, split: SplitPercentile, rows: Sequence[StageRow]) -> Part:
+def _largest(metric: str, split: SplitPercentile, rows: Sequence[StageRow]) -> LargestStage:
     stage = split.largest
     took = split.stages[stage]
     bound, because = _bound(stage, took, rows)
     limit = "" if bound is None else f", bound by {_BOUNDS[bound]} ({because})"
     whole = f"{metric} p{split.percentile} {milliseconds(split.value)}"
     share = percent(split.share(stage))
-    return Part(f"the largest part of {whole} is {stage} with {milliseconds(took)} ({share}){limit}", bound)
+    return LargestStage(f"the largest part of {whole} is {stage} with {milliseconds(took)} ({share}){limit}", bound)
 
 
 _BOUNDS: Mapping[Bound, str] = {

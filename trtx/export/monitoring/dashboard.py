@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from trtx.export.files import ExportedFile
-from trtx.export.monitoring.panels import ROWS, Panel, Row
+from trtx.export.monitoring.panels import ROWS, Panel, PanelRow
 
 FILE = "trtx-dashboard.json"
 SCHEMA_VERSION = 39
@@ -83,7 +83,7 @@ def _panels(has_gpus: bool) -> Iterator[_Json]:
         top += _HEIGHT * -(-len(row.panels) // _COLUMNS)
 
 
-def _places(row: Row, top: int) -> Iterator[_Json]:
+def _places(row: PanelRow, top: int) -> Iterator[_Json]:
     width = _WIDTH // _COLUMNS
     for index in range(len(row.panels)):
         yield {

@@ -28,7 +28,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """A row of panels, three beside each other. ``of_gpus``: it is replaced by a text where there are none."""
 
     title: str
@@ -62,7 +62,7 @@ def _latency(title: str, family: str) -> Panel:
     return _panel(title, "s", *queries)
 
 
-_TRAFFIC = Row(
+_TRAFFIC = PanelRow(
     "Traffic",
     (
         _panel(
@@ -86,7 +86,7 @@ _TRAFFIC = Row(
     ),
 )  # fmt: skip
 
-_LATENCY = Row(
+_LATENCY = PanelRow(
     "Latency by stage",
     (
         _latency("Time to first token", "dynamo_frontend_time_to_first_token_seconds"),
@@ -112,7 +112,7 @@ _LATENCY = Row(
     ),
 )
 
-_KV = Row(
+_KV = PanelRow(
     "KV cache",
     (
         _panel(
@@ -138,7 +138,7 @@ _KV = Row(
     ),
 )
 
-_GPUS = Row(
+_GPUS = PanelRow(
     "GPUs",
     (
         _panel(
@@ -194,7 +194,7 @@ _GPUS = Row(
     of_gpus=True,
 )
 
-_HANDOFF = Row(
+_HANDOFF = PanelRow(
     "KV handoff",
     (
         _panel(
@@ -223,7 +223,7 @@ _HANDOFF = Row(
     ),
 )
 
-_WORKERS = Row(
+_WORKERS = PanelRow(
     "Workers",
     (
         _panel("Up", "short", (f"min by (name) (up{{{_WHERE}}})", "{{name}}")),
