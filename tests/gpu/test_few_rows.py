@@ -9,6 +9,7 @@ from kernel_cases import DEVICE, IS_INTERPRETED, TOLERANCE, Pair, config, decode
 
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
@@ -122,7 +123,7 @@ def weights_of(dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, 
         LayerWeights(
             random(hidden, dtype=dtype), linear(query + 2 * kv_heads * head_dim, hidden, has_bias=True),
             random(head_dim, dtype=dtype), random(head_dim, dtype=dtype), linear(hidden, query),
-            random(hidden, dtype=dtype), linear(2 * intermediate, hidden), linear(hidden, intermediate),
+            random(hidden, dtype=dtype), DenseMlp(linear(2 * intermediate, hidden), linear(hidden, intermediate)),
         )
         for _ in range(2)
     )  # fmt: skip

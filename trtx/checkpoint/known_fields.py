@@ -12,7 +12,7 @@ from typing import Any
 # transformers' own fields; token ids and lengths, which belong to the tokenizer; defaults of generate(), which old
 # releases stored here and which requests set themselves; training and initialization (pretraining_tp slices matmuls and
 # gives the same sums); the choice of a kernel; and the epsilon of layer norms: these families have only RMS norms,
-# which use rms_norm_eps.
+# which use rms_norm_eps. The losses that balance a router's experts belong to training too.
 _NAMES = """
 architectures model_type transformers_version auto_map dtype torch_dtype use_cache return_dict return_dict_in_generate
 output_attentions output_hidden_states output_scores output_logits torchscript use_bfloat16 tf_legacy_loss
@@ -30,6 +30,8 @@ max_new_tokens num_return_sequences remove_invalid_values exponential_decay_leng
 
 attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop classifier_dropout classifier_dropout_prob
 initializer_range initializer_factor gradient_checkpointing neftune_noise_alpha pretraining_tp chunk_size_feed_forward
+
+output_router_logits router_aux_loss_coef
 
 use_flash_attn layer_norm_eps
 """
