@@ -95,8 +95,10 @@ class LoopedExperts:
         experts, shares = route(self._multiplier(x, weights.router), weights)
         outputs = torch.empty(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
         chosen, places = experts.flatten().sort(stable=True)
-        hit, counts = chosen.unique_consecutive(return_counts=True)
-        for expert, pairs in zip(hit.tolist(), places.split(counts.tolist()), strict=True):
+        counts = chosen.bincount(minlength=weights.router.shape[0]).tolist()
+        for expert, pairs in enumerate(torch.split(places, counts)):
+            if not counts[expert]:
+                continue
             rows = x[pairs // weights.per_token]
             gated = kernels.silu_and_mul(self._multiplier(rows, weights.gate_up[expert]))
             outputs.view(-1, x.shape[1])[pairs] = self._multiplier(gated, weights.down[expert])

@@ -44,7 +44,8 @@ def base(architecture: str) -> dict[str, Any]:
     """As its publisher would write it, tiny; with so short a theta that every pair turns within the prompt."""
     experts = EXPERTS if KNOWN_FAMILIES[architecture].has_experts else {}
     return {
-        **experts, "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32,
+        **experts, "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB,
+        "hidden_size": 32,
         "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
         "tie_word_embeddings": False, "dtype": "float32",
