@@ -161,7 +161,7 @@ def _experts(
         )
     from trtx.torch_engine.runner.cuda_experts import CudaExperts
 
-    return CudaExperts(multiplier)
+    return CudaExperts(multiplier, config.experts.count, device)
 
 
 def _layer_products(

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import Multiplier
-from trtx.torch_engine.runner.mlp import ExpertWeights
+from trtx.torch_engine.runner.mlp import ExpertWeights, GatedActivation
 from trtx.torch_engine.runner.triton_experts import (
     down_experts_kernel,
     gated_experts_kernel,
@@ -48,12 +47,15 @@ def expert_tile(pairs: int, experts: int, dtype: torch.dtype) -> ExpertTile:
 class CudaExperts:
     """A :class:`trtx.torch_engine.runner.mlp.ExpertBackend` that never waits for the device."""
 
-    def __init__(self, multiplier: Multiplier, *, grouped_tokens: int = GROUPED_TOKENS) -> None:
+    def __init__(
+        self, multiplier: Multiplier, num_experts: int, device: torch.device, *, grouped_tokens: int = GROUPED_TOKENS
+    ) -> None:
         """``multiplier``: GEMM backend of the router. ``grouped_tokens``: see :data:`GROUPED_TOKENS`."""
         self._multiplier = multiplier
+        self._numbers = torch.arange(num_experts, dtype=torch.int32, device=device)
         self._grouped_tokens = grouped_tokens
 
-    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         num_rows, hidden = x.shape
         num_experts, per_token = weights.router.shape[0], weights.per_token
         experts = torch.empty(num_rows * per_token, dtype=torch.int32, device=x.device)
@@ -65,8 +67,7 @@ class CudaExperts:
             num_warps=1,
         )  # fmt: skip
         ordered, places = experts.sort(stable=True)
-        numbers = torch.arange(num_experts, dtype=torch.int32, device=x.device)
-        ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
+        ends = torch.searchsorted(ordered, self._numbers, right=True, out_int32=True)
         if num_rows >= self._grouped_tokens and _can_group(weights):
             outputs = _grouped(x, weights, kernels, places, ends)
         else:
@@ -110,9 +111,12 @@ def _can_group(weights: ExpertWeights) -> bool:
     )
 
 
-def _grouped(x: Tensor, weights: ExpertWeights, kernels: Kernels, places: Tensor, ends: Tensor) -> Tensor:
+def _grouped(x: Tensor, weights: ExpertWeights, kernels: GatedActivation, places: Tensor, ends: Tensor) -> Tensor:
     """Returns what :func:`_tiled` returns."""
-    rows = x.index_select(0, places // weights.per_token)
-    gate_up = F.grouped_mm(rows, weights.gate_up.transpose(1, 2), offs=ends)
-    down = F.grouped_mm(kernels.silu_and_mul(gate_up), weights.down.transpose(1, 2), offs=ends)
+    gate_up = F.grouped_mm(
+        x.index_select(0, places // weights.per_token), weights.gate_up.transpose(1, 2), offs=ends
+    )  # fmt: skip
+    gated = kernels.silu_and_mul(gate_up)
+    del gate_up  # it would add to the peak that trtx.memory plans for
+    down = F.grouped_mm(gated, weights.down.transpose(1, 2), offs=ends)
     return torch.empty_like(down).index_copy_(0, places, down)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trtx.torch_engine.runner.linear import Linear, Multiplier
 
-if TYPE_CHECKING:
-    from trtx.torch_engine.runner.kernels import Kernels
+
+class GatedActivation(Protocol):
+    """The part of :class:`trtx.torch_engine.runner.kernels.Kernels` that an MLP uses."""
+
+    def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
 
 
 class LayerMlp(Protocol):
@@ -21,7 +25,7 @@ class LayerMlp(Protocol):
     def input_scale(self) -> Tensor | None:
         """As :attr:`trtx.torch_engine.runner.linear.Linear.input_scale`."""
 
-    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor: ...
+    def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class DenseMlp:
     def input_scale(self) -> Tensor | None:
         return self.gate_up.input_scale
 
-    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
         return self.down(kernels.silu_and_mul(self.gate_up(x), self.down.input_scale))
 
 
@@ -51,7 +55,7 @@ class ExpertWeights:
 class ExpertBackend(Protocol):
     """Computes the experts of one layer for routed tokens."""
 
-    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         """Returns for ``x`` [n, hidden] the weighted sum of each row's experts, ``[n, hidden]``."""
 
 
@@ -64,7 +68,7 @@ class ExpertMlp:
     def input_scale(self) -> None:
         return None
 
-    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
         return self.backend(x, self.weights, kernels)
 
 
@@ -91,7 +95,7 @@ class LoopedExperts:
     def __init__(self, multiplier: Multiplier) -> None:
         self._multiplier = multiplier
 
-    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         experts, shares = route(self._multiplier(x, weights.router), weights)
         outputs = torch.empty(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
         chosen, places = experts.flatten().sort(stable=True)

@@ -238,6 +238,11 @@ def test_fields_of_experts_mean_what_they_mean_to_transformers(
         ),
         ("Qwen3MoeForCausalLM", {"num_local_experts": 4}, "num_local_experts is 4; expected 6 as in num_experts"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers is 1; expected a list of layers"),
+        (
+            "Qwen3MoeForCausalLM",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*self_attn*"]}},
+            "quantizes experts to FP8, and the torch engine computes experts in full precision alone",
+        ),
         ("Qwen3ForCausalLM", {"num_experts": 4}, "num_experts is 4; expected no such field in a Qwen3ForCausalLM"),
     ],
 )
