@@ -107,7 +107,7 @@ def test_graphs_of_bfloat16_have_logprobs_close_to_float32_on_the_cpu(count: int
             ):
                 assert result.logprobs is not None
                 differences.append(abs(result.logprobs[token].logprob - entry[token].logprob))
-        assert torch.tensor(differences).median() < 0.3
+        assert torch.tensor(differences).mean() < 0.15
         one.close()
 
 

@@ -128,7 +128,7 @@ def _alternative(name: str) -> str:
     """What to change if a checkpoint has a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
-    return "a dense checkpoint, unquantized or as ModelOpt exports it"
+    return "a checkpoint of that architecture, unquantized or as ModelOpt exports it"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:
