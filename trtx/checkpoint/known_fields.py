@@ -1,8 +1,8 @@
 """The fields of ``config.json`` that don't affect a decoder's tokens, and the fields with a required value.
 
 The config of a family in ``families.py`` may contain these fields and those that :mod:`trtx.checkpoint.model_config`
-reads. Any other field must be null, false, 0 or empty, because an unknown field may request a computation that the torch
-engine does not support.
+reads. Any other field must be null, false, 0 or empty, because an unknown field may request a computation that the
+torch engine does not support.
 """
 
 from __future__ import annotations
