@@ -33,7 +33,7 @@ ABSENT = {
     "DisaggScheduleStyle": "starts with the prompt: leave schedule_style out",
     "AttentionDpConfig": "runs on one device: leave it out, or use the engine tensorrt-llm",
     "MpiCommSession": "runs on one device: leave it out, or use the engine tensorrt-llm",
-    "MoeConfig": "runs dense models: leave moe_config out, or use the engine tensorrt-llm",
+    "MoeConfig": "has one way to compute experts: leave moe_config out, no answer depends on it",
     "QuantAlgo": "takes the quantization that config.json of the checkpoint says: make one with trtx build --quant",
     "QuantConfig": "takes the quantization that config.json of the checkpoint says: make one with trtx build --quant",
     "CalibConfig": "does not calibrate: make a quantized checkpoint with trtx build --quant",

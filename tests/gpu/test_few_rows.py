@@ -9,6 +9,7 @@ from kernel_cases import DEVICE, IS_INTERPRETED, TOLERANCE, Pair, config, decode
 
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp, ExpertBackend, ExpertMlp, ExpertWeights, LayerMlp, LoopedExperts
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
@@ -110,7 +111,10 @@ def test_parts_are_added_in_one_order_and_leave_their_memory_ready() -> None:
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
-def weights_of(dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int) -> DecoderWeights:
+def weights_of(
+    dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int, experts: ExpertBackend | None = None
+) -> DecoderWeights:
+    """``experts``: the second layer is a mixture of experts, computed by this."""
     intermediate, query = 112, heads * head_dim
 
     def linear(outputs: int, width: int, *, has_bias: bool = False) -> PlainLinear:
@@ -118,13 +122,20 @@ def weights_of(dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, 
             random(outputs, width, dtype=dtype) / width**0.5, random(outputs, dtype=dtype) if has_bias else None
         )
 
+    def mlp(layer: int) -> LayerMlp:
+        if layer == 0 or experts is None:
+            return DenseMlp(linear(2 * intermediate, hidden), linear(hidden, intermediate))
+        shapes = ((6, hidden), (6, 2 * intermediate, hidden), (6, hidden, intermediate))
+        router, gate_up, down = (random(*shape, dtype=dtype) / shape[-1] ** 0.5 for shape in shapes)
+        return ExpertMlp(ExpertWeights(router, gate_up, down, 2, normalizes=True), experts)
+
     layers = tuple(
         LayerWeights(
             random(hidden, dtype=dtype), linear(query + 2 * kv_heads * head_dim, hidden, has_bias=True),
             random(head_dim, dtype=dtype), random(head_dim, dtype=dtype), linear(hidden, query),
-            random(hidden, dtype=dtype), linear(2 * intermediate, hidden), linear(hidden, intermediate),
+            random(hidden, dtype=dtype), mlp(layer),
         )
-        for _ in range(2)
+        for layer in range(2)
     )  # fmt: skip
     embedding = random(64, hidden, dtype=dtype)
     return DecoderWeights(embedding, layers, random(hidden, dtype=dtype), embedding, torch.ones(2, 2, device=DEVICE))
@@ -135,7 +146,8 @@ def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does
     from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace
 
     pair = Pair(config(heads=4, kv_heads=2, head_dim=32), dtype)
-    weights = weights_of(dtype, heads=4, kv_heads=2, head_dim=32, hidden=96)
+    experts = LoopedExperts(LIBRARY_MULTIPLIER)
+    weights = weights_of(dtype, heads=4, kv_heads=2, head_dim=32, hidden=96, experts=experts)
     layers = FewRowsLayers(weights, pair.triton, EPS, Workspace.of(DEVICE), overlaps=HAS_OVERLAP)
     ours, reference = Decoder(weights, pair.triton, few_tokens=layers), Decoder(weights, pair.reference)
     inputs = [decode_inputs([63], [2]), decode_inputs([0, 7, 159], [0, 3, 1]), span_inputs([(4, 11, 5)])]

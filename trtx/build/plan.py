@@ -126,6 +126,10 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
             config = read_model_config(source.path)
             on_gpu = request.here is not None
             computed_windows(config.windows, source.path, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
+            if config.experts is not None:
+                raise UnsupportedModel(
+                    f"{source.name} is a mixture of experts, and the torch engine loads no quantized experts"
+                )
         except UnsupportedModel as error:  # its message advises about serving; add advice about building
             raise UnsupportedModel(
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "

@@ -5,7 +5,7 @@ weight indexes, and the synthetic checkpoints: shapes, tokenizer, weights, cache
 Does not load weights into an engine: ``trtx.torch_engine`` does, and generates the weights of the big synthetic shapes
 on its device.
 Enter through :func:`resolve_checkpoint`; :func:`list_shapes` lists the ``synthetic:`` names. A :class:`Checkpoint` has
-the facts of any model; :func:`read_model_config` parses a dense decoder strictly and honours or refuses each field.
+the facts of any model; :func:`read_model_config` parses a decoder strictly and honours or refuses each field.
 Invariants: a returned path is complete, never half written; and no module imports torch.
 """
 

@@ -62,7 +62,10 @@ def _qwen_wrapper(model_type: str, *, is_flat: bool = False) -> ConfigClass:
 
 
 CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
-    **{family.model_type: ConfigClass(family.defaults) for family in (*FAMILIES.values(), *NESTED_FAMILIES.values())},
+    **{
+        family.model_type: ConfigClass(family.defaults, aliases=family.aliases)
+        for family in (*FAMILIES.values(), *NESTED_FAMILIES.values())
+    },
     "gemma": ConfigClass(decoder_defaults(
         256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, head_dim=256, hidden_act=_GELU, **_TIED, **NO_BIAS,
     )),

@@ -1,9 +1,10 @@
-"""Lists the tensors of a dense decoder's checkpoint. The runner loads this list, and the memory plan counts it."""
+"""Lists the tensors of a decoder's checkpoint. The runner loads this list, and the memory plan counts it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trtx.checkpoint.experts import expert_tensors
 from trtx.checkpoint.formats import Loading, TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UnsupportedModel
@@ -46,14 +47,18 @@ class Product:
 
 
 def product_parameters(config: ModelConfig) -> int:
-    """Returns the number of parameters in the matmuls of all layers, without biases."""
+    """Returns the number of parameters in the matmuls of all layers, without biases and routers."""
     hidden = config.hidden_size
     attention = hidden * (2 * config.q_size + 2 * config.kv_size)
-    return config.num_layers * (attention + 3 * hidden * config.intermediate_size)
+    experts = [config.layer_experts(layer) for layer in range(config.num_layers)]
+    dense = 3 * hidden * config.intermediate_size
+    return config.num_layers * attention + sum(
+        dense if own is None else own.layer_parameters(hidden) for own in experts
+    )
 
 
 def layer_products(config: ModelConfig, layer: int) -> dict[str, Product]:
-    """Returns the matmuls of one layer by name.
+    """Returns the matmuls of one layer by name, without those of experts.
 
     Raises UsageError if only some of the modules of one matmul are quantized.
     """
@@ -61,12 +66,14 @@ def layer_products(config: ModelConfig, layer: int) -> dict[str, Product]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.q_size, config.kv_size
     qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
-    return {
+    products = {
         "qkv": _product(config, qkv, hidden, has_bias=config.qkv_bias),
         "output": _product(config, {f"{attention}.o_proj": hidden}, queries, has_bias=config.output_bias),
-        "gate_up": _product(config, {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden),
-        "down": _product(config, {f"{mlp}.down_proj": hidden}, inner),
     }
+    if config.layer_experts(layer) is None:
+        products["gate_up"] = _product(config, {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden)
+        products["down"] = _product(config, {f"{mlp}.down_proj": hidden}, inner)
+    return products
 
 
 def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bias: bool = False) -> Product:
@@ -116,6 +123,8 @@ def checkpoint_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
                 found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
             if product.has_bias:
                 found |= {f"{module.name}.bias": TensorSpec((module.rows,)) for module in product.modules}
+        if (experts := config.layer_experts(layer)) is not None:
+            found |= expert_tensors(experts, config.hidden_size, layer)
         if has_kv_scales:
             found |= {name: TensorSpec((), "float32", is_optional=True) for name in kv_scale_names(layer)}
     found[EMBEDDING] = TensorSpec((config.vocab_size, config.hidden_size))

@@ -1,4 +1,4 @@
-"""The dense decoders that the torch engine supports: what transformers' config class and model of each imply.
+"""The decoders that the torch engine supports: what transformers' config class and model of each imply.
 
 The defaults of missing fields are copied from transformers 5.23, because importing it takes seconds.
 ``tests/unit/checkpoint/test_class_defaults.py`` compares them with the installed classes.
@@ -7,7 +7,7 @@ The defaults of missing fields are copied from transformers 5.23, because import
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DEFAULT_THETA = 10000.0
@@ -32,6 +32,9 @@ class Family:
     ``kv_heads``: "derived" if null means as many KV heads as query heads. ``derives_head_dim``: the class computes
     head_dim if it is missing or null. ``window``: whether ``sliding_window`` applies only if ``use_sliding_window`` is
     true ("switched"), the class does not have the field ("unknown"), or it applies whatever the switch says ("always").
+    "whole" is "switched" for all layers at once: the model reads no ``max_window_layers`` and no ``layer_types``.
+    ``aliases``: other names of fields, as in the class's ``attribute_map``. ``has_experts``: the MLPs of some layers
+    are mixtures of experts (:mod:`trtx.checkpoint.experts`).
     """
 
     model_type: str
@@ -39,11 +42,13 @@ class Family:
     theta: float = DEFAULT_THETA
     kv_heads: Literal["derived", "stated"] = "derived"
     derives_head_dim: bool = False
-    window: Literal["switched", "unknown", "always"] = "switched"
+    window: Literal["switched", "unknown", "always", "whole"] = "switched"
     qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
     qk_norm: bool = False
     takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
     mrope: MropeSections | None = None
+    has_experts: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 def decoder_defaults(
@@ -100,6 +105,20 @@ FAMILIES: Mapping[str, Family] = {
         derives_head_dim=True,
         window="always",
         qkv_bias=False,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        decoder_defaults(
+            151936, 2048, 6144, 24, 32, 32768, num_key_value_heads=4, decoder_sparse_step=1,
+            moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, norm_topk_prob=False,
+            **_SILU, **UNTIED, **_SWITCHED, **NO_BIAS,
+        ),
+        kv_heads="stated",
+        derives_head_dim=True,
+        window="whole",
+        qk_norm=True,
+        has_experts=True,
+        aliases={"num_experts": "num_local_experts"},
     ),
 }  # fmt: skip
 """By architecture."""

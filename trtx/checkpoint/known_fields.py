@@ -1,8 +1,8 @@
-"""The fields of ``config.json`` that don't affect a dense decoder's tokens, and the fields with a required value.
+"""The fields of ``config.json`` that don't affect a decoder's tokens, and the fields with a required value.
 
-The config of a dense family may contain these fields and those that :mod:`trtx.checkpoint.model_config` reads. Any
-other field must be null, false, 0 or empty, because an unknown field may request a computation that the torch engine
-does not support.
+The config of a family in ``families.py`` may contain these fields and those that :mod:`trtx.checkpoint.model_config`
+reads. Any other field must be null, false, 0 or empty, because an unknown field may request a computation that the
+torch engine does not support.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 # transformers' own fields; token ids and lengths, which belong to the tokenizer; defaults of generate(), which old
 # releases stored here and which requests set themselves; training and initialization (pretraining_tp slices matmuls and
 # gives the same sums); the choice of a kernel; and the epsilon of layer norms: these families have only RMS norms,
-# which use rms_norm_eps.
+# which use rms_norm_eps. The losses that balance a router's experts belong to training too.
 _NAMES = """
 architectures model_type transformers_version auto_map dtype torch_dtype use_cache return_dict return_dict_in_generate
 output_attentions output_hidden_states output_scores output_logits torchscript use_bfloat16 tf_legacy_loss
@@ -30,6 +30,8 @@ max_new_tokens num_return_sequences remove_invalid_values exponential_decay_leng
 
 attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop classifier_dropout classifier_dropout_prob
 initializer_range initializer_factor gradient_checkpointing neftune_noise_alpha pretraining_tp chunk_size_feed_forward
+
+output_router_logits router_aux_loss_coef
 
 use_flash_attn layer_norm_eps
 """

@@ -1,4 +1,4 @@
-"""Parses and validates the ``config.json`` of a dense decoder, for the torch engine and its memory plan."""
+"""Parses and validates the ``config.json`` of a decoder, for the torch engine and its memory plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
+from trtx.checkpoint.experts import EXPERT_FIELDS, ExpertConfig, expert_modules, read_experts
 from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
@@ -43,7 +44,7 @@ LARGEST = {
 larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
 
 KNOWN = frozenset((
-    *LARGEST, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
+    *LARGEST, *EXPERT_FIELDS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
     "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
 ))  # fmt: skip
@@ -51,7 +52,7 @@ KNOWN = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a dense decoder of one of the FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
+    """The shape of a decoder of one of the FAMILIES, alone or nested in one of :data:`WRAPPERS`."""
 
     architecture: str  # the checkpoint's architecture; if the decoder is nested, that of the wrapper
     vocab_size: int
@@ -74,6 +75,11 @@ class ModelConfig:
     quantization: Quantization | None = None
     vision: VisionConfig | None = None  # the wrapper's multimodal inputs
     windows: Windows = ()
+    experts: ExpertConfig | None = None
+
+    def layer_experts(self, layer: int) -> ExpertConfig | None:
+        """Returns the experts of a layer, or None if its MLP is dense."""
+        return self.experts if self.experts is not None and self.experts.sparse[layer] else None
 
     @property
     def q_size(self) -> int:
@@ -94,7 +100,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     architecture = _architecture(config)
     if architecture in WRAPPERS:
         return _read_wrapped(config, architecture, model_dir)
-    _refuse_unknown(config, architecture)
+    _refuse_unknown(config, architecture, FAMILIES[architecture])
     quantization = read_quantization(model_dir, config.values)
     check_loadable(quantization, model_dir, config.values)
     return _parse(config, architecture, FAMILIES[architecture], quantization, model_dir)
@@ -123,7 +129,7 @@ def _read_wrapped(config: Fields, architecture: str, model_dir: Path) -> ModelCo
     vision = parse_vision(config, architecture)
     text = decoder_fields(config, architecture)
     own, family = _text_family(text, WRAPPERS[architecture])
-    _refuse_unknown(text, own)
+    _refuse_unknown(text, own, family)
     if read_quantization(model_dir, config.values) is not None or text.has("quantization_config"):
         refuse_quantized(model_dir, architecture)
     outer, inner = _dtype(config), _dtype(text)
@@ -148,7 +154,7 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
 
     The family follows from ``model_type``, as in transformers; ``architectures`` may be missing there.
     """
-    dense = {family.model_type: (name, family) for name, family in FAMILIES.items()}
+    dense = {family.model_type: (name, family) for name, family in FAMILIES.items() if not family.has_experts}
     known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
     kind = text.word("model_type", f"one of {', '.join(known)}")
     if kind not in known:
@@ -163,7 +169,7 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
     return name or kind, family
 
 
-def _refuse_unknown(config: Fields, architecture: str) -> None:
+def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
     """Refuses unknown fields, unless they are null, false, 0 or empty, so that no field is silently ignored."""
     for name, allowed in ONLY.items():
         if config.has(name) and config.values[name] not in allowed:
@@ -174,6 +180,7 @@ def _refuse_unknown(config: Fields, architecture: str) -> None:
             )
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
+        is_known &= family.has_experts or name not in EXPERT_FIELDS
         if value and not is_known:
             config.refuse_here(
                 name,
@@ -192,6 +199,9 @@ def _parse(
     stated = sizes["max_position_embeddings"]
     rope = read_rope(config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim)
     max_position = rope.longest(stated)
+    experts = read_experts(config, sizes["num_hidden_layers"]) if family.has_experts else None
+    if experts is not None and quantization is not None:
+        _refuse_quantized_experts(experts, quantization)
     return ModelConfig(
         architecture=architecture,
         vocab_size=sizes["vocab_size"],
@@ -213,7 +223,16 @@ def _parse(
         synthetic_std=std,
         quantization=quantization,
         windows=read_windows(config, family, sizes["num_hidden_layers"], max_position),
+        experts=experts,
     )
+
+
+def _refuse_quantized_experts(experts: ExpertConfig, quantization: Quantization) -> None:
+    if any(quantization.covers(module) for module in expert_modules(experts)):
+        raise UnsupportedModel(
+            f"{quantization.source} quantizes experts to {quantization.algorithm}, and the torch engine computes "
+            "experts in full precision alone; use the original checkpoint or the engine tensorrt-llm"
+        )
 
 
 def _is_needed(name: str, config: Fields, family: Family) -> bool:

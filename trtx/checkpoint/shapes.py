@@ -71,6 +71,24 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: in
     }
 
 
+def _qwen3_moe(
+    hidden: int, layers: int, heads: int, kv_heads: int, *, experts: int, per_token: int, expert_width: int
+) -> dict[str, Any]:
+    """Returns the config of a mixture of experts, after Qwen/Qwen3-30B-A3B: every layer has experts."""
+    return _qwen3(hidden, layers, heads, kv_heads, 3 * hidden, tied=False) | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": expert_width,
+        "norm_topk_prob": True,
+        "num_experts": experts,
+        "num_experts_per_tok": per_token,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+    }
+
+
 def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
     """Returns the config of a dense Qwen2.5, after Qwen/Qwen2.5-7B-Instruct.
 
@@ -187,6 +205,14 @@ _SHAPES = (
         stored=True,
     ),
     SyntheticShape(
+        "tiny-moe",
+        "Qwen3-MoE architecture (16 experts, 4 for a token), 3 layers, random, float32: for a CPU",
+        _qwen3_moe(128, 3, 4, 2, experts=16, per_token=4, expert_width=96)
+        | _SMALL
+        | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
+        stored=True,
+    ),
+    SyntheticShape(
         "tiny-vl",
         "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
         llava(_qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
@@ -247,6 +273,11 @@ _SHAPES = (
         "qwen3-8b",
         "Qwen3-8B, random weights drawn on the device",
         _qwen3(4096, 36, 32, 8, 12288, tied=False),
+    ),
+    SyntheticShape(
+        "qwen3-30b-a3b",
+        "Qwen3-30B-A3B (128 experts, 8 for a token), random weights drawn on the device",
+        _qwen3_moe(2048, 48, 32, 4, experts=128, per_token=8, expert_width=768),
     ),
     SyntheticShape(
         "llama-3.1-8b",

@@ -26,7 +26,7 @@ from trtx.errors import UsageError
 # The modules that determine a checkpoint's bytes. A hash of their source is part of each cached directory's name.
 _GENERATOR = tuple(
     Path(__file__).with_name(f"{name}.py")
-    for name in ("synthetic", "text", "tokenizer", "weights", "dense", "towers", "vision")
+    for name in ("synthetic", "text", "tokenizer", "weights", "dense", "experts", "towers", "vision")
 )
 # ``tools/training/train_tiny.py`` writes to this directory, which is package data.
 TRAINED_DIRECTORY = Path(__file__).with_name("tiny_trained")

@@ -27,7 +27,8 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
     covers all positions counts as none.
     """
     slides = _listed(config, family, num_layers)
-    is_on = config.flag("use_sliding_window", missing=family.window != "switched") or family.window == "always"
+    missing = family.window not in ("switched", "whole")
+    is_on = config.flag("use_sliding_window", missing=missing) or family.window == "always"
     window = config.values.get("sliding_window") if is_on else None
     if window is None:
         if slides is not None and any(slides):
@@ -60,6 +61,10 @@ def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | Non
         config.refuse("layer_types", f"a list of {num_layers} names, one a layer")
     if family.window == "unknown" and any(kind != _FULL for kind in kinds):
         config.refuse_here("layer_types", f"{_FULL!r} throughout in a {family.model_type}: {_ELSEWHERE}")
+    if family.window == "whole":
+        if any(kind != _FULL for kind in kinds):
+            config.refuse("layer_types", f"{_FULL!r} throughout in a {family.model_type}, which has one window for all")
+        return None
     if any(kind not in (_FULL, _SLIDING) for kind in kinds):
         config.refuse("layer_types", f"{_FULL!r} or {_SLIDING!r} of every layer")
     return [kind == _SLIDING for kind in kinds]

@@ -65,6 +65,7 @@ _KERNELS = Unused("the torch engine has kernels of its own")
 _PROCESSES = Unused("the torch engine has one process, which this does not shape")
 _LOADING = Unused("the torch engine has one way to load weights and to move KV")
 _OBSERVING = Unused("the torch engine does not report it")
+_EXPERTS = Unused("the torch engine has one way to compute experts, on one device")
 _ABSENT = Unused("the torch engine has nothing that it would apply to")
 _KV = Unused("the torch engine keeps KV on its device alone, in one pool of equal blocks")
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
@@ -87,10 +88,11 @@ _UNUSED: Mapping[str, Unused] = {
             "sampler_type sampler_force_async_worker enable_speculative_beam_history_d2h disable_flashinfer_sampling "
             "enable_in_graph_sampling torch_compile_config enable_autotuner enable_min_latency nvfp4_gemm_config "
             "use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm "
-            "prefill_capture_num_tokens prefill_cuda_graph_backend use_fine_grained_sync moe_config",
+            "prefill_capture_num_tokens prefill_cuda_graph_backend use_fine_grained_sync",
         ),
         _KERNELS,
     ),
+    "moe_config": _EXPERTS,
     **dict.fromkeys(
         _of(
             "",

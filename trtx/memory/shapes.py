@@ -20,7 +20,7 @@ Parameters = Counter[str]
 _DENSE = FAMILIES.values()
 _QK_NORM = (
     *(family.model_type for family in _DENSE if family.qk_norm),
-    "qwen3_moe", "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text",
 )  # fmt: skip
 _QKV_BIAS = (
     *(family.model_type for family in _DENSE if family.qkv_bias),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.dense import Product, layer_norms, layer_products
+from trtx.checkpoint.experts import expert_tensors
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
@@ -94,6 +95,8 @@ def layer_bytes(
     products = layer_products(config, layer).values()
     norms = sum(norm.nbytes(dtype) for norm in layer_norms(config, layer).values())
     held = sum(_product_bytes(product, dtype, scaled_products, stored) for product in products)
+    if (experts := config.layer_experts(layer)) is not None:
+        held += sum(tensor.nbytes(dtype) for tensor in expert_tensors(experts, config.hidden_size, layer).values())
     return _KV_SCALE_BYTES + norms + held
 
 
@@ -132,13 +135,23 @@ def activation_bytes(
     added.
     """
     width = DTYPE_BYTES[dtype]
-    token = 2 * config.hidden_size + max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
+    token = 2 * config.hidden_size + max(_mlp_elements(config), 2 * config.q_size + 2 * config.kv_size)
     logits = max_batch_size * config.vocab_size * (2 * width + 4)
     # Log-probabilities of 256 prompt tokens at a time, or token counts of every row and log-probabilities of 64 rows.
     # The logits with penalties of every row are the float32 part above.
     sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
     tokens = max_num_tokens + padded_tokens(max_num_tokens)  # CUDA graphs keep activations of their own
     return tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
+
+
+def _mlp_elements(config: ModelConfig) -> int:
+    """Returns the elements per token in the widest MLP: for experts, the input and the output of each is a copy."""
+    dense = 3 * config.intermediate_size
+    experts = config.experts
+    if experts is None or not any(experts.sparse):
+        return dense
+    routed = experts.per_token * (2 * config.hidden_size + 3 * experts.intermediate_size)
+    return routed if all(experts.sparse) else max(dense, routed)
 
 
 @lru_cache(maxsize=4)  # a refusal calls it again for each size that it tries

@@ -24,6 +24,7 @@ HEAD_DIMS = {
     "synthetic:tiny-tools": 32,
     "synthetic:tiny-qwen2": 64,
     "synthetic:tiny-llama": 32,
+    "synthetic:tiny-moe": 32,
     "synthetic:tiny-vl": 32,
     "synthetic:tiny-vl-trained": 32,
     "synthetic:tiny-qwen2.5-vl": 32,
@@ -31,6 +32,7 @@ HEAD_DIMS = {
     "synthetic:qwen3-0.6b": 128,
     "synthetic:qwen3-1.7b": 128,
     "synthetic:qwen3-8b": 128,
+    "synthetic:qwen3-30b-a3b": 128,
     "synthetic:llama-3.1-8b": 128,
     "synthetic:qwen2.5-7b": 128,
     "synthetic:qwen2.5-vl-7b": 128,
@@ -38,7 +40,7 @@ HEAD_DIMS = {
 LIKE_ANOTHER = ("synthetic:qwen3-1.7b", "synthetic:qwen3-8b")  # synthetic:qwen3-0.6b, but for sizes
 SEEING = ["synthetic:tiny-vl", "synthetic:tiny-vl-trained", "synthetic:tiny-qwen2.5-vl", "synthetic:tiny-qwen3-vl"]
 PLAIN = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
-STORED = [*PLAIN, "synthetic:tiny-tools"]
+STORED = [*PLAIN, "synthetic:tiny-tools", "synthetic:tiny-moe"]
 PLACEHOLDERS = {
     "llava": "<image>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",

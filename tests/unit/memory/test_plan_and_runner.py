@@ -18,7 +18,7 @@ import torch
 from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_models import QWEN3_30B_A3B
+from published_models import DEEPSEEK_R1
 from safetensors.torch import save_file
 
 from trtx.checkpoint.dense import checkpoint_tensors
@@ -53,6 +53,9 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
         "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4,
     }  # fmt: skip
+    if family.has_experts:
+        width, dense = draw(st.sampled_from((32, 40))), draw(st.sampled_from(([], [0])))
+        config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width, "mlp_only_layers": dense}
     kv_heads = draw(st.sampled_from([None] * (family.kv_heads == "missing or null") + [1, heads]))
     head_dim = draw(st.sampled_from([None] * family.derives_head_dim + [16, 32] + [6] * free))
     optional = {
@@ -64,6 +67,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
     }
     config |= {name: value for name, value in optional.items() if value is not None}
     excluded = draw(st.lists(st.sampled_from(["lm_head", "*.mlp.*", "*layers.0*", "*o_proj"]), unique=True))
+    excluded += ["*.mlp.*"] * family.has_experts
     quantization = {
         "quant_algo": algorithm, "kv_cache_quant_algo": draw(st.sampled_from((None, "FP8"))),
         "group_size": GROUP if algorithm == "W4A16_AWQ" else None, "exclude_modules": excluded,
@@ -229,8 +233,8 @@ def test_the_runner_has_no_formula_of_its_own(name: str) -> None:
 
 
 def test_a_model_that_the_runner_refuses_is_refused_by_the_plan_in_the_same_words(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
-    with pytest.raises(UsageError, match="Qwen3MoeForCausalLM is not known to the torch engine") as planned:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_R1))
+    with pytest.raises(UsageError, match="DeepseekV3ForCausalLM is not known to the torch engine") as planned:
         plan_memory(tmp_path, "agg", {}, engine="torch", device=HOST)
     with pytest.raises(UsageError) as refused:
         create_runner(RunnerArgs(model_dir=tmp_path, device="cpu"))

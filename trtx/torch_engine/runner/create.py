@@ -10,7 +10,7 @@ import torch
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
-from trtx.errors import UsageError
+from trtx.errors import UnsupportedModel, UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
@@ -22,6 +22,7 @@ from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, c
 from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, LayerProducts, Multiplier
+from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rope import rotary_table
@@ -73,8 +74,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     scaled = has_scaled_products(capability, computed)
     multiplier = _multiplier(args, device)
     weights = load_weights(
-        args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier
-    )
+        args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
+        experts=_experts(args, config, multiplier, device),
+    )  # fmt: skip
     geometry = KvGeometry(
         layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
         args.tokens_per_block, cached,
@@ -144,6 +146,22 @@ def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
     from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
 
     return FewRowsMultiplier(Workspace.of(device))
+
+
+def _experts(
+    args: RunnerArgs, config: ModelConfig, multiplier: Multiplier, device: torch.device
+) -> ExpertBackend | None:
+    """Returns the backend of experts on a GPU; None for a dense model, and on a CPU."""
+    if config.experts is None or device.type == "cpu":
+        return None
+    if args.deterministic:
+        raise UnsupportedModel(
+            f"{args.model_dir.name} is a mixture of experts, which the torch engine computes deterministically only on "
+            "a CPU; leave --deterministic out"
+        )
+    from trtx.torch_engine.runner.cuda_experts import CudaExperts
+
+    return CudaExperts(multiplier, config.experts.count, device)
 
 
 def _layer_products(

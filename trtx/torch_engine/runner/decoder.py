@@ -1,4 +1,4 @@
-"""The forward of a dense decoder. Three optional parameters cover the differences between model families."""
+"""The forward of a decoder. Three optional parameters cover the differences between model families."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Decoder:
             if index + 1 == len(weights.layers):
                 attended, residual = _rows(attended, before_last), _rows(residual, before_last)
             normed, residual = kernels.add_rms_norm(
-                layer.output(attended), residual, layer.mlp_norm, layer.gate_up.input_scale
+                layer.output(attended), residual, layer.mlp_norm, layer.mlp.input_scale
             )
-            mlp = layer.down(kernels.silu_and_mul(layer.gate_up(normed), layer.down.input_scale))
+            mlp = layer.mlp(normed, kernels)
             if index < self._deepstack_levels:
                 for begin, rows in inputs.media:
                     mlp[begin : begin + rows.shape[0]] += rows[:, (index + 1) * hidden : (index + 2) * hidden]
@@ -83,7 +83,7 @@ class Decoder:
         for index, layer in enumerate(self._weights.layers):
             q = kernels.rope_and_write(products.qkv(residual, index), index, layer, inputs)
             residual = products.output(kernels.attend(q, index, inputs), index, residual)
-            residual = products.down(products.gate_up(residual, index), index, residual)
+            residual = products.mlp(residual, index)
         return kernels.rms_norm(residual, self._weights.final_norm)
 
     @property

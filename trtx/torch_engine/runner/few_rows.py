@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp
 from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
@@ -22,6 +23,7 @@ _WANTED_PROGRAMS = 256  # about two for each SM of a Hopper GPU; the same on oth
 _PROGRAMS_AT_ONCE = 396  # three for each SM of an H100: the limit from shared memory
 _MOST_PARTS = 12
 _ALIGNMENT = 16  # columns: a thread loads eight elements at once
+_ATTENTION_LINEARS = 2  # the matmuls of a layer whose MLP is a mixture of experts
 _PARTIAL_SIZE = 1 << 18  # float32 elements; with split-K, tiles * parts < 2 * _WANTED_PROGRAMS
 
 
@@ -160,11 +162,12 @@ class FewRowsLayers:
     def output(self, attended: Tensor, layer: int, residual: Tensor) -> Tensor:
         return self._multiply(attended, self._linears[layer][1], residual=residual)
 
-    def gate_up(self, residual: Tensor, layer: int) -> Tensor:
-        return self._multiply_normed(residual, self._layers[layer].mlp_norm, self._linears[layer][2], gated=True)
-
-    def down(self, gated: Tensor, layer: int, residual: Tensor) -> Tensor:
-        return self._multiply(gated, self._linears[layer][3], residual=residual)
+    def mlp(self, residual: Tensor, layer: int) -> Tensor:
+        weights, linears = self._layers[layer], self._linears[layer]
+        if len(linears) == _ATTENTION_LINEARS:
+            return weights.mlp(self._kernels.rms_norm(residual, weights.mlp_norm), self._kernels) + residual
+        gated = self._multiply_normed(residual, weights.mlp_norm, linears[2], gated=True)
+        return self._multiply(gated, linears[3], residual=residual)
 
     def _multiply_normed(self, x: Tensor, norm: Tensor, linear: PlainLinear, *, gated: bool = False) -> Tensor:
         if x.shape[0] > 1:
@@ -194,7 +197,7 @@ def can_fuse(weights: DecoderWeights) -> bool:
     return all(
         isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
         for layer in weights.layers
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        for linear in _linears(layer)
     )
 
 
@@ -202,8 +205,14 @@ def _fits(weight: Tensor) -> bool:
     return weight.dtype in (torch.float16, torch.bfloat16) and weight.shape[1] % _ALIGNMENT == 0
 
 
+def _linears(layer: LayerWeights) -> tuple[Linear, ...]:
+    """Returns a layer's matmuls, without those of experts."""
+    attention = (layer.qkv, layer.output)
+    return (*attention, layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp) else attention
+
+
 def _plain(layer: LayerWeights) -> list[PlainLinear]:
-    linears: tuple[Linear, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    linears = _linears(layer)
     plain = [linear for linear in linears if isinstance(linear, PlainLinear)]
     if len(plain) < len(linears):
         raise TypeError("few rows are multiplied by weights in the engine's dtype alone")

@@ -77,7 +77,7 @@ class PlainLinear:
 
 
 class LayerProducts(Protocol):
-    """The four matmuls of each layer with the operations between them, except RoPE and attention: for small forwards.
+    """The matmuls of each layer with the operations between them, except RoPE and attention: for small forwards.
 
     Results are rounded where separate operations would round, except that a fused norm is not rounded on its own.
     """
@@ -91,8 +91,5 @@ class LayerProducts(Protocol):
     def output(self, attended: Tensor, layer: int, residual: Tensor) -> Tensor:
         """Returns ``residual`` [n, hidden] plus the output projection of ``attended`` [n, q_size]."""
 
-    def gate_up(self, residual: Tensor, layer: int) -> Tensor:
-        """Returns ``silu(gate) * up`` of the normalised ``residual``: ``[n, intermediate]``."""
-
-    def down(self, gated: Tensor, layer: int, residual: Tensor) -> Tensor:
-        """Returns ``residual`` [n, hidden] plus the down projection of ``gated``."""
+    def mlp(self, residual: Tensor, layer: int) -> Tensor:
+        """Returns ``residual`` [n, hidden] plus the MLP of the normalised ``residual``."""

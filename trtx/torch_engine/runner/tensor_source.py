@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.checkpoint.dense import EMBEDDING, HEAD
+from trtx.checkpoint.experts import stack_kind, stack_parts
 from trtx.checkpoint.formats import TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import decoder_name
@@ -54,6 +55,24 @@ def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[]
             raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
 
 
+def _single_experts(
+    tensors: Iterator[tuple[str, Callable[[], Tensor]]], config: ModelConfig, model_dir: Path
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Splits tensors that hold all experts of a layer, which transformers can save, into those of each expert."""
+    for name, read in tensors:
+        kind = stack_kind(name)
+        if config.experts is None or kind is None:
+            yield name, read
+            continue
+        stack, expected = read(), config.experts.stack_shape(config.hidden_size, kind)
+        if stack.shape != expected:
+            raise UsageError(
+                f"{model_dir}: tensor {name} has shape {list(stack.shape)}, its config.json says {list(expected)}"
+            )
+        for part, place in stack_parts(config.experts, name):
+            yield part, lambda stack=stack, place=place: stack[place]  # type: ignore[misc]
+
+
 def _stored(
     files: list[Path],
     expected: Mapping[str, TensorSpec],
@@ -66,7 +85,7 @@ def _stored(
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
     seen: set[str] = set()
-    for stored_as, read in _read(model_dir, files):
+    for stored_as, read in _single_experts(_read(model_dir, files), config, model_dir):
         name = decoder_name(config.architecture, stored_as)
         if name is None:  # belongs to the vision tower, which its own process loads
             continue
@@ -109,7 +128,7 @@ def _alternative(name: str) -> str:
     """What to change if a checkpoint has a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
-    return "a dense checkpoint, unquantized or as ModelOpt exports it"
+    return "a checkpoint of that architecture, unquantized or as ModelOpt exports it"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:

@@ -1,4 +1,4 @@
-"""A dense decoder's weights, merged for serving: read from safetensors, quantized or not, or drawn on the device."""
+"""A decoder's weights, merged for serving: read from safetensors, quantized or not, or drawn on the device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from trtx.checkpoint.dense import (
     kv_scale_names,
     layer_products,
 )
+from trtx.checkpoint.experts import ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.formats import Part, Prepare, format_of, shared_input_scale
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Linear, Multiplier, PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp, ExpertBackend, ExpertMlp, ExpertWeights, LayerMlp, LoopedExperts
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,7 @@ class LayerWeights:
     k_norm: Tensor | None  # [head_dim]
     output: Linear  # q_size to hidden
     mlp_norm: Tensor  # [hidden]
-    gate_up: Linear  # hidden to 2 * intermediate: rows of gate, up
-    down: Linear  # intermediate to hidden
+    mlp: LayerMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,17 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 
 def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
-    multiplier: Multiplier = LIBRARY_MULTIPLIER,
+    multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None,
 ) -> DecoderWeights:  # fmt: skip
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
-    ``multiplier``: GEMM backend of the weights in ``dtype``. Quantized weights are dequantized one by one, so that at
-    most one is in memory twice. Raises UsageError for a missing, misshapen or unreadable tensor.
+    ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
+    Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
+    to its place when it is read. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
-    tensors = dict(tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype))
-    loader = _Loader(config, tensors, dtype, scaled_products, multiplier)
+    found = tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype)
+    tensors = dict(found) if config.experts is None else _stacked(found, config, config.experts)
+    loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts or LoopedExperts(multiplier))
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -95,17 +98,39 @@ def load_weights(
     return DecoderWeights(embedding, tuple(layers), tensors.pop(FINAL_NORM), head, loader.kv_scales(device))
 
 
+def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts: ExpertConfig) -> dict[str, Tensor]:
+    """Collects tensors by name. Those of experts go one by one into the stack of their layer, allocated once."""
+    found: dict[str, Tensor] = {}
+    for name, value in tensors:
+        place = stack_place(experts, name)
+        if place is None:
+            found[name] = value
+            continue
+        stack, kind, (expert, rows) = place
+        if stack not in found:
+            found[stack] = value.new_empty(experts.stack_shape(config.hidden_size, kind))
+        found[stack][expert, rows] = value
+    return found
+
+
 class _Loader:
     """Removes tensors from ``tensors`` as it merges them, so that memory is freed layer by layer."""
 
     def __init__(
-        self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, scaled: bool, multiplier: Multiplier
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        dtype: torch.dtype,
+        scaled: bool,
+        multiplier: Multiplier,
+        experts: ExpertBackend,
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._dtype = dtype
         self._scaled = scaled
         self._multiplier = multiplier
+        self._experts = experts
         self.num_dequantized = 0
 
     def layer(self, index: int) -> LayerWeights:
@@ -118,9 +143,20 @@ class _Loader:
             k_norm=take(f"{at}.self_attn.k_norm.weight", None),
             output=self._linear(products["output"]),
             mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
-            gate_up=self._linear(products["gate_up"]),
-            down=self._linear(products["down"]),
+            mlp=self._mlp(index, products),
         )
+
+    def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
+        experts = self._config.layer_experts(index)
+        if experts is None:
+            return DenseMlp(self._linear(products["gate_up"]), self._linear(products["down"]))
+        router, gate_up, down = (
+            self._tensors.pop(name)
+            for name in (router_name(index), stack_name(index, "gate_up"), stack_name(index, "down"))
+        )
+        for weight in (router, gate_up[0], down[0]):
+            self._multiplier.admit(weight)
+        return ExpertMlp(ExpertWeights(router, gate_up, down, experts.per_token, experts.normalizes), self._experts)
 
     def kv_scales(self, device: torch.device) -> Tensor:
         one = torch.ones((), device=device)

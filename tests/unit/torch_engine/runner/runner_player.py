@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.step import Batch, ModelRunner, Sampled, ScheduledSequence
@@ -24,14 +32,21 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-FAMILIES = ("qwen2", "qwen3", "llama")
+# The first layer is dense; an expert is narrower than the dense MLP.
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+}  # fmt: skip
+FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 
 
 def build(family: str, **changes: Any) -> PreTrainedModel:
-    """A random float32 model: qwen2 with biases, qwen3 with head norms and an odd head, llama tied and rope-scaled."""
+    """A random float32 model: qwen2 with biases, qwen3 with head norms and an odd head, llama tied and rope-scaled,
+    qwen3_moe with experts in all layers but the first."""
     configs = {
         "qwen2": lambda: Qwen2Config(**_SHAPE | changes),
         "qwen3": lambda: Qwen3Config(**_SHAPE | {"head_dim": 24} | changes),
+        "qwen3_moe": lambda: Qwen3MoeConfig(**_SHAPE | _EXPERTS | changes),
         "mistral": lambda: MistralConfig(**_SHAPE | changes),
         "llama": lambda: LlamaConfig(**_SHAPE | {"tie_word_embeddings": True, "rope_parameters": _LLAMA3} | changes),
     }

@@ -1,4 +1,4 @@
-"""Any config of a dense family: the same tokens as transformers, which reads the same file, or a refusal."""
+"""Any config of a known family: the same tokens as transformers, which reads the same file, or a refusal."""
 
 from __future__ import annotations
 
@@ -34,10 +34,18 @@ VOCAB, PROMPT, COUNT = 61, 40, 4
 FAMILIES = {architecture: family.model_type for architecture, family in KNOWN_FAMILIES.items()}
 
 
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+
 def base(architecture: str) -> dict[str, Any]:
     """As its publisher would write it, tiny; with so short a theta that every pair turns within the prompt."""
+    experts = EXPERTS if KNOWN_FAMILIES[architecture].has_experts else {}
     return {
-        "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32,
+        **experts, "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB,
+        "hidden_size": 32,
         "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
         "tie_word_embeddings": False, "dtype": "float32",
@@ -127,6 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
         ALTERNATING,
     ),
     "LlamaForCausalLM": (WINDOW, HALF, ALTERNATING),
+    "Qwen3MoeForCausalLM": ({"num_key_value_heads": None}, ALTERNATING),
 }
 
 
@@ -197,6 +206,50 @@ def test_what_is_accepted_means_what_it_means_to_transformers(
         f"{changes}: {found or 'accepted'}; put the row of {architecture} in FAMILIES of "
         "trtx/checkpoint/families.py right, or list this one in REFUSED"
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_topk_prob": False},
+        {"num_experts_per_tok": 6},
+        {"decoder_sparse_step": 2},
+        {"decoder_sparse_step": 3},
+        {"mlp_only_layers": [0]},
+        {"mlp_only_layers": None},
+        {"num_experts": None, "num_local_experts": 5},
+    ],
+    ids=str,
+)
+def test_fields_of_experts_mean_what_they_mean_to_transformers(
+    checkpoints: Checkpoints, changes: dict[str, Any]
+) -> None:
+    changed = base("Qwen3MoeForCausalLM") | changes
+    assert checkpoints.check({name: value for name, value in changed.items() if value is not None}) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "words"),
+    [
+        (
+            "Qwen3MoeForCausalLM",
+            {"num_experts_per_tok": 7},
+            "num_experts_per_tok is 7; expected at most num_experts, 6",
+        ),
+        ("Qwen3MoeForCausalLM", {"num_local_experts": 4}, "num_local_experts is 4; expected 6 as in num_experts"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers is 1; expected a list of layers"),
+        (
+            "Qwen3MoeForCausalLM",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*self_attn*"]}},
+            "quantizes experts to FP8, and the torch engine computes experts in full precision alone",
+        ),
+        ("Qwen3ForCausalLM", {"num_experts": 4}, "num_experts is 4; expected no such field in a Qwen3ForCausalLM"),
+    ],
+)
+def test_fields_of_experts_that_fit_no_model_are_refused(
+    checkpoints: Checkpoints, architecture: str, changes: dict[str, Any], words: str
+) -> None:
+    assert words in (checkpoints.check(base(architecture) | changes) or "accepted")
 
 
 def _rope() -> st.SearchStrategy[Any]:
@@ -289,7 +342,7 @@ def test_a_generated_config_is_refused_or_has_transformers_tokens(
     checkpoints.check(kept | changes)
 
 
-@pytest.mark.parametrize(("architecture", "missing"), _each_for_one_family(list(base(sorted(FAMILIES)[0]))))
+@pytest.mark.parametrize(("architecture", "missing"), _each_for_one_family(list(base("Qwen3ForCausalLM"))))
 def test_a_config_without_a_field_is_refused_or_means_what_it_means_to_transformers(
     checkpoints: Checkpoints, architecture: str, missing: str
 ) -> None:
@@ -305,7 +358,7 @@ def test_a_config_without_a_field_is_refused_or_means_what_it_means_to_transform
 
 
 def test_every_field_that_is_computed_is_drawn() -> None:
-    drawn = base(sorted(FAMILIES)[0]).keys() | _fields().keys()
+    drawn = set().union(*map(base, FAMILIES)) | _fields().keys() | {"num_local_experts"}
     lacking = sorted(KNOWN - drawn - {"quantization_config"})  # whose values test_runner_quantized.py has
     assert not lacking, (
         f"{', '.join(lacking)} in KNOWN of trtx/checkpoint/model_config.py is compared with transformers nowhere: give "

@@ -21,10 +21,11 @@ KINDS = [("float32", "auto"), ("bfloat16", "fp8")]
 ALL_KINDS = [(dtype, kv) for dtype in ("float32", "bfloat16", "float16") for kv in ("auto", "fp8")]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.proof)])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its gates are no whole number of vectors wide: what is left over must not round otherwise."""
-    return save(build("qwen3", intermediate_size=203), tmp_path_factory.mktemp("checkpoint"))
+    width = {"moe_intermediate_size": 51} if request.param == "qwen3_moe" else {}
+    return save(build(request.param, intermediate_size=203, **width), tmp_path_factory.mktemp("checkpoint"))
 
 
 def new_runner(checkpoint: Path, kind: tuple[str, str], num_blocks: int = 60, **more: Any) -> TorchRunner:

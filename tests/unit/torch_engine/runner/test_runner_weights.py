@@ -45,6 +45,26 @@ def directory(tmp_path: Path) -> Path:
     return save(build("qwen3"), tmp_path / "model")
 
 
+def test_experts_of_a_layer_in_one_tensor_give_the_tokens_of_single_experts(tmp_path: Path) -> None:
+    model = build("qwen3_moe")
+    save(model, tmp_path, save_original_format=False)
+    stack = "model.layers.1.mlp.experts.gate_up_proj"
+    assert stack in load_file(tmp_path / "model.safetensors")
+    prompt = random_prompt(20, 0)
+    assert greedy(tmp_path, prompt) == reference_tokens(model, prompt, 12)
+    edit_config(tmp_path, moe_intermediate_size=40)
+    with pytest.raises(UsageError, match=r"down_proj has shape \[8, 64, 48\], its config.json says \[8, 64, 40\]"):
+        create_runner(args(tmp_path))
+
+
+def test_an_expert_that_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    path = save(build("qwen3_moe"), tmp_path) / "model.safetensors"
+    tensors, lost = load_file(path), "model.layers.2.mlp.experts.5.up_proj.weight"
+    save_file({name: value for name, value in tensors.items() if name != lost}, path, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=f"lacks 1 tensors of Qwen3MoeForCausalLM, first {lost}; download"):
+        create_runner(args(tmp_path))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_checkpoints_are_computed_in_float32_or_as_the_cpu_says(
     tmp_path: Path, dtype: torch.dtype
