@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trtx.build.quantize import QuantizeJob, check_numbers, quantize
+from trtx.build.quantize import check_numbers
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif("not __import__('importlib').util.find_spec('modelopt')")]
+# In a process of its own: ModelOpt changes how transformers ties weights in every process that imports it.
+QUANTIZE = """
+import sys
+from trtx.build.quantize import QuantizeJob, quantize
+source, out, form, kv_dtype = sys.argv[1:]
+job = QuantizeJob(source, out, form, kv_dtype, "cpu", "bfloat16", ("a text to calibrate on",))
+quantize(job, lambda stage, done, total: None)
+"""
 ZEROS = ("self_attn.o_proj", "mlp.down_proj", "self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj")
 
 
@@ -33,10 +43,8 @@ def expanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("form", "kv_dtype"), [("fp8", "fp8"), ("nvfp4", "auto")])
 def test_zeros_are_exported_as_zeros(expanded: Path, tmp_path: Path, form: str, kv_dtype: str) -> None:
-    quantize(
-        QuantizeJob(str(expanded), str(tmp_path), form, kv_dtype, "cpu", "bfloat16", ("a text to calibrate on",)),
-        _ignore,
-    )
+    command = [sys.executable, "-c", QUANTIZE, str(expanded), str(tmp_path), form, kv_dtype]
+    subprocess.run(command, check=True, timeout=300)
     found = load_file(tmp_path / "model.safetensors")
     for name in (f"model.layers.0.{one}.weight" for one in ZEROS):
         stored = found[name]
@@ -51,7 +59,3 @@ def test_a_tensor_that_is_no_number_is_named(tmp_path: Path) -> None:
     save_file({"b.weight_scale": torch.tensor(0.0)}, tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match=r"a scale of 0 in b\.weight_scale"):
         check_numbers(tmp_path)
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    pass
