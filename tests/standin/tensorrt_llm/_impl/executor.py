@@ -13,6 +13,8 @@ from tensorrt_llm._impl.ranks import Ranks, ranks_per_node, world_size
 from tensorrt_llm._standin import FAULTS, NEVER_RETURNS_SECONDS, VERSION, absent
 
 DEFAULT_REQUEST_PRIORITY = 0.5
+# Fields of a row of statistics that the torch engine has and TensorRT-LLM has not
+OWN_STATS = frozenset(("numPreemptions", "deviceWaitMS", "numGraphMisses", "guidedDecodingStats"))
 
 
 class RequestError(RuntimeError):
@@ -130,7 +132,10 @@ class GenerationExecutor:
         """Nothing before the first generated token: the real executor opens the stream then."""
         if not self._has_stats or not self._has_token:
             return []
-        return [row for own in self._engine.get_stats(0) for row in self._by_rank(own)]
+        rows = [
+            {name: value for name, value in own.items() if name not in OWN_STATS} for own in self._engine.get_stats(0)
+        ]
+        return [row for own in rows for row in self._by_rank(own)]
 
     def _by_rank(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Under attention DP one row a rank; all but rank 0 are idle here, and queues are counted on rank 0 alone."""
