@@ -57,8 +57,9 @@ class Generation:
             raise
 
     def _submit(self) -> None:
-        self._opened = submit(self._submission, self._parts.loaded)
+        # before the call, in which the engine may already begin: its queue would count twice what the call takes
         self._stages.submitted(len(self._submission.request.token_ids))
+        self._opened = submit(self._submission, self._parts.loaded)
         self._steps = EngineSteps(self._opened.result)
         self._parts.open_requests.add(self._context.id(), self._opened)
         if self._context.is_stopped():

@@ -80,7 +80,7 @@ class StageClock:
         self._media += seconds
 
     def submitted(self, prompt_tokens: int) -> None:
-        """Notes that the engine has the request. Only the first time counts."""
+        """Notes that the engine is given the request. Only the first time counts."""
         self._submitted = self._submitted or time.monotonic()
         self.prompt_tokens = prompt_tokens
 
