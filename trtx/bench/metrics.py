@@ -31,6 +31,9 @@ class Heading(Enum):
     E2E = "E2E, ms"
     LENGTHS = "tokens"
     FORMATS = "answer format, %"
+    GPUS = "GPUs"
+    ENERGY = "J/token"
+    COST = "cost/M tokens"
     TIME = "time"
 
 

@@ -21,6 +21,7 @@ from trtx.report.columns import (
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.explanation import NO_CAUSE
 from trtx.report.forest import forest, forest_height_px
+from trtx.report.gpus import gpu_reasons
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.images import HEADINGS, MEANING, image_rows
 from trtx.report.series import marks
@@ -61,6 +62,7 @@ def page(view: RunView) -> str:
         "failed": error_request_count,
         "metrics": [metric for metric in shown_metrics(view) if metric.heading],
         "parts": [(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        "gpu_reasons": gpu_reasons(view),
         "images": image_rows(view),
         "image_headings": HEADINGS,
         "image_meaning": MEANING,
