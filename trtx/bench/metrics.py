@@ -37,6 +37,9 @@ class Heading(Enum):
     TIME = "time"
 
 
+GPU_HEADINGS = (Heading.GPUS, Heading.ENERGY, Heading.COST)  # in a table of their own
+
+
 @metric(Number[int], title="requests", unit="requests", heading=None, meaning="successful requests")
 def request_count(records: Records) -> int:
     return sum(record.succeeded for record in records)

@@ -36,9 +36,10 @@ _HEADINGS: Mapping[Metric[Any], str] = {
     cost_per_million_output_tokens: "cost/M\nout. tokens",
     cost_per_million_tokens: "cost/M\ntokens",
 }
+_CELL = "\ncell"
 GPU_MEANING = (
-    "Over the steady part of each trial. W, J and the cost are of all GPUs of the topology; J and the cost are per "
-    "output token, or per token of input and output."
+    "GPUs over the steady part of each trial. W, J and the cost are of all GPUs of the topology. J and the cost are "
+    "per output token, or per token of input and output."
 )
 
 
@@ -69,7 +70,7 @@ def gpu_table(view: RunView) -> list[RenderableType]:
     if columns:
         names = [_HEADINGS[column.metric] for column in columns]
         rows = [[row.name, *(column.text(row) for column in columns)] for row in view.rows]
-        parts.append(terminal_table(heads("\ncell", *names), rows, f"GPUs: {GPU_MEANING}"))
+        parts.append(terminal_table(heads(_CELL, *names, text=(_CELL,)), rows, GPU_MEANING))
     parts += [Text(f"GPUs of {cells}: {reason}", "dim") for cells, reason in gpu_reasons(view)]
     return parts
 
