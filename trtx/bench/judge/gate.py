@@ -146,6 +146,8 @@ def comparable_values(
         return UnjudgedValue(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
     if why := sample.lacks_device(metric):
         return UnjudgedValue(Verdict.FAILED, why)
+    if why := sample.lacks_readings(metric):
+        return UnjudgedValue(Verdict.NO_VERDICT, why)
     values = sample.values(metric)
     known = tuple(value for value in values if value is not None)
     if len(known) < len(values):
