@@ -1,14 +1,14 @@
-"""Recomputes every metric of a run from aiperf's request records, and reports where the run has another value.
+"""Recomputes every metric of a run from its records and readings, and reports where the run has another value.
 
     python benchmarks/recompute_run.py RUN
 
 It is a second implementation of docs/reference/metrics.md, docs/validity.md and docs/verdicts.md. It imports no trtx
-code, and only PyYAML and pandas of other packages. It reads ``cells/*/trial-*/profile_export.jsonl`` and compares its
-results with all documents of the run: ``cell.json``, ``summary.json``, ``summary.csv``, ``summary.parquet``, the
-table of ``summary.md`` and ``verdict.json``. Numbers must agree to 12 digits, the ends of intervals to 9, and texts
-exactly. An unknown metric is a mismatch too, and so is a trial on disk that belongs to no cell. The exit code is 1 if
-there is any mismatch. The measurements of a *baseline* are taken from ``baseline.json``. The levels of validity, and
-the workers' counters of images, are not checked.
+code, and only PyYAML and pandas of other packages. It reads ``profile_export.jsonl`` (aiperf's requests) and
+``readings.json`` (GPUs) of ``cells/*/trial-*``, and compares its results with all documents of the run: ``cell.json``,
+``summary.json``, ``summary.csv``, ``summary.parquet``, the table of ``summary.md`` and ``verdict.json``. Numbers must
+agree to 12 digits, the ends of intervals to 9, and texts exactly. An unknown metric is a mismatch too, and so is a
+trial on disk that belongs to no cell. The exit code is 1 if there is any mismatch. The measurements of a *baseline* are
+taken from ``baseline.json``. The levels of validity, and the workers' counters of images, are not checked.
 """
 
 from __future__ import annotations

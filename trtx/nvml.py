@@ -5,6 +5,7 @@ NVML must be initialised by the caller. A value that the GPU, the driver or the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -53,6 +54,27 @@ def watts(question: Callable[[], int]) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
+@dataclass(frozen=True, slots=True)
+class GpuEnergy:
+    """A GPU's counter of its energy since the driver was loaded, and when it was read."""
+
+    joules: float
+    at_ns: int  # ns since 1970
+
+
+def energy(handle: Any) -> GpuEnergy | None:
+    """Reads the energy counter, which only Volta and newer GPUs have."""
+    before_ns = time.time_ns()
+    millijoules = ask(lambda: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
+    return None if millijoules is None else GpuEnergy(millijoules / 1000, (before_ns + time.time_ns()) // 2)
+
+
+def utilization_percent(handle: Any) -> float | None:
+    """The share of NVML's last sample period (1/6 s to 1 s) in which a kernel ran, in %."""
+    rates = ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    return None if rates is None else float(rates.gpu)
+
+
 def clock_reasons(handle: Any) -> tuple[ClockReason, ...] | None:
     """What keeps the clocks of a GPU below their maximum."""
     bits = ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
@@ -86,17 +108,16 @@ class GpuCounters:
 
 def read_counters(handle: Any) -> GpuCounters:
     """Reads a GPU once."""
-    rates = ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    energy = ask(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    percent, consumed = utilization_percent(handle), energy(handle)
     memory = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     sent, received = _nvlink_bytes(handle)
     return GpuCounters(
-        utilization=None if rates is None else rates.gpu / 100,
+        utilization=None if percent is None else percent / 100,
         sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         max_sm_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         memory_clock_mhz=ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
         power_w=watts(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
-        energy_j=None if energy is None else energy / 1000,
+        energy_j=None if consumed is None else consumed.joules,
         temperature_c=ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),

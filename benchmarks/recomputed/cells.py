@@ -18,6 +18,7 @@ from recomputed.figures import (
     read_requests,
     steady_span,
 )
+from recomputed.gpus import Gpus
 from recomputed.intervals import mean_interval
 
 DIGITS, INTERVAL_DIGITS = 12, 9
@@ -77,8 +78,8 @@ class Cell:
         figures = (self.parts if trial is None else self.recomputed[trial])[part]
         if figures is None:
             return None
-        if name == PER_DEVICE:
-            total, devices = figures["output_token_throughput"], self.says["device_count"]
+        if name in PER_DEVICE:
+            total, devices = figures.get(PER_DEVICE[name]), self.says["device_count"]
             return None if total is None or not devices else float(total / devices)
         value = figures.get(name)
         found: float | None = value[statistic] if isinstance(value, dict) and statistic else value
@@ -103,20 +104,21 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
     says = json.loads((directory / "cell.json").read_text(encoding="utf-8"))
     concurrency = None if lock["load"]["session_turn_delay_mean"] else says["load"]["concurrency"]
     cell = Cell(says, {}, [], {"figures": None, "steady": None})
-    spans = []
+    spans, of_gpus = [], []
     lying = {path.name for path in directory.glob("trial-[0-9]*") if path.name.removeprefix("trial-").isdigit()}
     for name in sorted(lying - {trial["directory"] for trial in says["trials"]}):
         comparison.mismatches.append((file, name, "not there", "a trial"))
     for trial in says["trials"]:
         path = directory / trial["directory"] / "profile_export.jsonl"
-        requests, span = [], None
+        requests, span, gpus = [], None, Gpus()
         if trial["failure"] is None:
             requests = read_requests(path)
             comparison.tree(file, f"{trial['directory']}: records", says["load"]["request_count"], len(requests))
             cell.trials[trial["number"]] = requests
             spans.append(span := steady_span(requests, concurrency))
-        figures = _known(says, cell_figures([requests])) if requests else None
-        steady = _known(says, cell_figures([requests], [span])) if span else None
+            of_gpus.append(gpus := Gpus.of_trial(path.parent, says, lock.get("gpu_hour_price")))
+        figures = _known(says, cell_figures([requests], [gpus])) if requests else None
+        steady = _known(says, cell_figures([requests], [gpus], [span])) if span else None
         cell.recomputed.append({"figures": figures, "steady": steady})
         expected = {
             "number": OTHER, "directory": OTHER, "failure": OTHER,
@@ -128,13 +130,19 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
             comparison.tree(file, f"{trial['directory']}.errors", reasons, figures["error_request_count"])
     if cell.trials:
         usable = list(cell.trials.values())
-        cell.parts["figures"] = _known(says, cell_figures(usable))
+        cell.parts["figures"] = _known(says, cell_figures(usable, of_gpus))
         known = [span for span in spans if span is not None]
-        cell.parts["steady"] = _known(says, cell_figures(usable, known)) if len(known) == len(usable) else None
+        cell.parts["steady"] = _known(says, cell_figures(usable, of_gpus, known)) if len(known) == len(usable) else None
     others = ("schema_version", "name", "topology", "load", "device", "device_count", "trials_asked", "trials")
-    told = [name for name in ("pictures", "handoffs") if name in says]  # by workers, which aiperf's records don't say
+    # By workers, which aiperf's records don't say, and texts.
+    told = [name for name in ("pictures", "handoffs", "gpu_hour_price", "gpu_reasons") if name in says]
     expected = {**dict.fromkeys((*others, *told, "validity"), OTHER), **cell.parts, "status": cell_status(cell)}
-    comparison.tree(file, "", says, {**expected, PER_DEVICE: cell.number("figures", PER_DEVICE, None)})
+    comparison.tree(
+        file,
+        "",
+        says,
+        {**expected, **{name: cell.number("figures", name, None) for name in PER_DEVICE if name in says}},
+    )
     return cell
 
 

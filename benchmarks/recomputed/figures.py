@@ -12,9 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from recomputed.gpus import MEANS, PEAKS, Gpus, Values, gpu_values, over_trials
+
 SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/reference/metrics.md
 HELD_SHARE = Fraction(3, 4)  # of a closed loop's slots, on average; docs/validity.md
-PER_DEVICE = "output_token_throughput_per_device"
+PER_DEVICE = {  # by the metric that is divided by the number of devices
+    "output_token_throughput_per_device": "output_token_throughput",
+    "gpu_power_per_device": "gpu_power",
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Number:
     has_interval: bool = False  # in the summaries
     median_of: str = ""  # the latency whose samples it is a median of
     of_images: bool = False  # it has a column and an interval only if requests have images
+    if_known: bool = False  # it has an interval only if a cell has a value
 
 
 # All metrics of one number, as in the summaries. cell_figures computes them.
@@ -38,17 +44,21 @@ NUMBERS = {
     "images_per_second": Number("images/s", has_interval=True, of_images=True),
     "output_token_throughput": Number("tokens/s", has_interval=True),
     "output_token_throughput_per_user": Number("tokens/s/user", has_interval=True, median_of="inter_token_latency"),
-    PER_DEVICE: Number("tokens/s/{device}", has_interval=True),
+    "output_token_throughput_per_device": Number("tokens/s/{device}", has_interval=True),
     "input_sequence_length": Number(),
     "output_sequence_length": Number(),
     "format_request_rate": Number(),
     "tools_request_rate": Number(),
     "cut_answer_rate": Number(),
+    **dict.fromkeys((*MEANS, *PEAKS, "gpu_power_per_device"), Number(has_interval=True, if_known=True)),
 }
 # All metrics that are distributions over requests, with their titles. aiperf records each under the same name, in ms.
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token_latency": "ITL", "request_latency": "E2E"}
 # The first version of cell.json with the metric, if it was added after version 4.
-SINCE = {"images_per_second": 5, "format_request_rate": 6, "tools_request_rate": 6, "cut_answer_rate": 6}
+SINCE = {
+    "images_per_second": 5, "format_request_rate": 6, "tools_request_rate": 6, "cut_answer_rate": 6,
+    **dict.fromkeys((*MEANS, *PEAKS), 7),
+}  # fmt: skip
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 RATES = (
     "benchmark_duration",
@@ -108,7 +118,9 @@ def mean(values: Sequence[float]) -> float:
     return float(sum(map(Fraction, values)) / len(values))
 
 
-def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | None = None) -> Figures:
+def cell_figures(
+    trials: Sequence[Sequence[Request]], gpus: Sequence[Gpus], spans: Sequence[Span] | None = None
+) -> Figures:
     """Over all measured requests of each trial, or over one span of each."""
     windows = list(trials)
     if spans is not None:
@@ -147,7 +159,36 @@ def cell_figures(trials: Sequence[Sequence[Request]], spans: Sequence[Span] | No
     outcomes = [request.form.get("outcome") for request in requests if request.form is not None]
     bound = [outcome for outcome in outcomes if outcome not in (None, "free")]
     figures["cut_answer_rate"] = 100 * bound.count("cut") / len(bound) if bound and known else None
-    return figures
+    of_gpus = [
+        _of_gpus(trial, one, None if spans is None else spans[number])
+        for number, (trial, one) in enumerate(zip(trials, gpus, strict=True))
+    ]
+    return figures | over_trials(of_gpus)
+
+
+def _of_gpus(trial: Sequence[Request], gpus: Gpus, span: Span | None) -> Values:
+    served = [request for request in trial if not request.failed]
+    if span is None:
+        span = min(request.start for request in trial), max(request.end for request in trial)
+        tokens = [[Fraction(r.values[name]) if name in r.values else None for r in served] for name in LENGTHS]
+    else:
+        served = [request for request in served if request.start < span[1] and request.end >= span[0]]
+        each = [[_prompt_tokens(r, span), _tokens(r, span)] for r in served]
+        tokens = [
+            [one[place] if name in r.values else None for r, one in zip(served, each, strict=True)]
+            for place, name in enumerate(LENGTHS)
+        ]
+    sums = [
+        sum((one for one in of if one is not None), Fraction(0)) if of and None not in of else None for of in tokens
+    ]
+    return gpu_values(gpus, span, *sums)
+
+
+def _prompt_tokens(request: Request, span: Span) -> Fraction:
+    """Evenly from the start to the first token; without a stream, to the end."""
+    first = request.after("time_to_first_token")
+    share = _share(request.start, request.end if first is None else first, span)
+    return Fraction(request.values.get("input_sequence_length", 0)) * share
 
 
 def goodput(trial: Sequence[Request], bounds: dict[str, Callable[[float], bool]]) -> float | None:

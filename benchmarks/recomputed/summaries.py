@@ -19,7 +19,17 @@ def check_summaries(comparison: Comparison, lock: dict[str, Any], cells: dict[st
     names = [f"{label}-{load['label']}" for label in lock["topologies"] for load in lock["load"]["cells"]]
     device = "gpu" if any(cell.says["device"] == "gpu" for cell in cells.values()) else "worker"
     has_images = bool(lock["load"].get("image_batch_size"))
-    shown = [name for name, one in NUMBERS.items() if one.has_interval and (has_images or not one.of_images)]
+    known = {
+        name
+        for name in NUMBERS
+        for cell in cells.values()
+        if any(cell.number(part, name, None) is not None for part in PARTS)
+    }
+    shown = [
+        name
+        for name, one in NUMBERS.items()
+        if one.has_interval and (has_images or not one.of_images) and (name in known or not one.if_known)
+    ]
     expected = {name: _row(cells.get(name), device, shown) for name in names}
     run = comparison.run
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))

@@ -22,6 +22,8 @@ from recomputed_run import assert_recomputed
 
 from trtx.bench.cells import CELL, read_cells
 from trtx.bench.explain import explain_cell
+from trtx.bench.figures import all_figures
+from trtx.bench.gpu_metrics import GpuNumber
 from trtx.bench.readings import read_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.stages import UNACCOUNTED
@@ -58,7 +60,7 @@ def _run_dir(parent: Path) -> Path:
 def paced_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     parent = tmp_path_factory.mktemp("runs")
     argv = [sys.executable, "-m", "trtx", "bench", "--mode", "agg,disagg", "--concurrency", "1,4", *PACED, *LOAD]
-    argv += ["--set", f"{UNUSED}=1000000000"]
+    argv += ["--set", f"{UNUSED}=1000000000", "--gpu-hour-price", "2.5"]
     done = subprocess.run([*argv, "-o", str(parent)], capture_output=True, text=True, timeout=400, env=_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return _run_dir(parent), done
@@ -76,6 +78,18 @@ def test_the_last_line_is_the_path_of_the_report(paced_run: tuple[Path, subproce
     assert done.stdout.splitlines()[-1] == str(run_dir / "report.html")
     assert (run_dir / "report.html").stat().st_size > 1_000_000
     assert "are unchanged since each trial ended" in (run_dir / "report.html").read_text()
+
+
+def test_without_a_gpu_its_metrics_are_unknown_and_the_reason_is_shown(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]], rows: list[dict[str, Any]]
+) -> None:
+    names = [one.name for one in all_figures() if isinstance(one, GpuNumber)]
+    assert len(names) == 10
+    assert all(row[prefix + name] is None for row in rows for name in names for prefix in ("", "steady_"))
+    run_dir, done = paced_run
+    assert "all cells: the topology uses no GPU" in done.stdout
+    assert "J/out." not in done.stdout and "cost/M" not in done.stdout
+    assert yaml.safe_load((run_dir / "run.lock.yaml").read_text())["gpu_hour_price"] == 2.5
 
 
 def test_both_modes_and_loads_are_measured_without_a_failure(rows: list[dict[str, Any]]) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from trtx.bench import cores, handoffs
+from trtx.bench import cores, gpu_metrics, handoffs  # noqa: F401  # CELL has the metrics of GPUs too
 from trtx.bench.documents import RESTORE, DocumentKind, plain
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
+from trtx.bench.gpu_use import GpuPart, PricedGpus, reasons_over
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.image_counters import ImageCounts, over_trials
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
@@ -47,6 +48,7 @@ TrialStatus = Literal["ok", "uncounted", "errors", "failed"]
 CellStatus = TrialStatus | Literal["incomplete"]
 _FROM_BAD: tuple[TrialStatus, ...] = ("failed", "errors", "uncounted")
 _SYSTEM_MESSAGE_TOKENS = 16.0  # upper bound for template tokens around a system message (tiny model: 6, Qwen: 5)
+_NOT_STEADY = ("a trial has no steady part",)
 DeviceKind = Literal["gpu", "worker"]
 T = TypeVar("T")
 
@@ -80,6 +82,8 @@ class Cell:
     pictures: dict[str, ImageCounts] | None = None  # by role, over all trials; None: no worker reported any
     # By decode and prefill worker, over all trials; empty: the topology hands no KV cache over; None: no counters.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
+    gpu_hour_price: float | None = None  # from which the cost was computed
+    gpu_reasons: tuple[str, ...] = ()  # why metrics of GPUs over the steady parts are not known, one clause each
 
     @property
     def name(self) -> str:
@@ -144,15 +148,19 @@ def measure_cell(
     """
     measured: list[Trial] = []
     usable: list[TrialRecords] = []
+    gpus: list[_GpuParts] = []
     for number in trials:
-        found, records = _measure_trial(
-            trial_directory(directory, number), number, spec, load, (failures or {}).get(number)
+        found, records, parts = _measure_trial(
+            trial_directory(directory, number), number, target, spec, load, (failures or {}).get(number)
         )
         measured.append(found)
         usable += [] if records is None else [records]
+        gpus += [] if parts is None else [parts]
     evidence = _evidence(directory, measured, usable, target, spec, load, restarted)
     spans = [phases.steady for phases in evidence.phases if isinstance(phases, Phases)]
     has_steady = bool(usable) and len(spans) == len(usable)
+    requests = [trial.measured for trial in usable]
+    steady = [parts.steady for parts in gpus if parts.steady is not None]
     device: DeviceKind = "gpu" if target.gpu_count else "worker"
     return Cell(
         topology=target.topology,
@@ -161,17 +169,27 @@ def measure_cell(
         device_count=target.gpu_count or target.worker_count,
         trials_asked=spec.trials,
         trials=tuple(measured),
-        figures=Figures.over([trial.measured for trial in usable]) if usable else None,
-        steady=Figures.over([trial.measured for trial in usable], spans) if has_steady else None,
+        figures=Figures.over(requests, None, [parts.whole for parts in gpus]) if usable else None,
+        steady=Figures.over(requests, spans, steady) if has_steady else None,
         validity=judge(evidence) if usable else None,
         pictures=_pictures([directory / trial.directory for trial in measured if trial.figures], usable),
         handoffs=None if evidence.handoffs is None else {name: dict(one) for name, one in evidence.handoffs.items()},
+        gpu_hour_price=target.gpu_hour_price,
+        gpu_reasons=reasons_over(steady) if has_steady else _NOT_STEADY if usable else (),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _GpuParts:
+    """The parts of one trial, for metrics of GPUs."""
+
+    whole: GpuPart
+    steady: GpuPart | None  # None: the trial has no steady part
+
+
 def _measure_trial(
-    directory: Path, number: int, spec: LoadSpec, load: Load, failure: str | None
-) -> tuple[Trial, TrialRecords | None]:
+    directory: Path, number: int, target: Target, spec: LoadSpec, load: Load, failure: str | None
+) -> tuple[Trial, TrialRecords | None, _GpuParts | None]:
     path = directory / RECORDS_FILE
     records = TrialRecords((), ())
     try:
@@ -181,11 +199,16 @@ def _measure_trial(
     failure = _why_unusable(records.measured, load, failure)
     errors = most_common_errors(records.measured)
     if failure is not None:
-        return Trial(number, "failed", directory.name, None, None, errors, failure), None
-    figures = Figures.over([records.measured])
+        return Trial(number, "failed", directory.name, None, None, errors, failure), None, None
     phases = phases_of(records.measured, spec.held_concurrency(load))
-    steady = Figures.over([records.measured], [phases.steady]) if isinstance(phases, Phases) else None
-    return Trial(number, _status(figures), directory.name, figures, steady, errors, None), records
+    span = phases.steady if isinstance(phases, Phases) else None
+    readings, gpus = read_readings(directory) or (), PricedGpus(target.gpu_count, target.gpu_hour_price)
+    whole = GpuPart.of_trial(records.measured, readings, gpus)
+    part = None if span is None else GpuPart.of_span(records.measured, span, readings, gpus)
+    figures = Figures.over([records.measured], None, [whole])
+    steady = None if span is None or part is None else Figures.over([records.measured], [span], [part])
+    trial = Trial(number, _status(figures), directory.name, figures, steady, errors, None)
+    return trial, records, _GpuParts(whole, part)
 
 
 def _evidence(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from trtx.bench.gpu_use import GpuPart
 from trtx.bench.records import RequestRecord, read_also
 from trtx.bench.windows import Span, sent_in
 from trtx.stats.percentiles import percentile, samples_needed
@@ -134,7 +135,7 @@ class Metric(ABC, Generic[T]):
 class MeasuredMetric(Metric[T]):
     """A metric that is computed from the records of a cell's trials and stored in the cell's file."""
 
-    formula: Callable[[Records], Any]
+    formula: Callable[..., Any]  # of the records of one trial or of all, or of one part of a trial for GPUs
     reads: Sequence[str] = ()  # aiperf's metrics that the formula reads in addition to the fields of RequestRecord
     window: Window = whole  # selects the records of a trial to compute from
     since: int = FIRST_SCHEMA  # first schema of cell.json with this metric; it is None in older cells
@@ -149,6 +150,11 @@ class MeasuredMetric(Metric[T]):
     def over_spans(self, trials: Sequence[Records], spans: Sequence[Span]) -> Any:
         """The value to store, computed over one part of each trial: the requests sent within its span."""
         return self.over([sent_in(trial, span) for trial, span in zip(trials, spans, strict=True)])
+
+    def over_parts(self, trials: Sequence[Records], spans: Sequence[Span] | None, gpus: Sequence[GpuPart]) -> Any:
+        """The value to store, over whole trials or over one span of each. ``gpus``: the same parts, if known."""
+        cut = [self.window(trial) for trial in trials]
+        return self.over(cut) if spans is None else self.over_spans(cut, spans)
 
     def restored(self, kept: Any) -> T:
         """The metric's value, from the result of :meth:`over` or from a file."""
@@ -266,7 +272,7 @@ class PerDevice(Metric[float | None]):
 
     _filled_in = frozenset({"device"})
 
-    of: Number[float | None]
+    of: MeasuredMetric[float | None]
 
     def key(self, device: str) -> str:
         return f"{self.of.name}_per_{device.lower()}"
@@ -293,13 +299,13 @@ def latest_schema() -> int:
     return max(*figures, *parts)
 
 
-def metric(kind: type[M], **said: Any) -> Callable[[Callable[[Records], Any]], M]:
+def metric(kind: type[M], **said: Any) -> Callable[[Callable[..., Any]], M]:
     """Decorates a formula: returns its metric record, which takes the function's name."""
     read_also(said.get("reads", ()))
     return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
 
 
-def per_device(of: Number[float | None], **said: Any) -> PerDevice:
+def per_device(of: MeasuredMetric[float | None], **said: Any) -> PerDevice:
     """Creates the per-device record of another metric."""
     return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, better=of.better, **said))
 
@@ -327,16 +333,16 @@ class Figures:
         return metric.restored(self.stored.get(metric.name))
 
     @classmethod
-    def over(cls, trials: Sequence[Records], spans: Sequence[Span] | None = None) -> Figures:
+    def over(
+        cls, trials: Sequence[Records], spans: Sequence[Span] | None = None, gpus: Sequence[GpuPart] = ()
+    ) -> Figures:
         """Computes all metrics of a cell over whole trials, or over one span of each trial, such as its steady part.
 
-        The two are not comparable: both sides of a comparison must use the same one.
+        The two are not comparable: both sides of a comparison must use the same one. ``gpus`` are the same parts of the
+        same trials; without them, metrics of GPUs are None.
         """
         measured = [metric for metric in all_figures() if isinstance(metric, MeasuredMetric)]
-        cut = {metric: [metric.window(trial) for trial in trials] for metric in measured}
-        if spans is None:
-            return cls({metric.name: metric.over(cut[metric]) for metric in measured})
-        return cls({metric.name: metric.over_spans(cut[metric], spans) for metric in measured})
+        return cls({metric.name: metric.over_parts(trials, spans, gpus) for metric in measured})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

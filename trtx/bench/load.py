@@ -44,6 +44,7 @@ class Target:
     routes_by_prefix: bool | None = None  # the router prefers workers that cache a prompt's prefix; None: unknown
     api_key: str | None = field(default=None, repr=False)  # sent with each request, never written
     certificate: Path | None = None  # PEM certificate of a TLS server that trtx started
+    gpu_hour_price: float | None = None  # of one GPU, in any currency; None: no price was given
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,13 @@ class Heading(Enum):
     E2E = "E2E, ms"
     LENGTHS = "tokens"
     FORMATS = "answer format, %"
+    GPUS = "GPUs"
+    ENERGY = "J/token"
+    COST = "cost/M tokens"
     TIME = "time"
+
+
+GPU_HEADINGS = (Heading.GPUS, Heading.ENERGY, Heading.COST)  # in a table of their own
 
 
 @metric(Number[int], title="requests", unit="requests", heading=None, meaning="successful requests")

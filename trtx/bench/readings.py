@@ -24,7 +24,7 @@ from trtx.bench.windows import Span
 READINGS = DocumentKind("readings.json", version=1, oldest=1, since="")
 # Maximum time between an edge of the measured part and the reading that represents it. Readings come about once a
 # second, and less often while a worker is busy.
-_EDGE_NS = 3_000_000_000
+EDGE_NS = 3_000_000_000
 
 WorkerCounts = Mapping[str, Mapping[str, int]]  # number of requests by role, then by worker
 
@@ -50,6 +50,9 @@ class GpuReading:
     temperature_c: int | None = None
     memory_used_bytes: int | None = None
     foreign: tuple[ForeignProcess, ...] | None = None
+    utilization_percent: float | None = None  # share of the sample period, up to 1 s, in which a kernel ran
+    energy_j: float | None = None  # since the driver was loaded
+    energy_at_ns: int | None = None  # when that counter was read, ns since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,6 @@ def _around(readings: Sequence[ServerReading], measured: Span) -> Sequence[Serve
     if not before or not after:
         return None
     first, last = before[-1], after[0]
-    if measured.start_ns - readings[first].at_ns > _EDGE_NS or readings[last].at_ns - measured.end_ns > _EDGE_NS:
+    if measured.start_ns - readings[first].at_ns > EDGE_NS or readings[last].at_ns - measured.end_ns > EDGE_NS:
         return None
     return readings[first : last + 1]

@@ -163,6 +163,16 @@ def output_tokens_in(record: RequestRecord, span: Span) -> float:
     return span.has(first_ns) + (tokens - 1) * span.share_of(first_ns, last_ns)
 
 
+def input_tokens_in(record: RequestRecord, span: Span) -> float:
+    """The number of input tokens of one counted request that were computed in the span.
+
+    They are spread evenly from the request's start to its first token or, without a TTFT, over the request. Tokens that
+    a prefix cache had count like the others.
+    """
+    tokens, first_ms = record.input_sequence_length or 0.0, record.time_to_first_token
+    return tokens * span.share_of(record.start_ns, record.end_ns if first_ms is None else _after(record, first_ms))
+
+
 def _after(record: RequestRecord, latency_ms: float) -> int:
     """The time ``latency_ms`` after the start, in ns since 1970; an int, because a float of that size is off by up to
     128 ns.

@@ -34,7 +34,7 @@ ImageOptions = Annotated[Mapping[str, Any], _panel("Images")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisOptions:
-    """The axes of a sweep, and the limit on its number of sweep points."""
+    """The axes of a sweep, the limit on its number of sweep points, and the price of its GPUs."""
 
     axis: Annotated[
         list[str] | None,
@@ -52,6 +52,15 @@ class AxisOptions:
         typer.Option(
             "--max-cells",
             help="Largest permitted number of cells. Default: 64.",
+            rich_help_panel="Load",
+            show_default=False,
+        ),
+    ] = None
+    gpu_hour_price: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-hour-price",
+            help="Price of one GPU for an hour, in any currency, from which the cost of a million tokens is computed.",
             rich_help_panel="Load",
             show_default=False,
         ),
@@ -99,13 +108,11 @@ def load_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sweep_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the options of the sweep itself: its axes, and the maximum number of sweep points."""
+    """Converts the options of the sweep itself, which belong to neither its load nor its topology."""
     fields: dict[str, Any] = {}
     if "axis" in given:
         fields["axes"] = dict(map(_axis, given["axis"]))
-    if "max_cells" in given:
-        fields["max_cells"] = given["max_cells"]
-    return fields
+    return fields | {name: given[name] for name in ("max_cells", "gpu_hour_price") if name in given}
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -149,6 +149,9 @@ def gpu_reading(name: str, state: GpuState, topology: str, sees_all: bool) -> Gp
         temperature_c=state.temperature_c,
         memory_used_bytes=state.memory_used_bytes,
         foreign=None if state.processes is None else foreign_of(state.processes, topology, sees_all),
+        utilization_percent=state.utilization_percent,
+        energy_j=None if state.energy is None else state.energy.joules,
+        energy_at_ns=None if state.energy is None else state.energy.at_ns,
     )
 
 

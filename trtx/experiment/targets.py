@@ -23,8 +23,8 @@ from trtx.topology import Plan
 _WITHOUT_TEXT = ("paced", "simulated")  # engines without guided decoding
 
 
-def target_of(label: str, plan: Plan) -> Target:
-    """The topology of ``plan`` as a target of a load."""
+def target_of(label: str, plan: Plan, gpu_hour_price: float | None = None) -> Target:
+    """The topology of ``plan`` as a target of a load. Only the cost of tokens needs the price of a GPU."""
     return Target(
         plan.url,
         plan.model,
@@ -34,10 +34,11 @@ def target_of(label: str, plan: Plan) -> Target:
         plan.worker_count,
         plan.routes_by_prefix,
         certificate=plan.certificate,
+        gpu_hour_price=gpu_hour_price,
     )
 
 
-def attached_target(attach: Attach, deployment: Deployment) -> Target:
+def attached_target(attach: Attach, deployment: Deployment, gpu_hour_price: float | None = None) -> Target:
     """The deployment at ``attach.url`` as a target. Raises UsageError if the tokenizer of its model isn't available
     here.
     """
@@ -49,6 +50,7 @@ def attached_target(attach: Attach, deployment: Deployment) -> Target:
         gpu_count=deployment.gpu_count,
         worker_count=deployment.worker_count,
         api_key=api_key(deployment),
+        gpu_hour_price=gpu_hour_price,
     )
 
 

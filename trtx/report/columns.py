@@ -102,9 +102,11 @@ def shown_metrics(view: RunView) -> list[Metric[Any]]:
     Image metrics are omitted if the load has no images and none were measured, others if no cell has a value of them.
     """
 
+    parts: tuple[Part, ...] = ("whole", "steady")
+
     def is_omitted(metric: Metric[Any]) -> bool:
         is_special = metric.if_known or (metric.of_images and not view.has_images)
-        return is_special and all(row.value(metric) is None for row in view.rows)
+        return is_special and all(row.value(metric, part) is None for row in view.rows for part in parts)
 
     return [metric for metric in all_figures() if not is_omitted(metric)]
 

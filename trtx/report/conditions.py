@@ -67,6 +67,7 @@ def conditions_of(
         ("Requests", load and _each(f"{cell.request_count} at {cell.asked}" for cell in load.cells)),
         ("Warm-up", load and _each(f"{cell.warmup_request_count} at {cell.asked}" for cell in load.cells)),
         ("Trials", load and load.trials),
+        ("Price of a GPU hour", _price(cells)),
         ("Seed", load and load.seed),
         ("Streaming", load and ("yes" if load.streaming else "no")),
         ("Scores", asked and asked.eval and scores and _scoring(asked.eval, scores)),
@@ -83,6 +84,10 @@ def conditions_of(
         ),
     ]
     return tuple(Condition(name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _price(cells: Iterable[Cell]) -> str:
+    return _each(f"{cell.gpu_hour_price:.10g}" for cell in cells if cell.gpu_hour_price is not None)
 
 
 def _each(texts: Iterable[str]) -> str:

@@ -6,11 +6,17 @@ from typing import Any
 
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import Verdict
-from trtx.bench.metrics import error_request_count, output_token_throughput_per_device, time_to_first_token
+from trtx.bench.metrics import (
+    GPU_HEADINGS,
+    error_request_count,
+    output_token_throughput_per_device,
+    time_to_first_token,
+)
 from trtx.report.charts import charts, shows_tails
 from trtx.report.columns import (
     MISSING,
     UNSURE,
+    Column,
     intervals_text,
     needed,
     number,
@@ -21,6 +27,7 @@ from trtx.report.columns import (
 from trtx.report.comparison import arms_shown, difference_text, score_text
 from trtx.report.explanation import NO_CAUSE
 from trtx.report.forest import forest, forest_height_px
+from trtx.report.gpus import GPU_MEANING, gpu_reasons
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.images import HEADINGS, MEANING, image_rows
 from trtx.report.series import marks
@@ -60,7 +67,10 @@ def page(view: RunView) -> str:
         "needed": needed(column for _, columns in headings for column in columns),
         "failed": error_request_count,
         "metrics": [metric for metric in shown_metrics(view) if metric.heading],
-        "parts": [(part, name, page_columns(view, part)) for part, name in _PARTS.items()],
+        "parts": [(part, name, _groups(view, part, of_gpus=False)) for part, name in _PARTS.items()],
+        "gpu_groups": _groups(view, "steady", of_gpus=True),
+        "gpu_reasons": gpu_reasons(view),
+        "gpu_meaning": GPU_MEANING,
         "images": image_rows(view),
         "image_headings": HEADINGS,
         "image_meaning": MEANING,
@@ -87,6 +97,12 @@ def page(view: RunView) -> str:
         "baseline": view.verdict and view.verdict.baseline,
     }
     return rendered("page.html.j2", {**_FUNCTIONS, **content})
+
+
+def _groups(view: RunView, part: Part, *, of_gpus: bool) -> list[tuple[str, tuple[Column, ...]]]:
+    """The column groups of one of the page's tables: that of GPUs, or that of everything else."""
+    gpus = {heading.value for heading in GPU_HEADINGS}
+    return [(heading, columns) for heading, columns in page_columns(view, part) if (heading in gpus) == of_gpus]
 
 
 def _captions(view: RunView) -> dict[str, tuple[str, str]]:

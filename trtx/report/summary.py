@@ -9,6 +9,7 @@ from trtx.bench.documents import plain
 from trtx.bench.figures import all_figures
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
+from trtx.report.gpus import gpus_markdown
 from trtx.report.handoffs import handoffs_markdown
 from trtx.report.images import images_markdown
 from trtx.report.speed_and_quality import scores_markdown
@@ -81,6 +82,7 @@ def summary_markdown(view: RunView) -> str:
         f"{intervals_text(view)}",
         "",
         *_markdown_table(view),
+        *gpus_markdown(view),
         *images_markdown(view),
         *handoffs_markdown(view),
         *_markdown_validity(view),

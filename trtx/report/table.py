@@ -10,6 +10,7 @@ from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.comparison import arms_tables
+from trtx.report.gpus import gpu_table
 from trtx.report.scores import scores_table
 from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
@@ -47,7 +48,14 @@ def console_table(view: RunView) -> RenderableType:
     judged = verdict_table(view.verdict)
     scored = [] if view.scores is None else [scores_table(view.scores.lines)]
     below = [*scored, *([] if judged is None else [judged]), *arms_tables(view)]
-    return Group(table, *_problems(view), *_validity(view), *(part for one in below for part in (Text(), one)))
+    gpus = gpu_table(view)
+    return Group(
+        table,
+        *([Text(), *gpus] if gpus else []),
+        *_problems(view),
+        *_validity(view),
+        *(part for one in below for part in (Text(), one)),
+    )
 
 
 def _problems(view: RunView) -> list[RenderableType]:

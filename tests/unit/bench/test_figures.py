@@ -6,12 +6,13 @@ import dataclasses
 import inspect
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trtx.bench import Cell, LoadSpec, Trial, metrics, read_cells
+from trtx.bench import Cell, LoadSpec, Trial, gpu_metrics, metrics, read_cells
 from trtx.bench.cells import CELL
 from trtx.bench.figures import (
     FIRST_SCHEMA,
@@ -25,8 +26,10 @@ from trtx.bench.figures import (
     metric,
     per_device,
 )
+from trtx.bench.gpu_use import GpuPart, PricedGpus
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.validity import Reason, Unchecked, Validity
+from trtx.bench.readings import GpuReading, ServerReading
 from trtx.bench.records import RecordedFormat, RequestRecord
 from trtx.errors import UsageError
 
@@ -55,6 +58,21 @@ TRIALS = (
     ),
 )
 DEVICES = 2
+# Each GPU draws 100 W and is busy half of the time.
+READINGS = tuple(
+    ServerReading(
+        second * 10**9,
+        tuple(
+            GpuReading(
+                f"GPU {index}", power_w=100.0, memory_used_bytes=2 << 30, utilization_percent=50.0,
+                energy_j=100.0 * second, energy_at_ns=second * 10**9,
+            )
+            for index in range(DEVICES)
+        ),
+        None,
+    )
+    for second in range(-1, 14)
+)  # fmt: skip
 # What a number may be computed without, of one request that succeeded, and why. A distribution says how many samples
 # it has.
 SAMPLED_WITHOUT = {
@@ -64,7 +82,14 @@ SAMPLED_WITHOUT = {
 OF_FAILURES = {  # what is known where no request succeeded, and what it is of one that failed
     "request_count": 0, "error_request_count": 1, "uncounted_request_count": 0, "request_error_rate": 100,
     "benchmark_duration": 1.5, "format_request_rate": 100, "tools_request_rate": 0,
+    "gpu_utilization": 50, "gpu_utilization_peak": 50, "gpu_power": 200, "gpu_power_per_device": 100,
+    "gpu_power_peak": 200, "single_gpu_power_peak": 100, "gpu_memory_peak": 2,
 }  # fmt: skip
+
+
+def _figures(trials: Sequence[Sequence[RequestRecord]]) -> Figures:
+    gpus = PricedGpus(DEVICES, 3.6)
+    return Figures.over(trials, None, [GpuPart.of_trial(trial, READINGS, gpus) for trial in trials])
 
 
 FIELDS = [one.name for one in dataclasses.fields(RequestRecord) if "None" in str(one.type) and one.name != "error"]
@@ -79,7 +104,7 @@ def test_a_figure_of_a_part_of_the_requests_stands_for_no_other(record: Metric[A
     first, *others = TRIALS[0]
     gone: dict[str, Any] = {lacking: None} if lacking in FIELDS else {"others": {}}
     trials = ((dataclasses.replace(first, **gone), *others), TRIALS[1])
-    found, whole = record.read(Figures.over(trials), DEVICES), record.read(Figures.over(TRIALS), DEVICES)
+    found, whole = record.read(_figures(trials), DEVICES), record.read(_figures(TRIALS), DEVICES)
     assert found is None or found == whole, (
         f"{record.name} is {found} where one of three answers has no {lacking}, and {whole} of all three: what "
         f"is computed of some can't stand for all; make it None in {METRICS} (_counted, _all_counted), or say in "
@@ -89,7 +114,7 @@ def test_a_figure_of_a_part_of_the_requests_stands_for_no_other(record: Metric[A
 
 @pytest.mark.parametrize("record", all_figures(), ids=lambda record: record.name)
 def test_a_figure_that_nobody_can_know_is_none(record: Metric[Any]) -> None:
-    found = record.read(Figures.over((TRIALS[1][1:],)), DEVICES)
+    found = record.read(_figures((TRIALS[1][1:],)), DEVICES)
     assert found == OF_FAILURES.get(record.name), (
         f"{record.name} is {found} where no request succeeded; expected {OF_FAILURES.get(record.name)}: a figure that "
         f"can't be computed is None, never 0, in {METRICS}; one that is known then stands in OF_FAILURES of "
@@ -114,8 +139,9 @@ def test_aiperf_takes_the_same_metrics_for_better_high() -> None:
 def test_every_formula_is_a_figure() -> None:
     loose = {
         name
-        for name, value in vars(metrics).items()
-        if inspect.isfunction(value) and value.__module__ == metrics.__name__ and not name.startswith("_")
+        for module in (metrics, gpu_metrics)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     } - NO_FIGURE
     assert not loose, (
         f"nobody computes {sorted(loose)}: put @metric(…) with title, unit and meaning over it in {METRICS}"
@@ -202,7 +228,7 @@ def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path:
     document = json.loads(kept.read_text(encoding="utf-8")) | {"schema_version": version}
     for measured in (document, *document["trials"]):
         for part in ("figures", "steady"):
-            known = Figures.over(TRIALS).stored if version > LAST_KEPT else {}
+            known = _figures(TRIALS).stored if version > LAST_KEPT else {}
             measured[part] = {name: value for name, value in (known | measured[part]).items() if name not in later}
     (tmp_path / "cells" / "x").mkdir(parents=True)
     (tmp_path / "cells" / "x" / CELL.file).write_text(json.dumps(document), encoding="utf-8")

@@ -54,6 +54,8 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
         ("a", 2, "paced"), ("b", 1, "paced"),
     ]  # fmt: skip
     assert (spec.load.isl, spec.load.concurrency) == ((64,), (1, 8))
+    price = "gpu_hour_price: 2.5\n"
+    assert ab_spec(*_files(tmp_path, SLOW + price, FAST + price), 4, {}).gpu_hour_price == 2.5
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,11 @@ def test_two_files_make_one_run_of_two_arms_that_take_turns(tmp_path: Path) -> N
             SLOW + LOAD,
             FAST,
             "load.concurrency is [1, 8] in .*a.yaml and [1, 8, 64] in .*b.yaml; use the same load in both",
+        ),
+        (
+            FAST + "gpu_hour_price: 2.5\n",
+            FAST,
+            "gpu_hour_price is 2.5 in .*a.yaml and not given in .*b.yaml; both run on the same GPUs, so use the same",
         ),
         ("modes: [agg, disagg]\n", FAST, "a.yaml has the topologies agg, disagg; expected exactly one"),
         (FAST, "attach: {url: http://127.0.0.1:9}\n", "b.yaml has the topologies attached; expected exactly one"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import os
 import subprocess
 import sys
@@ -119,6 +120,11 @@ def test_gpus_and_workers_of_a_topology_are_read_while_it_serves(
         lambda handle: [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in entries[handle]],
     )
     monkeypatch.setattr(server_readings, "sees_host_pids", lambda: True)
+    millijoules = {H100S[0]: itertools.count(5_000_000, 650_000), H100S[1]: itertools.count(0)}
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(millijoules[handle]))
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=97 if handle == H100S[0] else 0)
+    )
     with open_topology(_both(servers)) as read:
         first = read()
         servers[1].answers["/metrics"] = METRICS.format(stop=5).encode()
@@ -133,6 +139,9 @@ def test_gpus_and_workers_of_a_topology_are_read_while_it_serves(
         ("power limit", "thermal, by software"), 345.5, GIB,
     )  # fmt: skip
     assert (hot.foreign, cool.name) == ((), "GPU 1")
+    assert (hot.energy_j, hot.utilization_percent, cool.utilization_percent) == (5000.0, 97.0, 0.0)
+    assert second.gpus is not None and second.gpus[0].energy_j == 5650.0
+    assert hot.energy_at_ns is not None and first.at_ns <= hot.energy_at_ns < second.at_ns
     assert cool.foreign is not None
     assert [one.pid for one in cool.foreign] == [os.getpid()]
 

@@ -73,6 +73,12 @@ def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str,
         assert word in message
 
 
+@pytest.mark.parametrize(("price", "says"), [(float("nan"), "NaN"), (float("inf"), "Infinity"), (-0.5, "-0.5")])
+def test_a_price_that_is_no_price_is_one_sentence(price: float, says: str) -> None:
+    with pytest.raises(UsageError, match=rf"^gpu_hour_price is {says}; expected [^;]+$"):
+        load_sweep(None, {"gpu_hour_price": price})  # as the option gives it
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -89,6 +95,9 @@ def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str,
         ("axes: {workers: [1, true]}", "axes.workers has 'True': Input should be a valid integer"),
         ('axes: {deterministic: ["yes"]}', "axes.deterministic has 'yes': Input should be a valid boolean"),
         ("max_cells: true", "max_cells is true; expected a whole number"),
+        ('gpu_hour_price: "2"', 'gpu_hour_price is "2"; expected a number'),
+        ("gpu_hour_price: -0.01", "gpu_hour_price is -0.01; expected greater than or equal to 0"),
+        ("gpu_hour_price: .inf", ".inf is no finite number; give one, or put it in quotes"),
         ('load: {streaming: "yes"}', 'load.streaming is "yes"; expected a valid boolean'),
         ('load: {trials: "3"}', 'load.trials is "3"; expected a whole number'),
         ("load: {isl: 128.0}", "load.isl.0 is 128.0; expected a whole number"),

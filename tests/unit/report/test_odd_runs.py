@@ -186,8 +186,10 @@ def test_a_cell_over_workers_has_no_figure_per_gpu(golden_run: Path) -> None:
     CELL_FILE.write(cell_directory(golden_run, CELL), replace(cell, device="gpu", device_count=1).to_json())
     render(golden_run)
     rows = json.loads((golden_run / "summary.json").read_text())["rows"]
-    (per_gpu,) = {figure.key("GPU") for figure in all_figures() if isinstance(figure, PerDevice)}
-    assert [row[per_gpu] is None for row in rows] == [False, True, True, True]
+    per_gpu = {figure.key("GPU") for figure in all_figures() if isinstance(figure, PerDevice)}
+    assert per_gpu == {"output_token_throughput_per_gpu", "gpu_power_per_gpu"}
+    assert [row["output_token_throughput_per_gpu"] is None for row in rows] == [False, True, True, True]
+    assert [row["gpu_power_per_gpu"] for row in rows] == [None] * 4  # no GPU was read
 
 
 @pytest.mark.parametrize(

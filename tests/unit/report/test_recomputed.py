@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from scipy.special import stdtrit
 from trtx.bench import cell_directory, cell_name, trial_directory
 from trtx.bench.cells import CELL as CELL_FILE
 from trtx.bench.cells import measure_cell
+from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE
 from trtx.experiment import gate
 from trtx.experiment.bench.resumption import read_recorded
@@ -154,15 +156,41 @@ def _requests(draw: st.DrawFn, count: int) -> list[dict[str, Any]]:
     return lines
 
 
-def _measure(run: Path, trials: list[list[dict[str, Any]]], paused: bool) -> None:
-    """The golden run as an A/B run of one load with these trials, judged and rendered."""
+@st.composite
+def _readings(draw: st.DrawFn) -> list[ServerReading]:
+    """Readings of two GPUs during a trial, at irregular times; now and then a value, a reading or a counter is odd."""
+    at_ns, joules, found = START_NS - draw(st.integers(0, 500 * MS)), 0.0, []
+    odd = draw(st.sampled_from(("none", "none", "reset", "shared", "no energy", "no use", "unread")))
+    odd_at = draw(st.integers(0, 12))
+    for number in range(draw(st.integers(0, 40))):
+        kind = odd if number == odd_at else "none"
+        joules = 0.0 if kind == "reset" else joules + draw(st.floats(0, 900))
+        gpus = tuple(
+            GpuReading(
+                f"GPU {index}", power_w=draw(st.floats(50, 700)), memory_used_bytes=draw(st.integers(0, 80 << 30)),
+                foreign=(ForeignProcess(7, "train"),) if kind == "shared" else None,
+                utilization_percent=None if kind == "no use" else draw(st.floats(0, 100)),
+                energy_j=None if kind == "no energy" else joules * (1 + index),
+                energy_at_ns=None if kind == "no energy" else at_ns + draw(st.integers(0, MS)),
+            )
+            for index in range(2)
+        )  # fmt: skip
+        found.append(ServerReading(at_ns, None if kind == "unread" else gpus, None))
+        at_ns += draw(st.integers(2 * MS, 90 * MS) | st.just(3100 * MS))
+    return found
+
+
+def _measure(
+    run: Path, trials: list[list[dict[str, Any]]], paused: bool, readings: list[ServerReading], price: float | None
+) -> None:
+    """The golden run as an A/B run of one load with these trials on two GPUs, judged and rendered."""
     asked = LOCK.load(run)
     load = {name: value for name, value in asked["load"].items() if name not in ("cells", "prompts")}
     load |= {"trials": len(trials), "request_count": len(trials[0]), "concurrency": [2]}
     load |= {"session_turns_mean": 2, "session_turn_delay_mean": 5.0} if paused else {}
     spec = ExperimentSpec.model_validate({
         **{name: asked[name] for name in ("name", "modes", "topology")},
-        "load": load, "order": "abba",
+        "load": load, "order": "abba", "gpu_hour_price": price,
         "gate": {
             "slo": ["time_to_first_token:p50:le:20", "inter_token_latency:avg:le:5", "request_throughput:avg:ge:20"],
             "min_goodput": 10.0, "baseline": "agg", "max_regression": "10%", "max_error_rate": "40%",
@@ -177,8 +205,11 @@ def _measure(run: Path, trials: list[list[dict[str, Any]]], paused: bool) -> Non
             trial = trial_directory(cell, number)
             trial.mkdir(parents=True)
             (trial / RECORDS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+            if readings:
+                write_readings(trial, readings)
         numbers = range(1, len(trials) + 1)
-        measured = measure_cell(cell, recorded.target(label), spec.load, spec.load.loads[0], numbers)
+        target = replace(recorded.target(label), gpu_count=2, gpu_hour_price=price)
+        measured = measure_cell(cell, target, spec.load, spec.load.loads[0], numbers)
         CELL_FILE.write(cell, measured.to_json())
     gate.judge(run, spec)
     render(run)
@@ -195,7 +226,8 @@ def test_whatever_was_measured_both_compute_the_same_of_it(
     run = Path(shutil.copytree(GOLDEN / "run", tmp_path_factory.mktemp("run") / "run"))
     count = data.draw(st.sampled_from((1, 6, 24)))
     trials = data.draw(st.lists(_requests(count), min_size=1, max_size=3))
-    _measure(run, trials, paused=data.draw(st.booleans()))
+    readings, price = data.draw(_readings()), data.draw(st.none() | st.floats(0, 50))
+    _measure(run, trials, data.draw(st.booleans()), readings, price)
     comparison = check_run(run)
     assert not comparison.mismatches, comparison.table()
     assert comparison.compared > 500

@@ -90,7 +90,7 @@ def _compared(text: str) -> MetricColumn:
             f"--metrics {text}: neither a high nor a low value of it is better, so it can't regress; choose another "
             "metric"
         )
-    if metric.metric.unit in ("%", "requests"):
+    if metric.metric.better == "lower" and metric.metric.unit in ("%", "requests"):
         raise UsageError(f"--metrics {text}: its best value is 0, which has no ratio; use --max-error-rate")
     return metric
 
@@ -146,6 +146,8 @@ def comparable_values(
         return UnjudgedValue(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
     if why := sample.lacks_device(metric):
         return UnjudgedValue(Verdict.FAILED, why)
+    if why := sample.lacks_readings(metric):
+        return UnjudgedValue(Verdict.NO_VERDICT, why)
     values = sample.values(metric)
     known = tuple(value for value in values if value is not None)
     if len(known) < len(values):

@@ -7,13 +7,15 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from trtx.bench.cells import Cell, DeviceKind
-from trtx.bench.figures import Distribution, Figures, Metric, Number, all_figures
+from trtx.bench.figures import Distribution, Figures, Metric, Number, PerDevice, all_figures
+from trtx.bench.gpu_metrics import GpuNumber
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.errors import UsageError
 from trtx.stats.percentiles import samples_needed
 
 DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # names for users
+_NOT_READ = "it needs readings of the GPUs over all of each trial or, for a cost, --gpu-hour-price"
 Window = Literal["whole", "steady"]  # part of each trial that counts: all of it, or its steady part
 
 
@@ -81,6 +83,7 @@ class CellSample:
     steady: Figures | None = None  # over the steady parts of all trials; None: a trial has none
     steady_trials: tuple[Figures | None, ...] = ()
     device: DeviceKind | None = None  # what device_count counts; None: unknown
+    gpu_reasons: tuple[str, ...] = ()  # why metrics of GPUs are not known
 
     @classmethod
     def of(cls, cell: Cell, window: Window = "whole") -> CellSample:
@@ -98,6 +101,7 @@ class CellSample:
             steady=cell.steady,
             steady_trials=(*(trial.steady for trial in cell.trials), *absent),
             device=cell.device,
+            gpu_reasons=cell.gpu_reasons,
         )
 
     @property
@@ -124,6 +128,13 @@ class CellSample:
             return None
         asked, there = DEVICES[metric.device], DEVICES[self.device]
         return f"it is per {asked}, but the topology's number of {asked}s is not known; use {metric.metric.key(there)}"
+
+    def lacks_readings(self, metric: MetricColumn) -> str | None:
+        """Why a metric of GPUs is not known; None if it is known, and for other metrics."""
+        of = metric.metric.of if isinstance(metric.metric, PerDevice) else metric.metric
+        if not isinstance(of, GpuNumber) or None not in (self.value(metric), *self.values(metric)):
+            return None
+        return "; ".join(self.gpu_reasons) or _NOT_READ
 
     def missing_trials(self) -> list[int]:
         """Numbers (from 1) of trials without a result.

@@ -143,7 +143,9 @@ def _why_not_known(sample: CellSample, objective: Objective) -> UnjudgedValue | 
     if value is None:
         if failed and not succeeded:
             return UnjudgedValue(Verdict.FAILED, f"all {failed} requests failed; expected answers")
-        return UnjudgedValue(Verdict.NO_VERDICT, sample.lacks_device(metric) or _why_none(sample))
+        return UnjudgedValue(
+            Verdict.NO_VERDICT, sample.lacks_device(metric) or sample.lacks_readings(metric) or _why_none(sample)
+        )
     if sample.supports(metric):
         return None
     if missed := _missed_already(sample, objective):

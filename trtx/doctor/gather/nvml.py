@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from trtx.nvml import ClockReason, ask, clock_reasons, watts
+from trtx.nvml import ClockReason, GpuEnergy, ask, clock_reasons, energy, utilization_percent, watts
 from trtx.topology import TOPOLOGY_VARIABLE
 
 
@@ -41,6 +41,8 @@ class GpuState:
     temperature_c: int | None
     memory_used_bytes: int | None
     processes: tuple[GpuProcess, ...] | None  # compute processes; in a container NVML may report others, or none
+    utilization_percent: float | None = None  # share of NVML's last sample period in which a kernel ran
+    energy: GpuEnergy | None = None
 
 
 @contextlib.contextmanager
@@ -86,6 +88,8 @@ def gpu_state(handle: Any, since_us: int | None = None) -> GpuState:
         temperature_c=ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         memory_used_bytes=None if memory is None else int(memory.used),
         processes=_processes(handle, {} if since_us is None else _sm_percent(handle, since_us)),
+        utilization_percent=utilization_percent(handle),
+        energy=energy(handle),
     )
 
 

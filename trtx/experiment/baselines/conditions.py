@@ -48,6 +48,8 @@ def conditions_of(spec: ExperimentSpec, plans: Mapping[str, Plan], provenance: P
     load["input_file"] = provenance.dataset_sha256  # the file's location doesn't matter
     own = {one.name for one in fields(Load)} | _AXES
     machine, topology = _served(plans, environment) if plans else _attached(environment.deployment)
+    if spec.gpu_hour_price is not None:
+        topology["gpu_hour_price"] = spec.gpu_hour_price
     return Conditions(
         model=_model(provenance),
         load={name: load[name] for name in LoadSpec.model_fields if name not in own},

@@ -76,6 +76,13 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             f"eval of {shown(said)} differs from that of the other file; use the same in {shown(a)} and "
             f"{shown(b)}, or in neither"
         )
+    price, other = (spec.gpu_hour_price for spec in specs.values())
+    if price != other:
+        has, lacks = ("not given" if one is None else f"{one:.10g}" for one in (price, other))
+        raise UsageError(
+            f"gpu_hour_price is {has} in {shown(a)} and {lacks} in {shown(b)}; both run on the same GPUs, so use the "
+            "same price in both"
+        )
     if rounds < 2 and gate.get("max_regression"):
         raise UsageError(
             f"--max-regression {gate['max_regression']}: one round gives no interval; use --rounds 2 or more, such as 5"
@@ -91,6 +98,7 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
             "order": "abba",
             "load": {**_said(specs[a.stem]), "trials": rounds},
             "gate": gate,
+            **({} if price is None else {"gpu_hour_price": price}),
             **({} if first is None else {"eval": first.model_dump(mode="json", exclude_unset=True)}),
         },
     )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -148,7 +148,8 @@ def clear_the_way(recorded: Recorded[ExperimentSpec], missing: Sequence[Schedule
                     aside.parent.mkdir(parents=True, exist_ok=True)
                     path.rename(aside)
     for label in recorded.spec.labels:
-        rewrite_cells(run_dir, recorded.target(label), recorded.spec.load)
+        target = replace(recorded.target(label), gpu_hour_price=recorded.spec.gpu_hour_price)
+        rewrite_cells(run_dir, target, recorded.spec.load)
 
 
 def check_conditions(recorded: Recorded[Any], now: Environment) -> None:

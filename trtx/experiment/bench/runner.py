@@ -85,7 +85,7 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Ru
     check_settings()
     check_load(spec.load)
     deployment = None if spec.attach is None else ask_deployment(spec.attach)
-    target = attached_target(spec.attach, deployment) if spec.attach and deployment else None
+    target = attached_target(spec.attach, deployment, spec.gpu_hour_price) if spec.attach and deployment else None
     if deployment and target:
         check_attached(deployment, target, spec.load)
     with new_run(spec, parent, argv, listener, deployment) as opened:
@@ -113,7 +113,7 @@ def resume(run_dir: Path, *, argv: Sequence[str], listener: RunListener | None =
         state = _Sweep(opened, missing)
         if missing and opened.spec.attach is not None:
             deployment = opened.find_deployment(opened.spec.attach)
-            state.target = attached_target(opened.spec.attach, deployment)
+            state.target = attached_target(opened.spec.attach, deployment, opened.spec.gpu_hour_price)
             check_attached(deployment, state.target, opened.spec.load)
         _plan(state)
         with _session(state):
@@ -223,7 +223,7 @@ def _measure(state: _Sweep, host: AiperfHost | None, step: ScheduledStart) -> No
         def restarts() -> tuple[str, ...]:
             return tuple(restart.name for restart in served.restarts)
 
-        target, check = target_of(step.label, served.plan), run.checking(served.check)
+        target, check = target_of(step.label, served.plan, run.spec.gpu_hour_price), run.checking(served.check)
         rows = WorkerRowFiles(served.plan)
         _measure_target(state, host, step, target, check, open_topology(served.plan), restarts, rows.take)
 

@@ -25,6 +25,7 @@ from trtx.topology import body_mib
 
 MAX_GPUS = 100_000  # at one address
 MAX_CELLS = 10_000  # limits the cost of a typing mistake
+MAX_GPU_HOUR_PRICE = 1e9  # in any currency
 ATTACHED = "attached"  # mode of a deployment that trtx doesn't serve
 
 
@@ -115,6 +116,10 @@ class ExperimentSpec(BaseModel):
     load: LoadSpec = Field(default_factory=LoadSpec)
     attach: Attach | None = None
     gate: GateSpec = Field(default_factory=GateSpec)
+    # Price of one GPU for an hour, in any currency, from which the cost of tokens is computed.
+    gpu_hour_price: Annotated[float | None, OptionField(since=10, before=None)] = Field(
+        default=None, ge=0, le=MAX_GPU_HOUR_PRICE, allow_inf_nan=False
+    )
     # Scores every topology after its cells.
     eval: Annotated[ScoringSpec | None, OptionField(since=4, before=None)] = None
 
