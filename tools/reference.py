@@ -113,7 +113,7 @@ def upstream_metrics() -> Iterator[str]:
 
 
 def _served(families: Iterable[Any]) -> Iterator[str]:
-    from trtx.worker.served_family import ROLES
+    from trtx.engine.served_family import ROLES
 
     def row(family: Any) -> Iterator[str]:
         labels = ", ".join(f"`{label}`" for label in family.labels) or "–"

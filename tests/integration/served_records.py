@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from trtx.engine.served_family import RANK, ServedFamily
+from trtx.frontend.queue_metrics import QUEUE_FAMILIES
 from trtx.worker.served_families import FAMILIES
-from trtx.worker.served_family import RANK, ServedFamily
 from trtx.worker.upstream_families import UPSTREAM
 
 # What Dynamo adds to each family of a worker.
@@ -13,6 +14,15 @@ _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model"
 # Families that a torch worker on a CPU, with a text model and without guided decoding, does not serve.
 _ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar")
 _ON_GPU = {"trtx_step_device_wait_seconds_total", "trtx_graph_misses_total"}
+
+
+def check_queue(text: str) -> None:
+    """Asserts that ``text``, the answer of a frontend whose queue is bounded, holds each family as recorded."""
+    kinds = dict(line.split(" ")[2:4] for line in text.splitlines() if line.startswith("# TYPE "))
+    assert kinds == {name: family.kind for name, family in QUEUE_FAMILIES.items()}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert set(sample.labels) == set(QUEUE_FAMILIES[sample.name].labels)
 
 
 def check_served(text: str, role: str, *, has_images: bool = False) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pynvml
 
+from trtx.engine.served_family import ServedFamily
 from trtx.nvml import CLOCK_REASONS, ClockReason, GpuCounters, read_counters, visible_handle
 from trtx.worker import served_families as served
 from trtx.worker.devices import visible_entries
-from trtx.worker.served_family import ServedFamily
 
 _HERTZ = 1e6
 _Value = Callable[[GpuCounters], float | None]

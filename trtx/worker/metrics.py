@@ -14,12 +14,12 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from trtx.engine.api import HandoffTotals
+from trtx.engine.served_family import ServedFamily
 from trtx.worker import served_families as served
 from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
 from trtx.worker.gpu_metrics import GpuMetrics
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.process_metrics import process_families
-from trtx.worker.served_family import ServedFamily
 from trtx.worker.step_totals import StepTotals
 from trtx.worker.transfers import TransferCounts
 

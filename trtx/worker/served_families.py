@@ -6,7 +6,7 @@ The collectors of a worker make their families from these records, and ``docs/re
 
 from __future__ import annotations
 
-from trtx.worker.served_family import ROLES, TEXT_ROLES, Kind, ServedFamily, Server, Unit
+from trtx.engine.served_family import ROLES, TEXT_ROLES, Kind, ServedFamily, Server, Unit
 
 _STEPS = "once the engine reports iteration statistics"
 _TORCH = "with the torch engine"

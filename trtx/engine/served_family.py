@@ -62,3 +62,19 @@ class ServedFamily:
     def distribution(self, cumulative: list[tuple[str, int]], total: float) -> Any:
         """The histogram with (upper bound, cumulative count) of each bucket, and the sum of its values."""
         return HistogramMetricFamily(self.name, self.meaning, buckets=cumulative, sum_value=total)
+
+
+def recorded(
+    families: dict[str, ServedFamily],
+    kind: Kind,
+    name: str,
+    unit: Unit,
+    meaning: str,
+    *labels: str,
+    by: tuple[Server, ...] = ROLES,
+    when: str = "",
+) -> ServedFamily:
+    """Adds a record to ``families``, and returns it."""
+    assert name not in families and name.endswith("_total") == (kind == "counter"), name
+    families[name] = ServedFamily(name, kind, unit, meaning, labels, by, when)
+    return families[name]
