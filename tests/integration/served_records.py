@@ -12,8 +12,11 @@ from trtx.worker.upstream_families import UPSTREAM
 # What Dynamo adds to each family of a worker.
 _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model", "model_name", "worker_id"}
 # Families that a torch worker on a CPU, with a text model and without guided decoding, does not serve.
-_ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar")
-_ON_GPU = {"trtx_step_device_wait_seconds_total", "trtx_graph_misses_total"}
+_ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtllm_spec_decode_")
+_ON_GPU = {
+    "trtx_step_device_wait_seconds_total", "trtx_graph_misses_total", "trtllm_gpu_memory_usage_bytes",
+    "trtllm_pinned_memory_usage_bytes",
+}  # fmt: skip
 
 
 def check_queue(text: str) -> None:
@@ -39,7 +42,7 @@ def check_served(text: str, role: str, *, has_images: bool = False) -> None:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).add(frozenset(sample.labels))
-    own = {name for name in kinds if name.startswith(("trtx_", "process_"))}
+    own = {name for name in kinds if name.startswith(("trtx_", "process_", "trtllm_"))}
     assert own <= FAMILIES.keys(), f"without a record: {sorted(own - FAMILIES.keys())}"
     records = {**FAMILIES, **UPSTREAM}
     expected = {name for name, family in records.items() if role in family.by and not _is_absent(family, has_images)}

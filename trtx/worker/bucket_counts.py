@@ -25,10 +25,10 @@ class BucketCounts:
         self._counts[bisect_left(self._buckets, value)] += times
         self._sum += value * times
 
-    def of(self, family: ServedFamily) -> Any:
+    def of(self, family: ServedFamily, labels: tuple[str, ...] = ()) -> Any:
         """The histogram ``family`` with these counts, for a collector."""
         cumulative, total = [], 0
         for bound, count in zip((*map(str, self._buckets), "+Inf"), self._counts, strict=True):
             total += count
             cumulative.append((bound, total))
-        return family.distribution(cumulative, self._sum)
+        return family.distribution(cumulative, self._sum, labels)

@@ -124,7 +124,7 @@ class Worker:
         self.leaving = Leaving(options.name, StatusFile(None))
         self.open = OpenRequests(Background())
         poll: Any = SimpleNamespace(saw_token=lambda: None)
-        loaded = LoadedEngine(api, engine, None, publishes_kv_events=False, load_seconds=0.0, shutdown_seconds=1.0)
+        loaded = LoadedEngine(api, engine, None, kv_event_buffer=0, load_seconds=0.0, shutdown_seconds=1.0)
         parts = WorkerParts(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
             leaving=self.leaving, sight=sight, encoder=encoder,
