@@ -1,4 +1,4 @@
-"""Compares the metrics of a running process with the records of trtx/worker/served_families.py."""
+"""Compares the metrics of a running process with the records of trtx/worker/served_families."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from trtx.worker.requests.span_export import ENABLED, ENDPOINT, SERVICE, SpanExp
 from trtx.worker.requests.stage_log import StageLog
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
-from trtx.worker.trtllm_metrics import TrtllmMetrics, engine_type
+from trtx.worker.trtllm_metrics import TrtllmMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._metrics.lost_kv_events = lambda: poll.lost_events
         if self.options.role != "encode":
             self._metrics.trtllm = TrtllmMetrics(
-                engine_type(self.options.engine),
+                loaded.api.engine_type,
                 reads_kv=self.options.role == "decode",
                 event_buffer=loaded.kv_event_buffer or None,
                 lost_events=lambda: poll.lost_events,

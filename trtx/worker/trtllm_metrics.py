@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trtx.engine.api import Transfer
-from trtx.engine.kinds import EngineKind
 from trtx.engine.served_family import ServedFamily
 from trtx.worker.bucket_counts import BucketCounts
 from trtx.worker.iteration_rows import by_rank, known_family, value_at
@@ -77,11 +76,6 @@ _SUMS: tuple[tuple[ServedFamily, str], ...] = (
     (names.DRAFT_TOKENS, "specDecodingStats.numDraftTokens"),
     (names.ACCEPTED_TOKENS, "specDecodingStats.numAcceptedTokens"),
 )
-
-
-def engine_type(kind: EngineKind) -> str:
-    """The label ``engine_type``; TensorRT-LLM writes "trtllm"."""
-    return "trtllm" if kind == "tensorrt-llm" else kind
 
 
 class TrtllmMetrics:

@@ -117,7 +117,8 @@ class Worker:
         self.engine, self.metrics = engine, WorkerMetrics()
         options: Any = SimpleNamespace(name=f"{role}-0", role=role)
         api = EngineApi(
-            kind="tensorrt-llm", start=lambda model, config: engine, SamplingParams=SamplingParams,
+            kind="tensorrt-llm",
+            engine_type="torch", start=lambda model, config: engine, SamplingParams=SamplingParams,
             DisaggregatedParams=DisaggregatedParams, Logprob=None, fault=lambda error: "fatal",
             new_request_ids=lambda worker_id: lambda: None,
         )  # fmt: skip
