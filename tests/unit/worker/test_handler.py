@@ -117,10 +117,9 @@ class Worker:
         self.engine, self.metrics = engine, WorkerMetrics()
         options: Any = SimpleNamespace(name=f"{role}-0", role=role)
         api = EngineApi(
-            kind="tensorrt-llm",
-            engine_type="torch", start=lambda model, config: engine, SamplingParams=SamplingParams,
-            DisaggregatedParams=DisaggregatedParams, Logprob=None, fault=lambda error: "fatal",
-            new_request_ids=lambda worker_id: lambda: None,
+            kind="tensorrt-llm", engine_type="trtllm", start=lambda model, config: engine,
+            SamplingParams=SamplingParams, DisaggregatedParams=DisaggregatedParams, Logprob=None,
+            fault=lambda error: "fatal", new_request_ids=lambda worker_id: lambda: None,
         )  # fmt: skip
         self.leaving = Leaving(options.name, StatusFile(None))
         self.open = OpenRequests(Background())
