@@ -110,7 +110,7 @@ class Client:
         if stamps:  # the kernel may begin to give them a moment late
             seconds, nanoseconds = _TIMESPEC.unpack(stamps[0][2])
             arrived_ns = seconds * 10**9 + nanoseconds
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self._tail += data
         if not self._status:
             head, end, _ = self._tail.partition(b"\r\n\r\n")
             if not end:
@@ -120,13 +120,14 @@ class Client:
                 durations = self._results.refused_on_connect if self._is_first else self._results.refused_later
                 durations.add(self._began_ns, arrived_ns)
         if self._status == 200:
-            return self._streams(data, arrived_ns)
+            return self._streams(arrived_ns)
         return self._refused()
 
-    def _streams(self, data: bytes, arrived_ns: int) -> float | None:
+    def _streams(self, arrived_ns: int) -> float | None:
         if not self._has_event and _EVENT in self._tail:
             self._has_event = True
             self._results.ttft.add(self._began_ns, arrived_ns)
+        self._tail = self._tail[-_TAIL_BYTES:]
         if not self._tail.endswith(_END):
             return None
         self._is_first = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -108,12 +109,15 @@ def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
 
 def test_each_process_serves_the_metric_families_of_its_record(agg: Topology, disagg: Topology) -> None:
     for running in (agg, disagg):
-        _, *workers = running.children
-        for number in range(len(workers)):  # the router sends an unknown prompt to the idle worker
-            post(running, prompt=f"{number} {PROMPT}", max_tokens=8)
-        for worker in workers:
+        numbers = itertools.count()
+        for worker in running.children[1:]:
             role, url = worker.name.partition("-")[0], f"http://127.0.0.1:{worker.system_port}/metrics"
-            until("steps are counted", lambda url=url: "trtx_step_seconds" in HTTP.get(url).text, seconds=10)
+
+            def has_steps(running: Topology = running, url: str = url, numbers: Iterator[int] = numbers) -> bool:
+                post(running, prompt=f"{next(numbers)} {PROMPT}", max_tokens=8)  # unknown: any worker may get it
+                return "trtx_step_seconds" in HTTP.get(url).text
+
+            until("steps are counted", has_steps, seconds=20, every=0.2)
             check_served(HTTP.get(url).text, role)
         check_served(HTTP.get(f"{running.url}/metrics").text, "frontend")
 
@@ -124,12 +128,16 @@ def test_a_worker_gives_its_iteration_stats_once(agg: Topology) -> None:
     def rows() -> list[dict[str, Any]]:
         return [row for url in urls for row in HTTP.post(url, json={}).json()["iteration_stats"]]
 
-    rows()
     tokens = post(agg, prompt=PROMPT, max_tokens=12, ignore_eos=True).json()["usage"]["completion_tokens"]
     seen: list[dict[str, Any]] = []
-    until("every step", lambda: seen.extend(rows()) or sum(row["numCompletedRequests"] for row in seen), seconds=10)
-    assert sum(row["inflightBatchingStats"]["numGenRequests"] for row in seen) == tokens - 1
-    assert rows() == []
+
+    def decodes() -> int:
+        seen.extend(rows())
+        return sum(row["inflightBatchingStats"]["numGenRequests"] for row in seen)
+
+    until("every step", lambda: decodes() >= tokens - 1, seconds=10)
+    assert {"iter", "iterLatencyMS", "numCompletedRequests", "kvCacheStats"} <= seen[-1].keys()
+    until("a row is given once", lambda: rows() == [], seconds=10)
 
 
 def test_dynamos_receiver_for_planners_gets_the_forward_passes_of_a_worker(agg: Topology, tmp_path: Path) -> None:
