@@ -101,9 +101,21 @@ def metrics() -> Iterator[str]:
 
 
 def served_metrics() -> Iterator[str]:
-    from trtx.worker.served_families import FAMILIES
+    from trtx.worker.served_families import FAMILIES, trtllm_families
+
+    return _served(family for name, family in FAMILIES.items() if name not in trtllm_families.FAMILIES)
+
+
+def trtllm_metrics() -> Iterator[str]:
+    from trtx.worker.served_families.trtllm_families import FAMILIES
 
     return _served(FAMILIES.values())
+
+
+def queue_metrics() -> Iterator[str]:
+    from trtx.frontend.queue_metrics import QUEUE_FAMILIES
+
+    return _served(QUEUE_FAMILIES.values())
 
 
 def upstream_metrics() -> Iterator[str]:
@@ -113,7 +125,7 @@ def upstream_metrics() -> Iterator[str]:
 
 
 def _served(families: Iterable[Any]) -> Iterator[str]:
-    from trtx.worker.served_family import ROLES
+    from trtx.engine.served_family import ROLES
 
     def row(family: Any) -> Iterator[str]:
         labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
@@ -341,6 +353,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     **{f"options-{page}": _options_of(page) for page in VERB_PAGES},
     "metrics": metrics,
     "served-metrics": served_metrics,
+    "queue-metrics": queue_metrics,
+    "trtllm-metrics": trtllm_metrics,
     "upstream-metrics": upstream_metrics,
     "checks": checks,
     "causes": causes,

@@ -1,18 +1,31 @@
-"""Compares the metrics of a running process with the records of trtx/worker/served_families.py."""
+"""Compares the metrics of a running process with the records of trtx/worker/served_families."""
 
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from trtx.engine.served_family import RANK, ServedFamily
+from trtx.frontend.queue_metrics import QUEUE_FAMILIES
 from trtx.worker.served_families import FAMILIES
-from trtx.worker.served_family import RANK, ServedFamily
 from trtx.worker.upstream_families import UPSTREAM
 
 # What Dynamo adds to each family of a worker.
 _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model", "model_name", "worker_id"}
 # Families that a torch worker on a CPU, with a text model and without guided decoding, does not serve.
-_ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar")
-_ON_GPU = {"trtx_step_device_wait_seconds_total", "trtx_graph_misses_total"}
+_ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtllm_spec_decode_")
+_ON_GPU = {
+    "trtx_step_device_wait_seconds_total", "trtx_graph_misses_total", "trtllm_gpu_memory_usage_bytes",
+    "trtllm_pinned_memory_usage_bytes",
+}  # fmt: skip
+
+
+def check_queue(text: str) -> None:
+    """Asserts that ``text``, the answer of a frontend whose queue is bounded, holds each family as recorded."""
+    kinds = dict(line.split(" ")[2:4] for line in text.splitlines() if line.startswith("# TYPE "))
+    assert kinds == {name: family.kind for name, family in QUEUE_FAMILIES.items()}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert set(sample.labels) == set(QUEUE_FAMILIES[sample.name].labels)
 
 
 def check_served(text: str, role: str, *, has_images: bool = False) -> None:
@@ -29,7 +42,7 @@ def check_served(text: str, role: str, *, has_images: bool = False) -> None:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).add(frozenset(sample.labels))
-    own = {name for name in kinds if name.startswith(("trtx_", "process_"))}
+    own = {name for name in kinds if name.startswith(("trtx_", "process_", "trtllm_"))}
     assert own <= FAMILIES.keys(), f"without a record: {sorted(own - FAMILIES.keys())}"
     records = {**FAMILIES, **UPSTREAM}
     expected = {name for name, family in records.items() if role in family.by and not _is_absent(family, has_images)}

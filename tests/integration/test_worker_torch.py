@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -42,6 +43,7 @@ def agg(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topol
     """Two workers behind the KV-aware router."""
     with topology(tmp_path_factory.mktemp("torch-agg"), model) as running:
         running.start_frontend("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), "--migration-limit", "3")
+        running.extra_environment["DYN_FORWARDPASS_METRIC_PORT"] = "1"
         for name in ("agg-0", "agg-1"):
             running.start_worker(name, engine="torch", **TORCH)
         running.wait_ready(aggregated=2)
@@ -107,14 +109,62 @@ def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:
 
 def test_each_process_serves_the_metric_families_of_its_record(agg: Topology, disagg: Topology) -> None:
     for running in (agg, disagg):
-        _, *workers = running.children
-        for number in range(len(workers)):  # the router sends an unknown prompt to the idle worker
-            post(running, prompt=f"{number} {PROMPT}", max_tokens=8)
-        for worker in workers:
+        numbers = itertools.count()
+        for worker in running.children[1:]:
             role, url = worker.name.partition("-")[0], f"http://127.0.0.1:{worker.system_port}/metrics"
-            until("steps are counted", lambda url=url: "trtx_step_seconds" in HTTP.get(url).text, seconds=10)
+
+            def has_steps(running: Topology = running, url: str = url, numbers: Iterator[int] = numbers) -> bool:
+                post(running, prompt=f"{next(numbers)} {PROMPT}", max_tokens=8)  # unknown: any worker may get it
+                return "trtx_step_seconds" in HTTP.get(url).text
+
+            until("steps are counted", has_steps, seconds=20, every=0.2)
             check_served(HTTP.get(url).text, role)
         check_served(HTTP.get(f"{running.url}/metrics").text, "frontend")
+
+
+def test_a_worker_gives_its_iteration_stats_once(agg: Topology) -> None:
+    urls = [f"http://127.0.0.1:{worker.system_port}/engine/control/iteration_stats" for worker in agg.children[1:]]
+
+    def rows() -> list[dict[str, Any]]:
+        return [row for url in urls for row in HTTP.post(url, json={}).json()["iteration_stats"]]
+
+    tokens = post(agg, prompt=PROMPT, max_tokens=12, ignore_eos=True).json()["usage"]["completion_tokens"]
+    seen: list[dict[str, Any]] = []
+
+    def decodes() -> int:
+        seen.extend(rows())
+        return sum(row["inflightBatchingStats"]["numGenRequests"] for row in seen)
+
+    until("every step", lambda: decodes() >= tokens - 1, seconds=10)
+    assert {"iter", "iterLatencyMS", "numCompletedRequests", "kvCacheStats"} <= seen[-1].keys()
+    until("a row is given once", lambda: rows() == [], seconds=10)
+
+
+def test_dynamos_receiver_for_planners_gets_the_forward_passes_of_a_worker(agg: Topology, tmp_path: Path) -> None:
+    output = tmp_path / "fpm.jsonl"
+    receiver = ["-m", "dynamo.common.recv_forward_pass_metrics", "--output", str(output), "--flush-interval", "0.1"]
+    child = agg.spawn("receiver", receiver)
+    agg.children.remove(child)
+
+    def passes() -> list[dict[str, Any]]:
+        lines = output.read_text().splitlines() if output.exists() else []
+        return [json.loads(line)["metrics"] for line in lines if line.endswith("}}")]
+
+    try:
+        until("idle records of both workers", lambda: len({one["worker_id"] for one in passes()}) == 2, seconds=20)
+        usage = post(agg, prompt="forward " * 9, max_tokens=5, ignore_eos=True).json()["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+        def scheduled(name: str) -> int:
+            return sum(one["scheduled_requests"][name] for one in passes())
+
+        until("its decodes", lambda: scheduled("num_decode_requests") == usage["completion_tokens"] - 1, seconds=10)
+        assert scheduled("sum_prefill_tokens") == usage["prompt_tokens"] - cached
+        assert scheduled("num_prefill_requests") == 1
+        (worker,) = {one["worker_id"] for one in passes() if one["wall_time"] > 0}
+        assert worker in {str(child.status()["worker_id"]) for child in agg.children[1:]}
+    finally:
+        child.end()
 
 
 def test_disagg_gives_the_greedy_text_of_agg_and_moves_kv(agg: Topology, disagg: Topology) -> None:

@@ -30,6 +30,7 @@ from trtx.engine.ranks import Rank, end
 from trtx.evals.parity import read_parity
 from trtx.topology import Plan
 from trtx.torch_engine.llmapi import LLM, SamplingParams
+from trtx.worker.served_families.trtllm_families import FAMILIES
 
 pytestmark = pytest.mark.trtllm
 
@@ -108,6 +109,28 @@ def metric(plan: Plan, role: str, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10) as response:
         found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", response.read().decode(), re.MULTILINE)
     return float(found[0]) if found else 0.0
+
+
+# --- metrics ---
+
+
+def test_workers_serve_tensorrt_llms_own_metric_names(served: Plan) -> None:
+    complete(served, PROMPTS[3])
+    for worker in served.workers:
+        url = f"http://127.0.0.1:{worker.system_port}/metrics"
+
+        def text(url: str = url) -> str:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                return str(response.read().decode())
+
+        until("statistics", lambda text=text: "trtllm_prefill_batch_tokens_count" in text(), seconds=10)  # type: ignore[misc]
+        lines = text().splitlines()
+        own = {line.split(" ")[2] for line in lines if line.startswith("# TYPE trtllm_")}
+        records = {name for name, family in FAMILIES.items() if worker.role in family.by}
+        assert own <= records
+        # what depends on the engine: no draft model, no GPU memory on the stand-in's CPU, pinned memory
+        assert {name for name in records - own if "spec_decode" not in name and "memory" not in name} == set()
+        assert all('engine_type="trtllm"' in line for line in lines if line.startswith("trtllm_"))
 
 
 # --- tokens ---

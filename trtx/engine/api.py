@@ -349,6 +349,7 @@ class EngineApi:
     """An engine kind before it is loaded: how to start it, the LLM API's types, and its rules."""
 
     kind: EngineKind
+    engine_type: str  # the label of metrics that have TensorRT-LLM's names; TensorRT-LLM writes "trtllm"
     start: Start
     SamplingParams: Any
     DisaggregatedParams: Any

@@ -153,6 +153,7 @@ class TorchEncoder(Engine):
 def load_api(kind: Literal["torch", "paced"]) -> EngineApi:
     return EngineApi(
         kind=kind,
+        engine_type=kind,
         start=_start_torch if kind == "torch" else _start_paced,
         SamplingParams=SamplingParams,
         DisaggregatedParams=DisaggregatedParams,

@@ -14,13 +14,12 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-METRICS_PATH = "/trtx/queue"
 _DURATIONS = 32  # the answers whose duration says when a refused client should come back
 _LONGEST_RETRY_S = 60
-_SLACK = 32  # entries that may stay in the heap after they have left
+_SLACK = 32  # turns that may stay in the heap after they have left
 LAUNCHER_HEADER = b"x-trtx-launcher"
 """With the topology's namespace as its value it marks a request of the launcher, which passes every bound."""
 _PRIORITY_HEADER = b"x-dynamo-request-priority"
@@ -68,9 +67,17 @@ class AdmissionCounts:
 
 
 @dataclass(order=True, slots=True)
-class _Waiting:
+class Turn:
+    """A request's place in the queue, or its slot of a worker. Await ``comes`` before the request goes on.
+
+    ``comes`` raises Overloaded if the queue is full, or once the request has waited too long.
+    """
+
     urgency: tuple[float, int]  # the smallest goes first
-    turn: asyncio.Future[float] = field(compare=False)
+    comes: asyncio.Future[None] = field(compare=False)
+    since: float | None = field(default=None, compare=False)  # when it took its slot; None: it has none
+    is_waiting: bool = field(default=False, compare=False)
+    timer: asyncio.TimerHandle | None = field(default=None, compare=False)
 
 
 class AdmissionQueue:
@@ -79,113 +86,107 @@ class AdmissionQueue:
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds, self._clock = bounds, clock
         self.counts = AdmissionCounts()
-        self._slots: int | None = None  # None: unknown, so that every request goes on at once
-        self._running = 0
-        self._waiting: list[_Waiting] = []  # a heap, with entries that have left it early
-        self._waiting_count = 0
+        most = bounds.max_queued_requests
+        self._most_waiting = math.inf if most is None else bounds.share(most)
+        self.slots: int | None = None  # None: unknown, so that every request goes on at once
+        self.running_requests = 0
+        self._waiting: list[Turn] = []  # a heap, also of turns that have left it early
+        self.waiting_requests = 0
         self._arrivals = itertools.count()
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         self._booked = -math.inf  # when the last refused client should come back
 
     def set_slots(self, workers: int) -> None:
         """Sets how many requests all workers compute at once. 0: unknown, or no worker, which Dynamo reports."""
-        self._slots = self.bounds.share(workers) if workers else None
+        self.slots = self.bounds.share(workers) if workers else None
         self._let_in()
 
-    async def enter(self, priority: int = 0) -> float:
-        """Returns the time once the request may go on, for :meth:`leave` when it has ended. Raises Overloaded."""
-        if self._has_room() and not self._waiting_count:
-            self._running += 1
-            return self._clock()
-        most = self.bounds.max_queued_requests
-        if most is not None and self._waiting_count >= self.bounds.share(most):
-            self.counts.refused_full += 1
-            raise Overloaded(
-                f"the server is overloaded: {self._waiting_count} requests already wait; try again later",
-                self._retry_s(),
-            )
-        return await self._turn(priority)
+    @property
+    def is_full(self) -> bool:
+        """Whether a request that comes now is refused."""
+        return self.waiting_requests >= self._most_waiting
 
-    async def _turn(self, priority: int) -> float:
+    def refusal(self) -> Overloaded:
+        """Counts a request that came to a full queue, and returns why it is refused."""
+        self.counts.refused_full += 1
+        sentence = f"the server is overloaded: {self.waiting_requests} requests already wait; try again later"
+        return Overloaded(sentence, self._retry_s())
+
+    def enter(self, priority: int = 0) -> Turn:
+        """Takes a slot or a place for a request, which ends with :meth:`leave`."""
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[float] = loop.create_future()
-        heapq.heappush(self._waiting, _Waiting((-priority, next(self._arrivals)), turn))
-        self._waiting_count += 1
-        longest = self.bounds.max_queue_s
-        timer = None if longest is None else loop.call_later(longest, self._give_up, turn, longest)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave(turn.result())  # its turn came in the moment in which the client left
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if turn.cancelled():
-                self._forget_one()
+        turn = Turn((-priority, next(self._arrivals)), loop.create_future())
+        if self.is_full:
+            turn.comes.set_exception(self.refusal())
+            turn.comes.exception()  # its client may leave before it is read
+            return turn
+        if not self.waiting_requests and self._has_room():
+            self._go_on(turn)
+            return turn
+        turn.is_waiting = True
+        heapq.heappush(self._waiting, turn)
+        self.waiting_requests += 1
+        if (longest := self.bounds.max_queue_s) is not None:
+            turn.timer = loop.call_later(longest, self._give_up, turn, longest)
+        return turn
 
-    def leave(self, since: float) -> None:
-        """A request that went on at ``since`` has ended."""
-        self._running -= 1
-        self._durations.append(self._clock() - since)
-        self._let_in()
+    def leave(self, turn: Turn) -> None:
+        """The request has ended, or its client has left. Can be called again."""
+        if turn.is_waiting:
+            self._forget(turn)
+            turn.comes.cancel()
+        elif turn.since is not None:
+            self.running_requests -= 1
+            self._durations.append(self._clock() - turn.since)
+            turn.since = None
+            self._let_in()
 
-    def _give_up(self, turn: asyncio.Future[float], longest: float) -> None:
-        if not turn.done():
-            self.counts.refused_late += 1
-            self._forget_one()
-            turn.set_exception(
-                Overloaded(
-                    f"the server is overloaded: no worker was free within {longest:g} s; try again later",
-                    self._retry_s(),
-                )
-            )
+    def _go_on(self, turn: Turn) -> None:
+        self.running_requests += 1
+        turn.since = self._clock()
+        if not turn.comes.done():
+            turn.comes.set_result(None)
 
-    def _forget_one(self) -> None:
-        """Counts an entry out that stays in the heap. The heap is rebuilt once most of its entries have left."""
-        self._waiting_count -= 1
-        if len(self._waiting) > 2 * self._waiting_count + _SLACK:
-            self._waiting = [one for one in self._waiting if not one.turn.done()]
+    def _give_up(self, turn: Turn, longest: float) -> None:
+        self.counts.refused_late += 1
+        self._forget(turn)
+        sentence = f"the server is overloaded: no worker was free within {longest:g} s; try again later"
+        if not turn.comes.done():
+            turn.comes.set_exception(Overloaded(sentence, self._retry_s()))
+
+    def _forget(self, turn: Turn) -> None:
+        """Counts a turn out that stays in the heap. The heap is rebuilt once most of its turns have left."""
+        self._stop_waiting(turn)
+        if len(self._waiting) > 2 * self.waiting_requests + _SLACK:
+            self._waiting = [one for one in self._waiting if one.is_waiting]
             heapq.heapify(self._waiting)
+
+    def _stop_waiting(self, turn: Turn) -> None:
+        turn.is_waiting = False
+        self.waiting_requests -= 1
+        if turn.timer is not None:
+            turn.timer.cancel()
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():
-            turn = heapq.heappop(self._waiting).turn
-            if not turn.done():
-                self._waiting_count -= 1
-                self._running += 1
-                turn.set_result(self._clock())
+            turn = heapq.heappop(self._waiting)
+            if turn.is_waiting:
+                self._stop_waiting(turn)
+                self._go_on(turn)
 
     def _has_room(self) -> bool:
-        return self._slots is None or self._running < self._slots
+        return self.slots is None or self.running_requests < self.slots
 
     def _retry_s(self) -> int:
         """When a refused client should come back: behind the waiting requests and those who were refused before.
 
         At the pace that the last answers' duration gives, so that the clients don't all come back at once.
         """
-        if not self._durations or self._slots is None:
+        if not self._durations or self.slots is None:
             return math.ceil(self.bounds.max_queue_s or 1)
-        now, each = self._clock(), sum(self._durations) / len(self._durations) / self._slots
-        self._booked = min(max(self._booked, now + self._waiting_count * each) + each, now + _LONGEST_RETRY_S)
+        now, each = self._clock(), sum(self._durations) / len(self._durations) / self.slots
+        self._booked = min(max(self._booked, now + self.waiting_requests * each) + each, now + _LONGEST_RETRY_S)
         return max(1, math.ceil(self._booked - now))
-
-    def metrics(self) -> str:
-        """The state as Prometheus text."""
-        return "\n".join([*self._lines(), ""])
-
-    def _lines(self) -> Iterator[str]:
-        gauges = {"waiting_requests": self._waiting_count, "running_requests": self._running}
-        if self._slots is not None:
-            gauges["request_slots"] = self._slots
-        for name, value in gauges.items():
-            yield from (f"# TYPE trtx_frontend_{name} gauge", f"trtx_frontend_{name} {value}")
-        yield "# TYPE trtx_frontend_refused_requests_total counter"
-        yield f'trtx_frontend_refused_requests_total{{reason="queue full"}} {self.counts.refused_full}'
-        yield f'trtx_frontend_refused_requests_total{{reason="queue time"}} {self.counts.refused_late}'
-        yield "# TYPE trtx_frontend_timed_out_requests_total counter"
-        yield f"trtx_frontend_timed_out_requests_total {self.counts.ended_late}"
 
 
 def priority_of(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import lru_cache
 
 from trtx.frontend.rewriting import RESPONSES
 
@@ -20,10 +20,12 @@ _KINDS = {
 }
 
 
-def refusal(status: int, sentence: str, *, closes: bool, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
-    """A whole answer. ``closes``: the connection ends after it."""
+@lru_cache(maxsize=128)  # hundreds of clients may get the same one at once
+def refusal(status: int, sentence: str, *, closes: bool, retry_s: int | None = None) -> bytes:
+    """A whole answer. ``closes``: the connection ends after it. ``retry_s``: seconds of its ``Retry-After``."""
     document = {"message": sentence, "type": _KINDS.get(status, "Error"), "code": status}
-    lines = {"content-type": "application/json", **headers} | ({"connection": "close"} if closes else {})
+    lines = {"content-type": "application/json"} | ({} if retry_s is None else {"retry-after": str(retry_s)})
+    lines |= {"connection": "close"} if closes else {}
     return whole_answer(status, document["type"], lines, json.dumps(document).encode())
 
 

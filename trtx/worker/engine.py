@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from trtx.engine.worker_status import requests_file
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.worker import loading, watch
 from trtx.worker.background import Background
+from trtx.worker.forward_pass import ForwardPassPublication, wants_forward_passes
 from trtx.worker.handler import RequestHandler
 from trtx.worker.leaving import GONE_SECONDS, Leaving, UnreadHandoffs
 from trtx.worker.loading import LoadedEngine
@@ -42,10 +44,14 @@ from trtx.worker.requests.span_export import ENABLED, ENDPOINT, SERVICE, SpanExp
 from trtx.worker.requests.stage_log import StageLog
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
+from trtx.worker.trtllm_metrics import TrtllmMetrics
 
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_SECONDS = 0.02
+STATS_CONTROL = "iteration_stats"
+MOST_ROWS = 1000
+"""Rows of iteration stats that are kept for a reader; as many as TensorRT-LLM keeps."""
 
 
 class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships no types for it
@@ -71,6 +77,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._knows_stats = False
         self._ended: StageLog | None = None
         self._spans: SpanExport | None = None
+        self._worker_id = 0
+        self._forward_passes: ForwardPassPublication | None = None
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=MOST_ROWS)  # of iteration stats that were not read
 
     # --- life ---
 
@@ -118,7 +127,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self.status.update(error=self.start_error)
             raise
         self._metrics.media, facts = seeing.metrics, loaded.engine.facts
-        self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats)
+        self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats, on_events=self._on_events)
+        self._worker_id = worker_id
         if self.options.status_file is not None:
             of_engine = () if loaded.engine.engine_pid is None else (loaded.engine.engine_pid,)
             self._ended = StageLog(requests_file(self.options.status_file), self.options.name, of_engine)
@@ -143,6 +153,13 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if (engine_pid := loaded.engine.engine_pid) is not None and engine_pid != os.getpid():
             self._metrics.processes["engine"] = engine_pid
         self._metrics.lost_kv_events = lambda: poll.lost_events
+        if self.options.role != "encode":
+            self._metrics.trtllm = TrtllmMetrics(
+                loaded.api.engine_type,
+                reads_kv=self.options.role == "decode",
+                event_buffer=loaded.kv_event_buffer or None,
+                lost_events=lambda: poll.lost_events,
+            )
         self._metrics.iterations[0] = {  # reported until the engine's first step
             "numActiveRequests": 0,
             "numQueuedRequests": 0,
@@ -181,6 +198,9 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         # themselves
         if self.options.role == "encode":
             self.leaving.withdraw = partial(unregister_model, endpoint)
+        elif self._loaded is not None and wants_forward_passes(os.environ):
+            dp_size = self._loaded.engine.facts.dp_size
+            self._forward_passes = ForwardPassPublication(endpoint, self._worker_id, dp_size)
 
     async def is_quiescent(self) -> bool | None:
         """Returns True when no request runs and no decode worker is about to read KV from this worker.
@@ -229,6 +249,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
                 await asyncio.to_thread(log.close)
         if self._poll is not None:
             await asyncio.to_thread(self._poll.stop)
+        if self._forward_passes is not None:
+            self._forward_passes.close()
         if self._seeing is not None:
             await self._seeing.close()
         self._loaded = None
@@ -277,7 +299,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
 
     async def kv_event_sources(self) -> list[KvEventSource]:
         loaded, poll = self._loaded, self._poll
-        block_size = loaded.engine.facts.block_size if loaded is not None and loaded.publishes_kv_events else None
+        block_size = loaded.engine.facts.block_size if loaded is not None and loaded.kv_event_buffer else None
         if loaded is None or poll is None or block_size is None:
             return []
         return [
@@ -309,3 +331,21 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             if absent := absent_fields(row):
                 logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
         self._metrics.saw_iteration(row)
+        self._rows.append(row)
+        if self._forward_passes is not None:
+            self._forward_passes.publish(row)
+
+    def _on_events(self, count: int) -> None:
+        """KV events were read. Called from the polling thread."""
+        if self._metrics.trtllm is not None:
+            self._metrics.trtllm.read_events(count)
+
+    def supported_controls(self) -> set[str]:
+        return set() if self.options.role == "encode" else {STATS_CONTROL}
+
+    async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
+        """``iteration_stats``: the rows since the last call, as ``/metrics`` of trtllm-serve gives them."""
+        if control != STATS_CONTROL:
+            return {"status": "error", "message": f"{control} is no control of trtx; expected {STATS_CONTROL}"}
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        return {"status": "ok", STATS_CONTROL: rows}

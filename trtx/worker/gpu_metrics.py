@@ -8,10 +8,10 @@ from typing import Any
 
 import pynvml
 
+from trtx.engine.served_family import ServedFamily
 from trtx.nvml import CLOCK_REASONS, ClockReason, GpuCounters, read_counters, visible_handle
-from trtx.worker import served_families as served
 from trtx.worker.devices import visible_entries
-from trtx.worker.served_family import ServedFamily
+from trtx.worker.served_families import host_families
 
 _HERTZ = 1e6
 _Value = Callable[[GpuCounters], float | None]
@@ -26,26 +26,26 @@ def _whether(reason: ClockReason) -> _Value:
 
 
 _VALUES: tuple[tuple[ServedFamily, _Value], ...] = (
-    (served.GPU_UTILIZATION, lambda gpu: gpu.utilization),
-    (served.GPU_SM_CLOCK, lambda gpu: _hertz(gpu.sm_clock_mhz)),
-    (served.GPU_MAX_SM_CLOCK, lambda gpu: _hertz(gpu.max_sm_clock_mhz)),
-    (served.GPU_MEMORY_CLOCK, lambda gpu: _hertz(gpu.memory_clock_mhz)),
-    (served.GPU_POWER, lambda gpu: gpu.power_w),
-    (served.GPU_ENERGY, lambda gpu: gpu.energy_j),
-    (served.GPU_TEMPERATURE, lambda gpu: gpu.temperature_c),
-    (served.GPU_MEMORY_USED, lambda gpu: gpu.memory_used_bytes),
-    (served.GPU_MEMORY_TOTAL, lambda gpu: gpu.memory_total_bytes),
+    (host_families.GPU_UTILIZATION, lambda gpu: gpu.utilization),
+    (host_families.GPU_SM_CLOCK, lambda gpu: _hertz(gpu.sm_clock_mhz)),
+    (host_families.GPU_MAX_SM_CLOCK, lambda gpu: _hertz(gpu.max_sm_clock_mhz)),
+    (host_families.GPU_MEMORY_CLOCK, lambda gpu: _hertz(gpu.memory_clock_mhz)),
+    (host_families.GPU_POWER, lambda gpu: gpu.power_w),
+    (host_families.GPU_ENERGY, lambda gpu: gpu.energy_j),
+    (host_families.GPU_TEMPERATURE, lambda gpu: gpu.temperature_c),
+    (host_families.GPU_MEMORY_USED, lambda gpu: gpu.memory_used_bytes),
+    (host_families.GPU_MEMORY_TOTAL, lambda gpu: gpu.memory_total_bytes),
 )
 _LABELLED: tuple[tuple[ServedFamily, dict[str, _Value]], ...] = (
     (
-        served.GPU_ECC_ERRORS,
+        host_families.GPU_ECC_ERRORS,
         {"corrected": lambda gpu: gpu.corrected_errors, "uncorrected": lambda gpu: gpu.uncorrected_errors},
     ),
     (
-        served.GPU_NVLINK_BYTES,
+        host_families.GPU_NVLINK_BYTES,
         {"sent": lambda gpu: gpu.nvlink_sent_bytes, "received": lambda gpu: gpu.nvlink_received_bytes},
     ),
-    (served.GPU_CLOCK_REASON, {reason: _whether(reason) for reason in CLOCK_REASONS.values()}),
+    (host_families.GPU_CLOCK_REASON, {reason: _whether(reason) for reason in CLOCK_REASONS.values()}),
 )
 
 

@@ -104,6 +104,8 @@ class RequestHandler:
         if stages is None:
             return
         row = stages.row(self._parts.options.name, self._parts.options.role, outcome)
+        if self._parts.metrics.trtllm is not None:
+            self._parts.metrics.trtllm.ended(row)
         if self._parts.ended is not None:
             self._parts.ended.put(row)
         if self._parts.spans is not None:

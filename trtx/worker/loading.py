@@ -54,7 +54,7 @@ class LoadedEngine:
     api: EngineApi
     engine: Engine
     tokenizer: Tokenizer | None  # for stop strings; None: the model has no fast one
-    publishes_kv_events: bool
+    kv_event_buffer: int  # events that the engine keeps for the worker; 0: none are published
     load_seconds: float
     shutdown_seconds: float  # longest wait for Engine.shutdown
     thinking: Thinking | None = None  # None: a grammar holds from the first token on
@@ -149,7 +149,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
         api=api,
         engine=loaded,
         tokenizer=tokenizer,
-        publishes_kv_events=facts.has_kv_events and bool(arguments["kv_cache_config"].get("event_buffer_max_size")),
+        kv_event_buffer=arguments["kv_cache_config"].get("event_buffer_max_size") or 0 if facts.has_kv_events else 0,
         load_seconds=seconds,
         shutdown_seconds=api.shutdown_seconds if options.shutdown_seconds is None else options.shutdown_seconds,
         thinking=Thinking.of(options.reasoning_parser, tokenizer) if api.guides_after_thinking else None,

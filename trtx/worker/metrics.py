@@ -1,27 +1,29 @@
 """Prometheus metrics of a worker: its requests, its engine, its processes and its GPUs.
 
 They are served on the worker's system port together with Dynamo's ``dynamo_component_*``; Dynamo adds its labels at
-scrape time. ``served_families`` has the record of each.
+scrape time. ``served_families`` has the record of each, and ``trtllm_metrics`` those under TensorRT-LLM's names.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.registry import Collector
 
 from trtx.engine.api import HandoffTotals
-from trtx.worker import served_families as served
+from trtx.engine.served_family import ServedFamily
 from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
 from trtx.worker.gpu_metrics import GpuMetrics
+from trtx.worker.iteration_rows import by_rank, known_family, value_at
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.process_metrics import process_families
-from trtx.worker.served_family import ServedFamily
+from trtx.worker.served_families import kv_families, request_families, step_families
 from trtx.worker.step_totals import StepTotals
 from trtx.worker.transfers import TransferCounts
+from trtx.worker.trtllm_metrics import TrtllmMetrics
 
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CHUNK_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -32,30 +34,30 @@ _UNNAMED = "unknown"
 _TIER = ("gpu",)
 # Metric family, field of TensorRT-LLM's iteration stats, and factor that converts its unit to Prometheus's.
 _ITERATION_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
-    (served.RUNNING_REQUESTS, "numActiveRequests", 1),
-    (served.QUEUED_REQUESTS, "numQueuedRequests", 1),
-    (served.QUEUED_CONTEXT_TOKENS, "inflightBatchingStats.numQueuedCtxTokens", 1),
-    (served.PAUSED_REQUESTS, "inflightBatchingStats.numPausedRequests", 1),
-    (served.BATCH_REQUESTS, "inflightBatchingStats.numScheduledRequests", 1),
-    (served.BATCH_CONTEXT_TOKENS, "inflightBatchingStats.numCtxTokens", 1),
-    (served.BATCH_DECODES, "inflightBatchingStats.numGenRequests", 1),
-    (served.QUEUE_SECONDS, "newActiveRequestsQueueLatencyMS", _MS),
-    (served.ITERATION_SECONDS, "iterLatencyMS", _MS),
-    (served.KV_BLOCKS, "kvCacheStats.maxNumBlocks", 1),
-    (served.KV_BLOCKS_USED, "kvCacheStats.usedNumBlocks", 1),
-    (served.KV_HIT_RATE, "kvCacheStats.cacheHitRate", 1),
+    (step_families.RUNNING_REQUESTS, "numActiveRequests", 1),
+    (step_families.QUEUED_REQUESTS, "numQueuedRequests", 1),
+    (step_families.QUEUED_CONTEXT_TOKENS, "inflightBatchingStats.numQueuedCtxTokens", 1),
+    (step_families.PAUSED_REQUESTS, "inflightBatchingStats.numPausedRequests", 1),
+    (step_families.BATCH_REQUESTS, "inflightBatchingStats.numScheduledRequests", 1),
+    (step_families.BATCH_CONTEXT_TOKENS, "inflightBatchingStats.numCtxTokens", 1),
+    (step_families.BATCH_DECODES, "inflightBatchingStats.numGenRequests", 1),
+    (step_families.QUEUE_SECONDS, "newActiveRequestsQueueLatencyMS", _MS),
+    (step_families.ITERATION_SECONDS, "iterLatencyMS", _MS),
+    (kv_families.KV_BLOCKS, "kvCacheStats.maxNumBlocks", 1),
+    (kv_families.KV_BLOCKS_USED, "kvCacheStats.usedNumBlocks", 1),
+    (kv_families.KV_HIT_RATE, "kvCacheStats.cacheHitRate", 1),
 )
 # As above, for fields that only the torch engine has.
 _TORCH_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
-    (served.PREEMPTIONS, "numPreemptions", 1),
-    (served.GRAPH_MISSES, "numGraphMisses", 1),
-    (served.GRAMMARS_CACHED, "guidedDecodingStats.numCached", 1),
+    (step_families.PREEMPTIONS, "numPreemptions", 1),
+    (step_families.GRAPH_MISSES, "numGraphMisses", 1),
+    (step_families.GRAMMARS_CACHED, "guidedDecodingStats.numCached", 1),
 )
 # Metric family, its labels' values, and the field of each value.
 _OUTCOME_FAMILIES: tuple[tuple[ServedFamily, tuple[str, ...], dict[str, str]], ...] = (
-    (served.KV_LOOKUPS, _TIER, {"hit": "kvCacheStats.reusedBlocks", "miss": "kvCacheStats.missedBlocks"}),
+    (kv_families.KV_LOOKUPS, _TIER, {"hit": "kvCacheStats.reusedBlocks", "miss": "kvCacheStats.missedBlocks"}),
     (
-        served.GRAMMAR_LOOKUPS,
+        step_families.GRAMMAR_LOOKUPS,
         (),
         {"compiled": "guidedDecodingStats.numCompiled", "cached": "guidedDecodingStats.numReused"},
     ),
@@ -112,6 +114,7 @@ class WorkerMetrics(Collector):
         # Read at each scrape: leases are also released when no step runs, so iteration stats would miss that.
         self.handoff: Callable[[], HandoffTotals | None] = lambda: None
         self.transfers: TransferCounts | None = None  # None for roles other than prefill and decode
+        self.trtllm: TrtllmMetrics | None = None  # None for an encode worker
         self.processes = {"worker": os.getpid()}  # name -> pid
         self._steps = StepTotals()
         self._gpus = GpuMetrics()
@@ -119,78 +122,74 @@ class WorkerMetrics(Collector):
     def saw_iteration(self, row: Mapping[str, Any]) -> None:
         """Takes one row of the engine's iteration stats. Called from the polling thread."""
         self._steps.add(row)
+        if self.trtllm is not None:
+            self.trtllm.saw_iteration(row)
         self.iterations[row.get("attentionDpRank") or 0] = row
 
     def collect(self) -> Iterator[Any]:
-        yield self.time_to_first_token.of(served.TIME_TO_FIRST_TOKEN)
-        yield self.inter_token_latency.of(served.INTER_TOKEN_LATENCY)
-        yield self.chunk_tokens.of(served.CHUNK_TOKENS)
-        yield served.REQUESTS.family([((outcome,), count) for outcome, count in self.outcomes.items()])
-        yield served.PROMPT_TOKENS.of(self.prompt_tokens)
-        yield served.CACHED_TOKENS.of(self.cached_tokens)
-        yield served.GENERATED_TOKENS.of(self.generated_tokens)
-        yield served.OPEN_REQUESTS.of(self.open_requests)
+        yield self.time_to_first_token.of(request_families.TIME_TO_FIRST_TOKEN)
+        yield self.inter_token_latency.of(request_families.INTER_TOKEN_LATENCY)
+        yield self.chunk_tokens.of(request_families.CHUNK_TOKENS)
+        yield request_families.REQUESTS.family([((outcome,), count) for outcome, count in self.outcomes.items()])
+        yield request_families.PROMPT_TOKENS.of(self.prompt_tokens)
+        yield request_families.CACHED_TOKENS.of(self.cached_tokens)
+        yield request_families.GENERATED_TOKENS.of(self.generated_tokens)
+        yield request_families.OPEN_REQUESTS.of(self.open_requests)
         yield from self._iteration_families()
         yield from self._steps.collect()
         yield from self._handoff_families()
+        if self.trtllm is not None:
+            yield from self.trtllm.collect(self.iterations)
         if self.media is not None:
             yield from self.media.collect()
         yield from process_families(self.processes)
         yield from self._gpus.collect()
 
     def _iteration_families(self) -> Iterator[Any]:
-        ranks = sorted(self.iterations.items())
-        named = [((str(rank),) if len(ranks) > 1 else (), row) for rank, row in ranks]
+        named = by_rank(self.iterations)
         for family, path, scale in (*_ITERATION_FAMILIES, *_TORCH_FAMILIES):
             labels = _TIER if family.labels else ()
-            yield from _known(family, [((*labels, *rank), _at(row, path)) for rank, row in named], scale)
+            yield from known_family(family, [((*labels, *rank), value_at(row, path)) for rank, row in named], scale)
         for family, leading, paths in _OUTCOME_FAMILIES:
             samples = [
-                ((*leading, outcome, *rank), _at(row, path)) for rank, row in named for outcome, path in paths.items()
+                ((*leading, outcome, *rank), value_at(row, path))
+                for rank, row in named
+                for outcome, path in paths.items()
             ]
-            yield from _known(family, samples)
+            yield from known_family(family, samples)
         if self.iterations:
-            yield served.LOST_KV_EVENTS.of(self.lost_kv_events())
+            yield kv_families.LOST_KV_EVENTS.of(self.lost_kv_events())
 
     def _handoff_families(self) -> Iterator[Any]:
         totals = self.handoff()
         if self.transfers is not None:
-            yield served.WHOLE_REQUESTS.of(self.transfers.whole)
+            yield kv_families.WHOLE_REQUESTS.of(self.transfers.whole)
             yield from _pair_families(self.transfers)
         if totals is None:
             if self.transfers is not None and self.transfers.is_known:
                 yield from _read_families(self.transfers)
             return
         yield from _read_families(totals)
-        yield served.RECOMPUTED.of(totals.recomputed)
-        yield served.FAILED_READS.of(totals.failed_reads)
-        yield served.LEASES.of(totals.leases)
-        yield served.EXPIRED_LEASES.of(totals.expired_leases)
-        yield served.CORRUPTED.of(totals.corrupted)
+        yield kv_families.RECOMPUTED.of(totals.recomputed)
+        yield kv_families.FAILED_READS.of(totals.failed_reads)
+        yield kv_families.LEASES.of(totals.leases)
+        yield kv_families.EXPIRED_LEASES.of(totals.expired_leases)
+        yield kv_families.CORRUPTED.of(totals.corrupted)
 
 
 def _pair_families(transfers: TransferCounts) -> Iterator[Any]:
     """Handoff metrics per prefill worker. A pair appears with its first request."""
     pairs = [(name or _UNNAMED, pair) for name, pair in sorted(transfers.pairs.items())]
     outcomes = [((name, outcome), count) for name, pair in pairs for outcome, count in pair.outcomes.items()]
-    yield served.PAIR_HANDOFFS.family(outcomes)
-    yield served.PAIR_BYTES.family([((name,), pair.bytes) for name, pair in pairs])
-    yield served.PAIR_SECONDS.family([((name,), pair.seconds) for name, pair in pairs])
+    yield kv_families.PAIR_HANDOFFS.family(outcomes)
+    yield kv_families.PAIR_BYTES.family([((name,), pair.bytes) for name, pair in pairs])
+    yield kv_families.PAIR_SECONDS.family([((name,), pair.seconds) for name, pair in pairs])
 
 
 def _read_families(counts: HandoffTotals | TransferCounts) -> Iterator[Any]:
-    yield served.HANDOFF_READS.of(counts.reads)
-    yield served.HANDOFF_BYTES.of(counts.bytes)
-    yield served.HANDOFF_SECONDS.of(counts.seconds)
-
-
-def _known(
-    family: ServedFamily, samples: Sequence[tuple[tuple[str, ...], float | None]], scale: float = 1
-) -> Iterator[Any]:
-    """The family with the samples that have a value; nothing if none has."""
-    known = [(labels, value * scale) for labels, value in samples if value is not None]
-    if known:
-        yield family.family(known)
+    yield kv_families.HANDOFF_READS.of(counts.reads)
+    yield kv_families.HANDOFF_BYTES.of(counts.bytes)
+    yield kv_families.HANDOFF_SECONDS.of(counts.seconds)
 
 
 def absent_fields(row: Mapping[str, Any]) -> list[str]:
@@ -198,10 +197,4 @@ def absent_fields(row: Mapping[str, Any]) -> list[str]:
 
     An older engine may lack some; their metric families are then not exported.
     """
-    return [path for _, path, _ in _ITERATION_FAMILIES if _at(row, path) is None]
-
-
-def _at(row: Mapping[str, Any], path: str) -> float | None:
-    section, _, name = path.rpartition(".")
-    value: float | None = ((row.get(section) or {}) if section else row).get(name)
-    return value
+    return [path for _, path, _ in _ITERATION_FAMILIES if value_at(row, path) is None]

@@ -37,9 +37,16 @@ class EnginePoll:
     calls the LLM API's asynchronous methods, as Dynamo 1.4.2 does with TensorRT-LLM 1.3.0rc22.
     """
 
-    def __init__(self, engine: Engine, *, on_stats: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_stats: Callable[[Mapping[str, Any]], None],
+        on_events: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """``on_stats`` gets each row of iteration stats, ``on_events`` the number of KV events of each read."""
         self._engine = engine
-        self._on_stats = on_stats
+        self._on_stats, self._on_events = on_stats, on_events
         self._publications: dict[int, KvEventPublication] = {}
         self._snapshots: Any = None
         self._token = threading.Event()  # set by a token or stop(), cleared by each poll
@@ -98,7 +105,10 @@ class EnginePoll:
                 await asyncio.sleep(_READ_PAUSE_S)
 
     async def _events(self) -> None:
-        for event in await _taken(self._engine.get_kv_cache_events_async(timeout=0)):
+        events = await _taken(self._engine.get_kv_cache_events_async(timeout=0))
+        if events:
+            self._on_events(len(events))
+        for event in events:
             publication = self._publications.get(event.get("attention_dp_rank") or 0)
             if publication is not None:
                 publication.publish([event])

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from trtx.worker import served_families as served
+from trtx.worker.served_families import host_families
 
 
 def process_families(pids: Mapping[str, int]) -> Iterator[Any]:
@@ -24,7 +24,7 @@ def process_families(pids: Mapping[str, int]) -> Iterator[Any]:
             descriptors.append(((name,), float(process.num_fds())))
         except psutil.Error:
             continue
-    yield served.PROCESS_MEMORY.family(memory)
-    yield served.PROCESS_CPU.family(cpu)
-    yield served.PROCESS_FDS.family(descriptors)
-    yield served.PROCESS_START.family(started)
+    yield host_families.PROCESS_MEMORY.family(memory)
+    yield host_families.PROCESS_CPU.family(cpu)
+    yield host_families.PROCESS_FDS.family(descriptors)
+    yield host_families.PROCESS_START.family(started)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtx.worker import served_families as served
 from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
+from trtx.worker.served_families import step_families
 
 
 class StepTotals:
@@ -39,10 +39,10 @@ class StepTotals:
     def collect(self) -> Iterator[Any]:
         if not self._has_steps:
             return
-        yield self._seconds.of(served.STEP_SECONDS)
-        yield served.STEP_PROMPT_TOKENS.of(self._prompt_tokens)
-        yield served.STEP_DECODES.of(self._decodes)
-        yield served.ADMITTED_REQUESTS.of(self._admitted)
-        yield served.ADMITTED_QUEUE_SECONDS.of(self._queue_seconds)
+        yield self._seconds.of(step_families.STEP_SECONDS)
+        yield step_families.STEP_PROMPT_TOKENS.of(self._prompt_tokens)
+        yield step_families.STEP_DECODES.of(self._decodes)
+        yield step_families.ADMITTED_REQUESTS.of(self._admitted)
+        yield step_families.ADMITTED_QUEUE_SECONDS.of(self._queue_seconds)
         if self._wait_seconds is not None:
-            yield served.DEVICE_WAIT_SECONDS.of(self._wait_seconds)
+            yield step_families.DEVICE_WAIT_SECONDS.of(self._wait_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trtx.worker.served_family import Kind, ServedFamily, Server, Unit
+from trtx.engine.served_family import Kind, ServedFamily, Server, Unit
 
 _FRONTEND: tuple[Server, ...] = ("frontend",)
 

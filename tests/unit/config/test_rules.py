@@ -93,6 +93,7 @@ CASES = [
         given=("agg.speculative_config.draft_len_schedule={64: 1}",),
     ),
     Case("lora-targets", "qwen3", "agg.enable_lora=true"),
+    Case("kv-consolidator", "qwen3", "agg.kv_connector_config.connector=kvbm"),
     Case("early-first-token", "llama4-eagle3", "agg.enable_early_first_token_response=true"),
     Case("encoder-batch", "qwen3-vl", "encode.max_batch_size=null"),
     Case("encoder-sections", "qwen3-vl", "encode.kv_cache_config={free_gpu_memory_fraction: 0.5}"),

@@ -7,13 +7,7 @@ import json
 
 import pytest
 
-from trtx.frontend.admission import AdmissionQueue, Bounds, Overloaded, priority_of
-
-
-async def settled() -> None:
-    """Lets every task that can go on do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+from trtx.frontend.admission import AdmissionQueue, Bounds, Overloaded, Turn, priority_of
 
 
 def limited(slots: int, **bounds: float) -> AdmissionQueue:
@@ -25,128 +19,106 @@ def limited(slots: int, **bounds: float) -> AdmissionQueue:
 async def test_the_most_urgent_goes_first_and_then_the_one_that_came_first() -> None:
     admission, order = limited(1, max_queued_requests=9), list[str]()
 
-    async def client(name: str, priority: int) -> None:
-        await admission.enter(priority)
+    async def client(turn: Turn, name: str) -> None:
+        await turn.comes
         order.append(name)
+        admission.leave(turn)
 
-    await admission.enter()
-    clients = []
-    for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("last", -1)):
-        clients.append(asyncio.ensure_future(client(name, priority)))
-        await settled()
-    for _ in clients:
-        admission.leave(0)
-        await settled()
+    running = admission.enter()
+    urgencies = (("a", 0), ("b", 0), ("urgent", 5), ("last", -1))
+    clients = [client(admission.enter(priority), name) for name, priority in urgencies]
+    admission.leave(running)
+    await asyncio.gather(*clients)
     assert order == ["urgent", "a", "b", "last"]
 
 
 async def test_a_full_queue_refuses_and_a_client_that_leaves_makes_room() -> None:
     admission = limited(1, max_queued_requests=2)
-    await admission.enter()
-    waiting = [asyncio.ensure_future(admission.enter()) for _ in range(2)]
-    await settled()
+    running = admission.enter()
+    waiting = [admission.enter() for _ in range(2)]
+    assert admission.is_full
     with pytest.raises(Overloaded, match="2 requests already wait") as refused:
-        await admission.enter()
+        await admission.enter().comes
     assert refused.value.retry_s >= 1
-    waiting[0].cancel()
-    await settled()
-    third = asyncio.ensure_future(admission.enter())
-    await settled()
-    assert not third.done()
-    admission.leave(0)
-    await settled()
-    assert waiting[1].done() and not third.done()
+    admission.leave(waiting[0])
+    assert not admission.is_full
+    third = admission.enter()
+    admission.leave(running)
+    assert waiting[1].comes.done() and not third.comes.done()
     assert admission.counts.refused_full == 1
 
 
 async def test_a_request_that_waits_too_long_is_refused_and_takes_no_slot() -> None:
     admission = limited(1, max_queue_s=0.01)
-    await admission.enter()
+    running, late = admission.enter(), admission.enter()
     with pytest.raises(Overloaded, match=r"no worker was free within 0\.01 s"):
-        await admission.enter()
-    admission.leave(0)
-    await admission.enter()
+        await late.comes
+    admission.leave(late)
+    admission.leave(running)
+    await admission.enter().comes
     assert admission.counts.refused_late == 1
 
 
 async def test_a_client_that_leaves_when_its_turn_comes_gives_it_to_the_next() -> None:
     admission = limited(1, max_queued_requests=2)
-    await admission.enter()
-    first, second = (asyncio.ensure_future(admission.enter()) for _ in range(2))
-    await settled()
-    admission.leave(0)  # the first one's turn, which its task has not seen yet
-    first.cancel()
-    await settled()
-    assert first.cancelled() and second.done()
+    running, first, second = (admission.enter() for _ in range(3))
+    admission.leave(running)
+    admission.leave(first)  # which has a slot by now
+    admission.leave(first)
+    assert second.comes.done() and admission.running_requests == 1
 
 
 async def test_a_dead_worker_takes_its_slots_along_and_without_any_worker_dynamo_answers() -> None:
     admission = limited(8, max_queued_requests=100)
-    for _ in range(8):
-        await admission.enter()
-    waiting = [asyncio.ensure_future(admission.enter()) for _ in range(3)]
-    await settled()
+    running = [admission.enter() for _ in range(8)]
+    waiting = [admission.enter() for _ in range(3)]
     admission.set_slots(4)
-    for _ in range(4):
-        admission.leave(0)
-    await settled()
-    assert not any(one.done() for one in waiting), "four are still on four slots"
-    admission.leave(0)
-    await settled()
-    assert [one.done() for one in waiting] == [True, False, False]
+    for turn in running[:4]:
+        admission.leave(turn)
+    assert not any(turn.comes.done() for turn in waiting), "four are still on four slots"
+    admission.leave(running[4])
+    assert [turn.comes.done() for turn in waiting] == [True, False, False]
     admission.set_slots(0)
-    await settled()
-    assert all(one.done() for one in waiting)
+    assert all(turn.comes.done() for turn in waiting)
 
 
 async def test_refused_clients_come_back_one_after_another_at_the_pace_of_the_answers() -> None:
     now = 0.0
     admission = AdmissionQueue(Bounds(max_queued_requests=1), clock=lambda: now)
     admission.set_slots(1)
-    since = await admission.enter()
+    first = admission.enter()
     now = 0.75
-    admission.leave(since)  # an answer takes 0.75 s
-    await admission.enter()
-    waiting = asyncio.ensure_future(admission.enter())
-    await settled()
+    admission.leave(first)  # an answer takes 0.75 s
+    for _ in range(2):  # one runs, one waits
+        admission.enter()
 
     async def refused() -> int:
         with pytest.raises(Overloaded) as found:
-            await admission.enter()
+            await admission.enter().comes
         return found.value.retry_s
 
     assert [await refused() for _ in range(4)] == [2, 3, 3, 4]
     now = 60
     assert [await refused() for _ in range(2)] != [await refused() for _ in range(2)]
     assert all([await refused() <= 60 for _ in range(100)])
-    waiting.cancel()
-    await settled()
 
 
 async def test_frontends_share_slots_and_queue() -> None:
     admission = AdmissionQueue(Bounds(max_queued_requests=3, frontends=2))
     admission.set_slots(3)
-    for _ in range(2):
-        await admission.enter()
-    waiting = [asyncio.ensure_future(admission.enter()) for _ in range(2)]
-    await settled()
+    turns = [admission.enter() for _ in range(4)]
+    assert [turn.comes.done() for turn in turns] == [True, True, False, False]
     with pytest.raises(Overloaded):
-        await admission.enter()
-    for one in waiting:
-        one.cancel()
-    await settled()
+        await admission.enter().comes
 
 
 async def test_many_clients_that_leave_keep_nothing() -> None:
     admission = limited(1, max_queue_s=60)
-    await admission.enter()
+    admission.enter()
     for _ in range(20):
-        waiting = [asyncio.ensure_future(admission.enter()) for _ in range(200)]
-        await settled()
-        for one in waiting:
-            one.cancel()
-        await settled()
-    assert "trtx_frontend_waiting_requests 0" in admission.metrics()
+        for turn in [admission.enter() for _ in range(200)]:
+            admission.leave(turn)
+    assert admission.waiting_requests == 0
     assert len(admission._waiting) < 100
 
 

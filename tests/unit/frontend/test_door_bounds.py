@@ -217,3 +217,66 @@ def test_a_stream_past_its_deadline_ends_with_a_sentence(served: Any, path: str,
     assert b"took longer than 0.5 s" in events
     assert events.endswith(b"data: [DONE]\n\n") == (path == CHAT)
     assert gates.gone.acquire(timeout=10)
+
+
+def plain(length: int, *lines: str, path: str = CHAT) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *lines, "", ""]).encode()
+
+
+@pytest.fixture
+def full(served: Any) -> int:
+    """The port of a door whose queue is full."""
+    port, _ = served(Bounds(max_queued_requests=1))
+    full.held = [asked(port, {}) for _ in range(2)]  # type: ignore[attr-defined]
+    until(lambda: "waiting_requests 1" in metrics(port))
+    return int(port)
+
+
+def read_answers(client: socket.socket, count: int) -> list[bytes]:
+    received = b""
+    while received.count(b'"code": 429}') < count:
+        data = client.recv(4096)
+        assert data, received
+        received += data
+    return received.split(b"HTTP/1.1 ")[1:]
+
+
+def test_a_full_queue_refuses_before_the_body_has_come_and_the_connection_goes_on(full: int) -> None:
+    with socket.create_connection(("127.0.0.1", full), timeout=10) as client:
+        client.sendall(plain(5))
+        (answer,) = read_answers(client, 1)
+        assert answer.startswith(b"429 Too Many Requests\r\n") and b"connection: close" not in answer
+        client.sendall(b"{}")
+        client.sendall(b"   " + plain(2) + b"{}" + plain(2, path=RESPONSES) + b"{}")
+        assert len(read_answers(client, 2)) == 2
+    assert 'refused_requests_total{reason="queue full"} 3' in metrics(full)
+
+
+def test_a_refused_client_that_asks_for_it_is_closed_once_its_body_has_come(full: int) -> None:
+    with socket.create_connection(("127.0.0.1", full), timeout=10) as client:
+        client.sendall(plain(2, "Connection: close"))
+        (answer,) = read_answers(client, 1)
+        assert b"connection: close\r\n" in answer
+        client.sendall(b"{}")
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (plain(2) + b"{}", b"429"),
+        (plain(2, "Connection: close") + b"{}", b"429"),
+        (plain(2, "Expect: 100-continue") + b"{}", b"100"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"429"),
+        (b"POST /v1/messages HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}", b"429"),
+        (plain(2, "Content-Length: 3") + b"{} ", b"400"),
+        (plain(2, "Name : with a space") + b"{}", b"400"),
+        (plain(1001), b"413"),
+    ],
+)
+def test_a_full_queue_changes_no_other_answer(full: int, request_bytes: bytes, status: bytes) -> None:
+    for cut in (len(request_bytes), 1, len(request_bytes) // 2):
+        with socket.create_connection(("127.0.0.1", full), timeout=10) as client:
+            client.sendall(request_bytes[:cut])
+            client.sendall(request_bytes[cut:] + (b"x" * 1001 if status == b"413" else b""))
+            assert client.recv(12) == b"HTTP/1.1 " + status

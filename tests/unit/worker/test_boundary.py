@@ -13,8 +13,9 @@ from trtx.engine import ENGINE_KINDS
 ROOT = Path(trtx.__file__).parent
 # What of the engine's room is no one engine's.
 SHARED = {
-    f"trtx.engine.{name}" for name in ("api", "handoff_facts", "ranks", "worker_facts", "worker_status")
-}  # fmt: skip
+    f"trtx.engine.{name}"
+    for name in ("api", "handoff_facts", "ranks", "served_family", "worker_facts", "worker_status")
+}
 CURE = (
     "say what differs as a member of Engine or EngineApi in trtx/engine/api.py, with what its absence means, and let "
     "engine/embedded.py, engine/paced.py and engine/tensorrt_llm/adapter.py answer"

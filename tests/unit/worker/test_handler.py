@@ -117,14 +117,14 @@ class Worker:
         self.engine, self.metrics = engine, WorkerMetrics()
         options: Any = SimpleNamespace(name=f"{role}-0", role=role)
         api = EngineApi(
-            kind="tensorrt-llm", start=lambda model, config: engine, SamplingParams=SamplingParams,
-            DisaggregatedParams=DisaggregatedParams, Logprob=None, fault=lambda error: "fatal",
-            new_request_ids=lambda worker_id: lambda: None,
+            kind="tensorrt-llm", engine_type="trtllm", start=lambda model, config: engine,
+            SamplingParams=SamplingParams, DisaggregatedParams=DisaggregatedParams, Logprob=None,
+            fault=lambda error: "fatal", new_request_ids=lambda worker_id: lambda: None,
         )  # fmt: skip
         self.leaving = Leaving(options.name, StatusFile(None))
         self.open = OpenRequests(Background())
         poll: Any = SimpleNamespace(saw_token=lambda: None)
-        loaded = LoadedEngine(api, engine, None, publishes_kv_events=False, load_seconds=0.0, shutdown_seconds=1.0)
+        loaded = LoadedEngine(api, engine, None, kv_event_buffer=0, load_seconds=0.0, shutdown_seconds=1.0)
         parts = WorkerParts(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
             leaving=self.leaving, sight=sight, encoder=encoder,

@@ -43,7 +43,7 @@ def test_a_worker_knows_of_its_engine_what_it_registers(tmp_path: Path) -> None:
     with loaded(options(tmp_path, max_seq_len=48, max_batch_size=3)) as found:
         facts = found.engine.facts
         assert (facts.context_length, facts.max_batch_size, facts.block_size) == (48, 3, 32)
-        assert not found.publishes_kv_events, "a buffer for events is asked of every engine, and this one has no KV"
+        assert not found.kv_event_buffer, "a buffer for events is asked of every engine, and this one has no KV"
         assert found.load_seconds >= 0
         assert found.shutdown_seconds == found.api.shutdown_seconds
     with loaded(options(tmp_path, "--shutdown-seconds", "3")) as found:
@@ -121,7 +121,7 @@ def test_stop_strings_are_refused_where_nothing_finds_them_and_all_else_is_serve
     with loaded(options(tmp_path)) as found:
         request = parse_request({"token_ids": [5], "stop_conditions": {"stop": ["END"]}}, context_length=10)
         assert found.text_of(request).feed([5], is_last=True).stop is None
-        without = LoadedEngine(found.api, found.engine, None, False, 0.0, 1.0)
+        without = LoadedEngine(found.api, found.engine, None, 0, 0.0, 1.0)
         with pytest.raises(InvalidRequest, match="stop strings need a fast tokenizer"):
             without.text_of(request)
 

@@ -88,6 +88,13 @@ def _no_python_objects(side: Subject) -> Iterator[Breach]:
             yield Breach(path, side.says(path), side.set(path, None))
 
 
+def _no_consolidator(side: Subject) -> Iterator[Breach]:
+    section = "kv_connector_config"
+    if side.get(f"{section}.connector") == "kvbm" or str(side.get(f"{section}.connector_module")).startswith("kvbm."):
+        message = f"{section} with Dynamo's KVBM ({side.role}, {side.source})"
+        yield Breach(section, message, side.set(section, None))
+
+
 FEATURE_RULES = (
     RoleRule(
         id="speculation-is-whole",
@@ -162,6 +169,15 @@ FEATURE_RULES = (
         reason="the encoder's side stream and its CUDA graphs exclude each other",
         evidence="MultimodalConfig in TensorRT-LLM's llm_args.py",
         check=_one_encoder_overlap,
+    ),
+    RoleRule(
+        id="kv-consolidator",
+        roles=LLM_ROLES,
+        severity="warning",
+        reason="trtx starts no KV consolidator, so a router that follows KV events knows the engine's own blocks only, "
+        "not those that KVBM keeps in host memory or on disk",
+        evidence="dynamo.trtllm of Dynamo 1.6.1 starts one with the package kvbm",
+        check=_no_consolidator,
     ),
     RoleRule(
         id="no-python-objects",

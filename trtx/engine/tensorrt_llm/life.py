@@ -39,6 +39,7 @@ def load_api() -> EngineApi:
         ) from error
     return EngineApi(
         kind="tensorrt-llm",
+        engine_type="trtllm",
         start=start,
         SamplingParams=SamplingParams,
         DisaggregatedParams=DisaggregatedParams,

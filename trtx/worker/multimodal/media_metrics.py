@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from trtx.worker import served_families as served
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.served_families import media_families
 
 Stage = Literal["fetch", "prepare", "encode", "remote", "put"]
 STAGES: tuple[Stage, ...] = ("fetch", "prepare", "encode", "remote", "put")
@@ -45,18 +45,18 @@ class MediaMetrics:
     def collect(self) -> Iterator[Any]:
         if self.cache is not None:
             yield from self._of_cache(self.cache)
-        yield served.MEDIA_SECONDS.family([((stage,), seconds) for stage, seconds in self._seconds.items()])
-        yield served.MEDIA_IMAGES.family([((stage,), count) for stage, count in self._ended.items()])
-        yield served.MEDIA_OPEN.family([((stage,), count) for stage, count in self._open.items()])
-        yield served.ENCODER_RETRIES.of(self.retries)
-        yield served.ENCODER_FALLBACKS.of(self.fallbacks)
+        yield media_families.MEDIA_SECONDS.family([((stage,), seconds) for stage, seconds in self._seconds.items()])
+        yield media_families.MEDIA_IMAGES.family([((stage,), count) for stage, count in self._ended.items()])
+        yield media_families.MEDIA_OPEN.family([((stage,), count) for stage, count in self._open.items()])
+        yield media_families.ENCODER_RETRIES.of(self.retries)
+        yield media_families.ENCODER_FALLBACKS.of(self.fallbacks)
 
     @staticmethod
     def _of_cache(cache: EmbeddingCache[Any]) -> Iterator[Any]:
         stats = cache.stats
         outcomes = (("hit", stats.hits), ("joined", stats.joined), ("miss", stats.misses))
-        yield served.CACHE_LOOKUPS.family([((outcome,), count) for outcome, count in outcomes])
-        yield served.CACHE_EVICTIONS.of(stats.evictions)
-        yield served.CACHE_BYTES.of(cache.used_bytes)
-        yield served.CACHE_PINNED_BYTES.of(cache.pinned_bytes)
-        yield served.CACHE_EMBEDDINGS.of(len(cache))
+        yield media_families.CACHE_LOOKUPS.family([((outcome,), count) for outcome, count in outcomes])
+        yield media_families.CACHE_EVICTIONS.of(stats.evictions)
+        yield media_families.CACHE_BYTES.of(cache.used_bytes)
+        yield media_families.CACHE_PINNED_BYTES.of(cache.pinned_bytes)
+        yield media_families.CACHE_EMBEDDINGS.of(len(cache))

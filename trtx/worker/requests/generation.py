@@ -50,6 +50,10 @@ class Generation:
         self._images = media if isinstance(media, Looking) else None  # None: the images can't be loaded again
         self._passed_on = 0.0  # when the last chunk was returned
         self._submit()
+        if clock.metrics.trtllm is not None:
+            request = submission.request
+            has_images = bool(request.media) or request.ready is not None
+            clock.metrics.trtllm.began(has_images=has_images, has_grammar=request.grammar is not None)
         try:
             self._writer = self._begin()
         except BaseException:
@@ -155,7 +159,10 @@ class Generation:
         if metrics.transfers is not None:
             if submission.resumes:
                 if self._opened.result.finished:
-                    metrics.transfers.ended(self._transfer(self._opened.result), submission.prefill)
+                    transfer = self._transfer(self._opened.result)
+                    metrics.transfers.ended(transfer, submission.prefill)
+                    if transfer is not None and metrics.trtllm is not None:
+                        metrics.trtllm.transferred(transfer)
             elif self._parts.options.role == "decode":
                 metrics.transfers.whole += 1
         return self._writer.finish_reason or "cancelled"

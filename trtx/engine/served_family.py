@@ -13,7 +13,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 Unit = Literal[
     "requests", "tokens", "seconds", "bytes", "blocks", "images", "steps", "events", "grammars", "forwards", "leases",
     "embeddings", "handoffs", "share", "hertz", "watts", "joules", "celsius", "errors", "descriptors", "boolean",
-    "batches", "calls",
+    "batches", "calls", "GB/s",
 ]  # fmt: skip
 
 TEXT_ROLES: tuple[Server, ...] = ("agg", "prefill", "decode")
@@ -59,6 +59,24 @@ class ServedFamily:
             made.add_metric(labels, value)
         return made
 
-    def distribution(self, cumulative: list[tuple[str, int]], total: float) -> Any:
-        """The histogram with (upper bound, cumulative count) of each bucket, and the sum of its values."""
-        return HistogramMetricFamily(self.name, self.meaning, buckets=cumulative, sum_value=total)
+    def distribution(self, cumulative: list[tuple[str, int]], total: float, labels: tuple[str, ...] = ()) -> Any:
+        """The histogram with (upper bound, cumulative count) of each bucket, the sum of its values, and its labels."""
+        made = HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
+        made.add_metric(labels, cumulative, total)
+        return made
+
+
+def recorded(
+    families: dict[str, ServedFamily],
+    kind: Kind,
+    name: str,
+    unit: Unit,
+    meaning: str,
+    *labels: str,
+    by: tuple[Server, ...] = ROLES,
+    when: str = "",
+) -> ServedFamily:
+    """Adds a record to ``families``, and returns it."""
+    assert name not in families and name.endswith("_total") == (kind == "counter"), name
+    families[name] = ServedFamily(name, kind, unit, meaning, labels, by, when)
+    return families[name]

@@ -1,0 +1,269 @@
+"""One client's connection to the door."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+import h11
+
+from trtx.frontend.admission import AdmissionQueue, Overloaded, Turn, priority_of
+from trtx.frontend.dynamo_connection import AnswerReader, DynamoConnection
+from trtx.frontend.plain_post import plain_post
+from trtx.frontend.queue_metrics import QUEUE_PATH, queue_text
+from trtx.frontend.refusals import refusal, whole_answer
+from trtx.frontend.request_head import is_encoded, request_head
+from trtx.frontend.rewriting import PATHS
+from trtx.frontend.tool_answers import CallRequest
+from trtx.prompts.maker import Unrenderable
+
+_GENERATING = frozenset({*PATHS, "/v1/messages"})
+"""The paths whose requests take a slot of a worker and have a deadline."""
+_GENERATING_BYTES = frozenset(path.encode() for path in _GENERATING)
+_MOST_HEAD_BYTES = 256 << 10
+_MOST_EARLY_BYTES = 256 << 10
+"""How much of the next requests is read while an answer is due. A client that disconnects is noticed up to there."""
+
+
+class Services(Protocol):
+    """What all connections share; ``trtx.frontend.door.Door`` has it."""
+
+    admission: AdmissionQueue
+    overload_status: int
+    launcher: tuple[bytes, bytes]
+    paths: frozenset[str]
+    body_limit: int
+
+    async def inner(self, client: AnswerReader) -> DynamoConnection: ...
+
+    async def rewritten(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection. A request is parsed once the answer to the one before is complete."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, door: Services) -> None:
+        self._door = door
+        self._inner: DynamoConnection | None = None
+        self._parser: h11.Connection | None = None  # made with the first bytes of a request that needs it
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._working: asyncio.Task[None] | None = None
+        self._answer_is_due = False
+        self._early = b""  # what arrived while an answer was due
+        self._unread_bytes = 0  # of the body of a refused request
+        self._closes_after_body = False  # the connection ends once the body of a refused request has come
+        self._turn: Turn | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._path = ""  # of the request whose answer is due
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        if self._working is not None:
+            self._working.cancel()
+        if self._inner is not None:
+            self._inner.transport.close()  # Dynamo cancels the request of a client that has disconnected
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        return False  # closes the connection: Dynamo, too, takes a client that sends no more for gone
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer_is_due:
+            self._early += data
+            if len(self._early) > _MOST_EARLY_BYTES:
+                self.transport.pause_reading()
+            return
+        while data and self._parser is None and not self.transport.is_closing():
+            rest = self._skip_body(data) if self._unread_bytes else self._refuse_unread(data)
+            if rest is None:
+                break
+            data = rest
+        if not data or self.transport.is_closing():
+            return
+        if self._parser is None:
+            self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_HEAD_BYTES)
+        try:
+            self._parser.receive_data(data)
+            self._parse(self._parser)
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}")
+
+    def _refuse_unread(self, data: bytes) -> bytes | None:
+        """Refuses the request that ``data`` begins with by its head alone, if that is possible and the queue is full.
+
+        Returns what follows the head, None if the request must be parsed.
+        """
+        admission, (launcher, namespace) = self._door.admission, self._door.launcher
+        if not admission.is_full:
+            return None
+        post = plain_post(data, but_with={launcher} if namespace else frozenset())
+        if post is None or post.path not in _GENERATING_BYTES or post.body_bytes > self._door.body_limit:
+            return None
+        error = admission.refusal()
+        status = self._door.overload_status
+        self.transport.write(refusal(status, str(error), closes=post.closes, retry_s=error.retry_s))
+        self._unread_bytes, self._closes_after_body = post.body_bytes, post.closes
+        rest = data[post.head_bytes :]
+        if not self._unread_bytes:
+            self._end_body()
+        return rest
+
+    def _skip_body(self, data: bytes) -> bytes:
+        """Drops the body of a refused request. To close the connection before it has come would drop the answer."""
+        rest = data[self._unread_bytes :]
+        self._unread_bytes = max(0, self._unread_bytes - len(data))
+        if not self._unread_bytes:
+            self._end_body()
+        return rest
+
+    def _end_body(self) -> None:
+        if self._closes_after_body:
+            self.transport.close()
+
+    def next_request(self) -> None:
+        """Goes on with what the client sent in the meantime. An answer that ends the connection has none after it."""
+        self._release()
+        if not self._may_go_on or self.transport.is_closing():
+            return
+        self._answer_is_due, self._parser, early = False, None, self._early
+        self._early = b""
+        self.transport.resume_reading()
+        if early:
+            self.data_received(early)
+
+    def _parse(self, parser: h11.Connection) -> None:
+        while True:
+            event = parser.next_event()
+            if isinstance(event, h11.Request):
+                self._request, self._body = event, bytearray()
+                if parser.they_are_waiting_for_100_continue:
+                    self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            elif isinstance(event, h11.Data):
+                self._body += event.data
+                if len(self._body) > self._door.body_limit:
+                    self._refuse(413, f"the body has more than {self._door.body_limit} bytes; send a shorter one")
+                    return
+            elif isinstance(event, h11.EndOfMessage):
+                assert self._request is not None
+                self._answer_is_due, self._early = True, parser.trailing_data[0]
+                self._path = self._request.target.decode("latin-1").partition("?")[0]
+                body = bytes(self._body)
+                if self._request.method == b"POST" and self._path in _GENERATING:
+                    self._admit(self._request, body)
+                self._working = asyncio.ensure_future(self._forward(self._request, body))
+                return
+            else:
+                return
+
+    def _admit(self, request: h11.Request, body: bytes) -> None:
+        """Takes a slot or a place in the queue; the request's deadline begins here.
+
+        Done before another connection's bytes are read, so that the others see a full queue.
+        """
+        admission, launcher = self._door.admission, self._door.launcher
+        if launcher[1] and launcher in request.headers:
+            return
+        if admission.bounds.has_queue:
+            self._turn = admission.enter(priority_of(request.headers, body))
+        if (seconds := admission.bounds.max_request_s) is not None:
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._end_late, seconds)
+
+    async def _forward(self, request: h11.Request, body: bytes) -> None:
+        path = self._path
+        if path == QUEUE_PATH and request.method == b"GET" and self._door.admission.bounds.has_any:
+            kind = {"content-type": "text/plain; version=0.0.4"}
+            self.transport.write(whole_answer(200, "OK", kind, queue_text(self._door.admission)))
+            self.next_request()
+            return
+        if self._turn is not None:
+            try:
+                await self._turn.comes
+            except Overloaded as error:
+                status, goes_on = self._door.overload_status, self._may_go_on
+                self._refuse(status, str(error), goes_on=goes_on, retry_s=error.retry_s)
+                return
+        of_calls: CallRequest | None = None
+        if request.method == b"POST" and path in self._door.paths and not is_encoded(request):
+            try:
+                body, of_calls = await self._door.rewritten(path, body)
+            except Unrenderable as error:
+                self._refuse(400, str(error), goes_on=self._may_go_on)
+                return
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+                self._refuse(500, f"the prompt could not be made: {type(error).__name__}: {error}")
+                return
+        if self._inner is None:
+            try:
+                self._inner = await self._door.inner(self)
+            except OSError as error:
+                self._refuse(502, f"the frontend can't be reached: {error}")
+                return
+        if self.transport.is_closing():
+            return  # Dynamo has closed its side
+        if of_calls is None:
+            self._inner.ask(request.method, request_head(request, len(body)) + body)
+            return
+        asked = request_head(request, len(of_calls.body)) + of_calls.body
+        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed)
+
+    def _end_late(self, seconds: float) -> None:
+        """Ends the request whose answer is due, because it has passed its deadline."""
+        self._door.admission.counts.ended_late += 1
+        sentence = f"the request took longer than {seconds:g} s, the limit of this server; ask for fewer tokens"
+        if self._working is not None and not self._working.done():
+            self._working.cancel()  # it waits, or its prompt is being made
+            end = None
+        else:
+            assert self._inner is not None
+            end, self._inner = self._inner.end_early(self._path, 504, sentence), None
+        if end is None:
+            self._refuse(504, sentence, goes_on=self._may_go_on)
+            return
+        self.transport.write(end)
+        self.transport.close()
+
+    def _release(self) -> None:
+        """The request whose answer was due has ended."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._turn is not None:
+            self._door.admission.leave(self._turn)
+            self._turn = None
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether another request may follow on this connection."""
+        return self._parser is None or self._parser.their_state is not h11.MUST_CLOSE
+
+    def _refuse(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        goes_on: bool = False,
+        retry_s: int | None = None,
+    ) -> None:
+        """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""
+        if self.transport.is_closing():
+            return
+        self.transport.write(refusal(status, sentence, closes=not goes_on, retry_s=retry_s))
+        if goes_on:
+            self.next_request()
+        else:
+            self.transport.close()

@@ -1,0 +1,31 @@
+"""Values of the engine's iteration stats, whose rows have TensorRT-LLM's keys, as samples of metric families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trtx.engine.served_family import ServedFamily
+
+Samples = Sequence[tuple[tuple[str, ...], float | None]]
+"""The values of a family's labels, and the value; None: unknown."""
+
+
+def by_rank(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """The last row of each attention-DP rank, with its label; without a label if there is only one."""
+    ranks = sorted(rows.items())
+    return [((str(rank),) if len(ranks) > 1 else (), row) for rank, row in ranks]
+
+
+def value_at(row: Mapping[str, Any], path: str) -> float | None:
+    """The value at ``path``, such as ``kvCacheStats.usedNumBlocks``; None if the row lacks it."""
+    section, _, name = path.rpartition(".")
+    value: float | None = ((row.get(section) or {}) if section else row).get(name)
+    return value
+
+
+def known_family(family: ServedFamily, samples: Samples, scale: float = 1) -> Iterator[Any]:
+    """The family with the samples that have a value; nothing if none has."""
+    known = [(labels, value * scale) for labels, value in samples if value is not None]
+    if known:
+        yield family.family(known)
