@@ -145,7 +145,6 @@ def shared_environment(namespace: str, group: str, scratch_dir: Path, spec: Topo
 def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict[str, str]:
     """Environment through which the processes of one machine find each other and exchange events.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` has the name of an interface; since 1.6.1 Dynamo takes an address too.
     ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface. Each
     frontend runs a broker, every process connects to all brokers, and duplicate events count once. So the end of one
     frontend does not stop the events of the others.
@@ -157,27 +156,26 @@ def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict
         "DYN_FILE_KV": str(scratch_dir / "kv"),
         "DYN_EVENT_PLANE": "zmq",
         "DYN_TCP_RPC_HOST": _LOOPBACK,
-        "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+        "DYN_TCP_RESPONSE_STREAM_HOST": _LOOPBACK,
         "DYN_TCP_REQUEST_TIMEOUT": str(_ACKNOWLEDGED_S),
         "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
     }
 
 
-def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int | None) -> dict[str, str]:
+def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
     """The same for one process of a topology over hosts, without secrets, which are added at its start.
 
-    ``request_port`` None: the system's choice. ``DYN_TCP_RESPONSE_STREAM_HOST`` is not set: of the interface that it
-    names, Dynamo 1.4.2 uses the last address, normally an IPv6 link-local one, which it can't bind. Without the
-    variable, it uses the address of the default route.
+    ``request_port``: a worker's for requests, a frontend's for those of other frontends' KV routers.
     """
-    port = {} if request_port is None else {"DYN_TCP_RPC_PORT": str(request_port)}
-    return port | {
+    return {
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": ",".join(etcd.endpoints),
         "ETCD_LEASE_TTL": str(etcd.lease_ttl_s),
         "DYN_EVENT_PLANE": "nats",
         "NATS_SERVER": nats.url,
         "DYN_TCP_RPC_HOST": address,
+        "DYN_TCP_RPC_PORT": str(request_port),
+        "DYN_TCP_RESPONSE_STREAM_HOST": address,
     }
 
 
