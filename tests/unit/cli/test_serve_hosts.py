@@ -52,7 +52,8 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
         "node1 10.77.0.1, device eth1: frontend, prefill-0",
         "node2 10.77.0.2, device eth1: decode-0, decode-1",
         "decode-1: on node2, no GPU, listens on 10.77.0.2:17006 (requests), 10.77.0.2:17007 (system)",
-        "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (requests), 10.77.0.1:17001 (responses), log",
+        "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (requests), "
+        "10.77.0.1:17001 (responses), log",
         "etcd       http://10.77.0.1:2379, a lost host leaves after 45 s",
         "ETCD_LEASE_TTL=600",
         "ETCD_ENDPOINTS=http://10.77.0.1:2379",

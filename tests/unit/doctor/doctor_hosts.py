@@ -33,9 +33,7 @@ _ETH1 = NetworkDevice("eth1", exists=True, is_up=True, addresses=("10.77.0.2",))
 
 
 def wanted(number: int, **changes: Any) -> WantedHost:
-    host = WantedHost(
-        f"node{number}", f"10.77.0.{number}", ("eth1",), 4, PortSpan((8000,), tuple(range(17000, 17006)))
-    )
+    host = WantedHost(f"node{number}", f"10.77.0.{number}", ("eth1",), 4, PortSpan((8000,), tuple(range(17000, 17006))))
     return replace(host, **changes)
 
 

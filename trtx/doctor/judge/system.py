@@ -13,7 +13,7 @@ _GIB, _MIB = 2**30, 2**20
 LEAST_CORES = 4  # for a frontend, two workers, and aiperf, whose timing manager keeps one core busy
 LEAST_MEMORY = (1 * _GIB, 4 * _GIB)  # failure, warning: a torch process takes about 1 GiB before it loads weights
 FRONTEND_FILES, FILES_A_STREAM = 64, 2
-"""File descriptors of Dynamo's frontend: 58 when idle, 186 with 64 streams, 570 with 256 (counted with ai-dynamo 1.4.2, mode agg). A
+"""File descriptors of Dynamo's frontend: 58 when idle, 186 with 64 streams, 570 with 256 (ai-dynamo 1.4.2, mode agg). A
 worker needs about half as many."""
 STREAMS = (64, 1024)  # failure, warning: the highest concurrency of a default sweep, and of a typical one
 FRONTEND_INOTIFY = 4  # inotify instances of one frontend (counted with ai-dynamo 1.4.2, file discovery)
