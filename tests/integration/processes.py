@@ -154,7 +154,7 @@ class Topology:
                 "DYN_REQUEST_PLANE": "tcp",
                 "DYN_EVENT_PLANE": "zmq",
                 "DYN_TCP_RPC_HOST": "127.0.0.1",
-                "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+                "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
                 "DYN_SYSTEM_HOST": "127.0.0.1",
                 "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
                 "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",

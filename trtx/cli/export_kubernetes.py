@@ -84,7 +84,9 @@ def kubernetes(
     ] = None,
     nats: Annotated[
         str | None,
-        _option(_CLUSTER, "--nats", "NATS for events, nats://HOST:PORT. Default: ZMQ from each worker."),
+        _option(
+            _CLUSTER, "--nats", "NATS for events, nats://HOST:PORT or tls://HOST:PORT. Default: ZMQ from each worker."
+        ),
     ] = None,
     gpus_per_node: Annotated[
         int | None,

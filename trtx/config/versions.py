@@ -41,7 +41,8 @@ _SPANS = tuple(
     )
 )
 COLUMNS = tuple(column for column, _, _ in _SPANS)
-# Dynamo 1.4.2 is built against 1.3.0rc22; main-2026-07 is the nearest source that was read.
+# Dynamo 1.4.2 was built against 1.3.0rc22, and 1.6.1 against 1.3.0rc29. main-2026-07 is the nearest source that was
+# read.
 DEFAULT_VERSION = "main-2026-07"
 
 

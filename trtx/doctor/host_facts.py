@@ -33,7 +33,6 @@ class NetworkDevice:
     exists: bool
     is_up: bool = False
     addresses: tuple[str, ...] = ()  # IPv4
-    has_link_local_ipv6: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,6 @@ class HostReport:
     versions: dict[str, str]  # by package name, and of python
     gpus: int  # visible GPUs
     devices: tuple[NetworkDevice, ...]  # the kernel's network devices, without InfiniBand devices
-    route_address: str | None  # on the default route; Dynamo's frontends wait there for responses; None: no route
     taken: tuple[TakenPort, ...]
 
 
@@ -80,7 +78,6 @@ class WantedHost:
     address: str
     devices: tuple[str, ...]
     gpus: int
-    has_frontend: bool
     ports: PortSpan
 
 

@@ -55,9 +55,7 @@ VARIABLES: Mapping[str, PlanVariable] = {
     "NATS_SERVER": PlanVariable(None, "NATS", "the job's own NATS, on its first node; in pods that of `--nats`"),
     "DYN_TCP_RPC_HOST": PlanVariable("pod address", "${ADDRESS}", "the address that other processes connect to"),
     "DYN_TCP_RPC_PORT": PlanVariable(None, "kept", "a port of the range that begins at `--first-port`"),
-    "DYN_TCP_RESPONSE_STREAM_HOST": PlanVariable(
-        "dropped", None, "Dynamo takes the routable address; 1.4.2 fails with the name or address of an interface"
-    ),
+    "DYN_TCP_RESPONSE_STREAM_HOST": PlanVariable("pod address", "${ADDRESS}", "where a frontend waits for answers"),
     "DYN_TCP_RESPONSE_STREAM_PORT": PlanVariable(None, "kept", "a port of the range that begins at `--first-port`"),
     "DYN_TCP_REQUEST_TIMEOUT": PlanVariable(
         "dropped", None, "Dynamo's own 5 s stay, so that frontends notice a lost node"

@@ -46,6 +46,7 @@ PASSED = (
     PassedVariable("DYN_RUNTIME_MAX_BLOCKING_THREADS", "all processes", "threads of the runtime that may block"),
     PassedVariable("DYN_COMPUTE_*", "all processes", "threads of the runtime that compute"),
     PassedVariable("DYN_ENABLE_POLL_HISTOGRAM", "all processes", "a metric of the runtime's polls"),
+    PassedVariable("DYN_TCP_TLS_*", "all processes", "certificates of requests and answers between processes"),
     PassedVariable("DYN_TCP_CONNECT_TIMEOUT", "all processes", "time limit of a connection between processes"),
     PassedVariable("DYN_TCP_LISTEN_BACKLOG", "all processes", "connections that may wait to be accepted"),
     PassedVariable("DYN_TCP_POOL_SIZE", "frontends", "connections to each worker"),

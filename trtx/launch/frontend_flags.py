@@ -25,7 +25,7 @@ def check_flags(words: Sequence[str], router_mode: str) -> None:
     """Raises UsageError for ``--router-args`` with which dynamo.frontend would exit at its start.
 
     If there are any, this imports Dynamo's parser, which takes half a second. It repeats the three steps of
-    ``parse_args`` in the ``main`` of dynamo.frontend 1.4.2, which can't be imported itself because it would set up the
+    ``parse_args`` in the ``main`` of dynamo.frontend 1.6.1, which can't be imported itself because it would set up the
     runtime's logging.
     """
     if not words:

@@ -33,8 +33,8 @@ TOKENS = 2
 _HAND_OVER = ("torch", "tensorrt-llm")  # engines with a handoff; the others have no KV
 _AT_ONCE = 8
 _STRAYS = 20  # requests per decode worker; a router that draws workers at random misses one with a probability of 1e-8
-# Dynamo 1.4.2's headers that select a request's workers by instance id. Seen: a KV router obeys both; any other router
-# obeys only the prefill worker's, which must be present, or the decode worker's is taken for it.
+# Dynamo's headers that select a request's workers by instance id. With 1.6.1 every router mode obeys both; a decode
+# worker's without a prefill worker's is a 400.
 TO_WORKER, TO_PREFILL = "x-worker-instance-id", "x-prefill-instance-id"
 # The first needs no chat template; only the second returns a worker's own message when the worker refuses a request.
 _COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -145,8 +145,8 @@ class HandoffProofs:
 
         Returns None, or a clause with the first pair that could not be proved and the cause. ``ids``: see
         :meth:`worker_ids`. ``timeout_s``: per request. First it sends one request per pair concurrently, which is
-        enough if the router obeys the headers. For the pairs that are left it sends requests one after another, because
-        a round-robin router reaches all decode workers only that way.
+        enough if the workers' ids are known. For the pairs that are left it sends requests one after another, because
+        a round-robin router reaches a worker whose id is unknown only that way.
         """
         missing = self.missing(ids)
         if not missing:

@@ -286,7 +286,7 @@ def _installed_version(engine: str) -> str | None:
 def _default_model(engine: str) -> str:
     """The default model for simulation.
 
-    Dynamo's mocker (seen in 1.4.2) makes up token ids, most of which have no text in tiny-trained's vocabulary.
+    Dynamo's mocker (seen with 1.6.1) makes up token ids, most of which have no text in tiny-trained's vocabulary.
     """
     return "synthetic:tiny" if engine == "simulated" else ""
 

@@ -68,7 +68,7 @@ def ask_readiness(
 
 
 def is_live(url: str, *, certificate: Path | None = None) -> bool:
-    """Whether the frontend answers at all. Seen with Dynamo 1.4.2: /live always returns 200 and logs nothing."""
+    """Whether the frontend answers at all. Dynamo's /live always returns 200 and logs nothing."""
     try:
         request(url, "GET", "/live", timeout_s=2.0, certificate=certificate)
     except (OSError, http.client.HTTPException):

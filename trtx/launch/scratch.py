@@ -1,6 +1,6 @@
 """A topology's temporary directory: created, locked, checked while serving, and created again if it is removed.
 
-It contains the discovery records. Dynamo 1.4.2 watches the directory that it opened at its start (by inode) and writes
+It contains the discovery records. Dynamo 1.6.1 watches the directory that it opened at its start (by inode) and writes
 each record once. If the directory is removed, even if another one takes its name, frontends see no workers any more and
 no worker registers again. So this module keeps the directory open and compares it with the one at its path.
 """
@@ -61,7 +61,7 @@ class Scratch:
     def shortage(self) -> str | None:
         """Why a process that starts now could not register, or None.
 
-        For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo 1.4.2 whose record
+        For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo whose record
         can't be written exits with a traceback.
         """
         reason = write_problem(self._directory)

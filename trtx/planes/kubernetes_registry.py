@@ -1,6 +1,6 @@
 """Reads Dynamo's discovery records in Kubernetes, from a process that is not part of Dynamo.
 
-In Dynamo 1.4.2, each process creates one ``DynamoWorkerMetadata`` object (``nvidia.com/v1alpha1``), named like its pod.
+Each process of Dynamo creates one ``DynamoWorkerMetadata`` object (``nvidia.com/v1alpha1``), named like its pod.
 The object contains the process's endpoints and model cards, under the same keys as in etcd. Frontends route to workers
 whose pod is a ready endpoint of an EndpointSlice with the label ``nvidia.com/dynamo-discovery-enabled``. There is no
 lease: Kubernetes deletes the object together with its pod (ownerReference), and frontends stop routing to a pod within

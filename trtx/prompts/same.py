@@ -1,7 +1,7 @@
 """Proves from a checkpoint's files that Dynamo's frontend makes the same prompts as transformers.
 
-Dynamo 1.4.2 renders chat templates with minijinja. Unlike transformers' Jinja, it lacks Python's string methods and
-prints ``True``, None, lists, numbers and JSON differently. Dynamo also encodes text without the special tokens that the
+Dynamo 1.6.1 renders chat templates with minijinja. Unlike transformers' Jinja, it lacks Python's string methods and
+prints strings in lists and mappings differently. Dynamo also encodes text without the special tokens that the
 tokenizer adds (ai-dynamo/dynamo #4610). Example conversations can't prove that two template engines agree, because a
 template may branch on anything. So a template counts as the same only if it consists of constructs that both engines
 render alike for every conversation: text, loops over messages, and comparison and concatenation of strings.

@@ -22,7 +22,7 @@ _STREAM_TIMEOUT_S = 300
 KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
 """Router flags for the KV mode, with the effects measured in docs/performance.md, "KV-aware routing".
 
-With Dynamo 1.4.2's default scale of 1, a block that must be computed counts as much as a block that a running request
+With Dynamo's default scale of 1, a block that must be computed counts as much as a block that a running request
 holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
 prefix while its first request is still computing it.
 """
@@ -58,7 +58,7 @@ OWNED_FRONTEND_FLAGS = {
     "--help": _EXITS,
     "-h": _EXITS,
 }
-"""Flags of dynamo.frontend 1.4.2 that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
+"""Flags of dynamo.frontend that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
 _MIGRATION_LIMIT = 3
 _OTLP_PROTOCOL = "http/protobuf"
 _LOOPBACK = "127.0.0.1"
@@ -82,7 +82,7 @@ LEAST_MESSAGE_BYTES = 256 * _MIB
 _ACKNOWLEDGED_S = _STREAM_TIMEOUT_S
 """How long a frontend waits, on one machine, for a worker to acknowledge that it has received a whole request.
 
-With large bodies on busy cores that takes longer than Dynamo 1.4.2's default of 5 s. A worker that exceeds the timeout
+With large bodies on busy cores that takes longer than Dynamo's default of 5 s. A worker that exceeds the timeout
 is out of the routing for seconds, which means a 503 for every request if it is the only one. A worker that ends closes
 its connections; a stopped worker loses its discovery records after 10 s and is then killed by the launcher, so its
 requests do not wait longer than that.
@@ -115,14 +115,14 @@ def largest_inline_bytes(media: MediaLimits) -> int:
 def message_bytes(media: MediaLimits) -> int:
     """Limit of one message between frontend and worker.
 
-    A message above the limit takes the worker out of the routing (seen with Dynamo 1.4.2's default of 32 MiB: every
-    request is a 503 for 3.6 s), so the limit on bodies is much smaller and takes effect first.
+    Dynamo 1.6.1 answers a message above the limit with a 400 without a reason, so the limit on bodies is much smaller
+    and takes effect first.
     """
     return max(LEAST_MESSAGE_BYTES, _MESSAGE_FOR_BODY * body_mib(media) * _MIB)
 
 
 def shared_environment(namespace: str, group: str, scratch_dir: Path, spec: TopologySpec) -> dict[str, str]:
-    """Environment of every process of a topology on one machine, frontends and workers. Seen with Dynamo 1.4.2.
+    """Environment of every process of a topology on one machine, frontends and workers.
 
     ``group``: see :func:`trtx.topology.plan.group_of`. ``TMPDIR`` is set because every Dynamo process writes a logging
     configuration file into the temporary directory.
@@ -145,7 +145,6 @@ def shared_environment(namespace: str, group: str, scratch_dir: Path, spec: Topo
 def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict[str, str]:
     """Environment through which the processes of one machine find each other and exchange events.
 
-    ``DYN_TCP_RESPONSE_STREAM_HOST`` has the name of an interface; since 1.6.1 Dynamo takes an address too.
     ``DYN_ZMQ_BROKER_URL`` keeps the event plane, which carries prompt token ids, from binding every interface. Each
     frontend runs a broker, every process connects to all brokers, and duplicate events count once. So the end of one
     frontend does not stop the events of the others.
@@ -157,27 +156,26 @@ def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict
         "DYN_FILE_KV": str(scratch_dir / "kv"),
         "DYN_EVENT_PLANE": "zmq",
         "DYN_TCP_RPC_HOST": _LOOPBACK,
-        "DYN_TCP_RESPONSE_STREAM_HOST": "lo",
+        "DYN_TCP_RESPONSE_STREAM_HOST": _LOOPBACK,
         "DYN_TCP_REQUEST_TIMEOUT": str(_ACKNOWLEDGED_S),
         "DYN_ZMQ_BROKER_URL": f"xsub={xsub} , xpub={xpub}",
     }
 
 
-def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int | None) -> dict[str, str]:
+def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
     """The same for one process of a topology over hosts, without secrets, which are added at its start.
 
-    ``request_port`` None: the system's choice. ``DYN_TCP_RESPONSE_STREAM_HOST`` is not set: of the interface that it
-    names, Dynamo 1.4.2 uses the last address, normally an IPv6 link-local one, which it can't bind. Without the
-    variable, it uses the address of the default route.
+    ``request_port``: a worker's for requests, a frontend's for those of other frontends' KV routers.
     """
-    port = {} if request_port is None else {"DYN_TCP_RPC_PORT": str(request_port)}
-    return port | {
+    return {
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": ",".join(etcd.endpoints),
         "ETCD_LEASE_TTL": str(etcd.lease_ttl_s),
         "DYN_EVENT_PLANE": "nats",
         "NATS_SERVER": nats.url,
         "DYN_TCP_RPC_HOST": address,
+        "DYN_TCP_RPC_PORT": str(request_port),
+        "DYN_TCP_RESPONSE_STREAM_HOST": address,
     }
 
 

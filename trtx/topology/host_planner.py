@@ -154,20 +154,16 @@ def plan_hosts(
 
 
 def _planes(etcd: EtcdService, nats: NatsService, site: Site) -> dict[str, str]:
-    return commands.remote_environment(etcd, nats, site.address, site.request_port)
+    return commands.remote_environment(etcd, nats, site.address, _known(site.request_port))
 
 
 def _frontend_site(host: HostSpec, http_port: int, ports: Iterator[int]) -> Site:
-    """Ports of a frontend, without a request port.
-
-    A frontend listens for requests only with the KV router, for other frontends, and Dynamo 1.4.2 couldn't be given the
-    port: with ``DYN_TCP_RPC_PORT`` it never adds the model ("TCP RPC port not initialized").
-    """
     return Site(
         host=host.name,
         address=host.address,
         http_host=host.address,
         http_port=http_port,
+        request_port=next(ports),
         response_port=next(ports),
     )
 
@@ -274,4 +270,3 @@ def _reasons(hosts: HostsSpec, placed: Sequence[WorkerPlacement]) -> Iterator[st
                 yield f"{host.name} has {', '.join(names)} because pairs share a host, and the load is spread evenly"
     if not any(one.gpus for one in placed):
         yield "each host decides the CPU threads of its workers: half of its cores, divided among its workers"
-    yield "Dynamo chooses the response host, from the default route; trtx doctor --hosts checks it"

@@ -67,7 +67,7 @@ if __name__ == "__main__":
         code = error.exit_code
     logging.shutdown()
     sys.stderr.flush()
-    # os._exit instead of sys.exit: threads of the runtime or of an engine may outlive it (with Dynamo 1.4.2, processes
+    # os._exit instead of sys.exit: threads of the runtime or of an engine may outlive it (with Dynamo 1.4.2 processes
     # were seen that never ended, or ended in SIGABRT "exception not rethrown"). cleanup() has released everything that
     # must be released.
     os._exit(code)

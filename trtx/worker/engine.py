@@ -262,7 +262,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     async def _drain(self, seconds: float) -> None:
         """Waits up to ``seconds`` until the worker is quiescent, then aborts the requests that are still open.
 
-        Dynamo 1.4.2 calls ``cleanup`` while requests are still running; shutting the engine down at once would cut them
+        Dynamo 1.6.1 calls ``cleanup`` while requests are still running; shutting the engine down at once would cut them
         off.
         """
         deadline = asyncio.get_running_loop().time() + seconds

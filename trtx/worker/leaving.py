@@ -32,7 +32,7 @@ class Leaving:
     ``engine_died`` decides the process's exit code; ``on_engine_death`` is called as soon as the death is known.
 
     ``withdraw`` removes the worker's model card from discovery; it is set for workers that the topology can serve
-    without. Dynamo 1.4.2 removes a worker's endpoint first, and its card only when the process ends. In between it sees
+    without. Dynamo 1.6.1 removes a worker's endpoint first, and its card seconds later. In between it sees
     a worker type without instances, and answers every request for the model with a 503 "not ready", including requests
     that need no such worker.
     """
@@ -94,7 +94,7 @@ class Leaving:
         """Waits until this worker has left the frontends' routing tables.
 
         Dynamo migrates a request at once, up to its migration limit. While this worker is in the routing table, the
-        request could come back to it and use up the limit (seen with the KV router of 1.4.2).
+        request could come back to it and use up the limit (seen with 1.6.1 and ``least-loaded``).
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._deregistered.wait(), GONE_SECONDS)

@@ -34,7 +34,7 @@ class EnginePoll:
     """Polls the engine from its first generated token until :meth:`stop`.
 
     Before its first token, TensorRT-LLM has no events or stats. The poll's thread runs an event loop of its own and
-    calls the LLM API's asynchronous methods, as Dynamo 1.4.2 does with TensorRT-LLM 1.3.0rc22.
+    calls the LLM API's asynchronous methods, as Dynamo does with TensorRT-LLM 1.3.0rc22.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from namespaces import Host, Hosts
 from processes import HTTP, Child, Topology
 
 LEASE_TTL_S = 30
-_ONE_MACHINE = ("DYN_FILE_KV", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_ZMQ_BROKER_URL")
+_ONE_MACHINE = ("DYN_FILE_KV", "DYN_ZMQ_BROKER_URL")
 
 
 @dataclass
@@ -52,6 +52,7 @@ class HostsTopology(Topology):
                 "DYN_EVENT_PLANE": "nats",
                 "NATS_SERVER": f"nats://{first.address}:{NATS_PORT}",
                 "DYN_TCP_RPC_HOST": self.host.address,
+                "DYN_TCP_RESPONSE_STREAM_HOST": self.host.address,
                 "DYN_SYSTEM_HOST": self.host.address,
                 "UCX_NET_DEVICES": self.host.device,
                 # Or UCX takes the memory that processes of one machine share, and nothing crosses the link.

@@ -27,9 +27,7 @@ def test_the_router_knows_the_prefixes_of_both_hosts_as_of_one(hosts: Hosts, ser
             metrics = [f"http://{worker.address}:{worker.system_port}/metrics" for worker in plan.workers]
             found.append(hit_rate(plan.url, plan.model, metrics))
             if name == "two hosts":
-                # For requests between routers the system chooses a port, on the host's address like all others.
-                frontends = [len(plan.share(host.name).frontends) for host in hosts]
-                assert [len(unplanned(plan, host, services(host, hosts))) for host in hosts] == frontends == [1, 0]
+                assert not any(unplanned(plan, host, services(host, hosts)) for host in hosts)
     print(f"prefix hit rate on one machine {found[0]:.3f}, over two hosts {found[1]:.3f}, at most {BEST_HIT_RATE:.3f}")
     assert found[1] >= found[0] - 0.03
     assert found[1] > 0.9 * BEST_HIT_RATE

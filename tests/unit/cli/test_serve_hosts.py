@@ -52,11 +52,13 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
         "node1 10.77.0.1, device eth1: frontend, prefill-0",
         "node2 10.77.0.2, device eth1: decode-0, decode-1",
         "decode-1: on node2, no GPU, listens on 10.77.0.2:17006 (requests), 10.77.0.2:17007 (system)",
-        "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (responses), log",
+        "frontend: on node1, no GPU, listens on 10.77.0.1:8000 (HTTP), 10.77.0.1:17000 (requests), "
+        "10.77.0.1:17001 (responses), log",
         "etcd       http://10.77.0.1:2379, a lost host leaves after 45 s",
         "ETCD_LEASE_TTL=600",
         "ETCD_ENDPOINTS=http://10.77.0.1:2379",
         "NATS_SERVER=nats://10.77.0.1:4222",
+        "DYN_TCP_RESPONSE_STREAM_HOST=10.77.0.1",
         "DYN_SYSTEM_HOST=10.77.0.2",
         "UCX_NET_DEVICES=eth1",
         "HTTP to the frontends: clear, no authentication",
@@ -64,7 +66,7 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
         "KV between prefill and decode workers: clear",
     ):
         assert words in said
-    assert "DYN_TCP_RESPONSE_STREAM_HOST" not in said and "DYN_ZMQ_BROKER_URL" not in said
+    assert "DYN_ZMQ_BROKER_URL" not in said
     assert not (tmp_path / "runs").exists()
 
 

@@ -29,19 +29,17 @@ ETCD = EtcdEndpoint(
 )
 NATS = NatsAnswer(version="2.10.22", max_payload_bytes=1 << 20, auth_required=True)
 _VERSIONS = {"python": "3.12.3", "trtx": "0.1.0", "ai-dynamo": "1.6.1", "torch": "2.11.0+cu130"}
-_ETH1 = NetworkDevice("eth1", exists=True, is_up=True, addresses=("10.77.0.2",), has_link_local_ipv6=True)
+_ETH1 = NetworkDevice("eth1", exists=True, is_up=True, addresses=("10.77.0.2",))
 
 
 def wanted(number: int, **changes: Any) -> WantedHost:
-    host = WantedHost(
-        f"node{number}", f"10.77.0.{number}", ("eth1",), 4, number == 1, PortSpan((8000,), tuple(range(17000, 17006)))
-    )
+    host = WantedHost(f"node{number}", f"10.77.0.{number}", ("eth1",), 4, PortSpan((8000,), tuple(range(17000, 17006))))
     return replace(host, **changes)
 
 
 def report(number: int, **changes: Any) -> HostReport:
     address = f"10.77.0.{number}"
-    one = HostReport(f"node{number}", 1e9, _VERSIONS, 4, (replace(_ETH1, addresses=(address,)),), address, ())
+    one = HostReport(f"node{number}", 1e9, _VERSIONS, 4, (replace(_ETH1, addresses=(address,)),), ())
     return replace(one, **changes)
 
 
@@ -128,8 +126,5 @@ HOSTS = {
     "device down": meeting(devices=(replace(_ETH1, is_up=False),)),
     "device of another network": meeting(devices=(replace(_ETH1, addresses=("192.168.0.2",)),)),
     "InfiniBand": meeting(devices=(NetworkDevice("mlx5_0:1", exists=True, is_up=True),)),
-    "another default route": hosts(own=report(1, route_address="192.168.0.1")),
-    "another default route without IPv6": hosts(own=report(1, route_address="192.168.0.1", devices=())),
-    "no default route": hosts(own=report(1, route_address=None)),
     "too few GPUs": meeting(gpus=2),
 }

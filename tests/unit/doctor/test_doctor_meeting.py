@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def host(number: int, ports: int = 3) -> WantedHost:
     span = PortSpan((), tuple(free_port() for _ in range(ports)))
-    return WantedHost(f"node{number}", f"127.0.0.{number}", (), 0, False, span)
+    return WantedHost(f"node{number}", f"127.0.0.{number}", (), 0, span)
 
 
 def doctor(own: WantedHost, others: list[WantedHost], *, wait_s: float, late_s: float = 0.0) -> dict[str, Met]:

@@ -230,8 +230,9 @@ def test_further_resources_and_labels_arrive_as_they_were_typed() -> None:
         resources=("rdma/ib=2", "ephemeral-storage=10Gi", "hugepages-2Mi=1Gi"),
         node_selector=("kubernetes.io/arch=arm64", "pool="),
         cpu="1500m",
-        nats="nats://10.0.0.1:4222",
+        nats="tls://10.0.0.1:4222",
     )
+    assert asked.nats == "tls://10.0.0.1:4222"
     assert asked.further_limits == {"rdma/ib": "2", "ephemeral-storage": "10Gi", "hugepages-2Mi": "1Gi"}
     assert asked.selector == {"kubernetes.io/arch": "arm64", "pool": ""}
 

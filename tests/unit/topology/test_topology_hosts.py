@@ -149,15 +149,13 @@ def test_everything_listens_on_its_hosts_address_and_no_port_of_a_host_is_planne
         assert len(ports) == len(set(ports))
         for process in there:
             assert process.address == host.address == process.env["DYN_TCP_RPC_HOST"]
-            own_port = (
-                None if process.role == "frontend" else str(process.request_port)
-            )  # Dynamo takes none of a router
-            assert process.env.get("DYN_TCP_RPC_PORT") == own_port
+            assert process.env["DYN_TCP_RPC_PORT"] == str(process.request_port)
+            assert process.env["DYN_TCP_RESPONSE_STREAM_HOST"] == host.address
             assert process.env["TRTX_TOPOLOGY"] == f"trtx-test.{host.name}"
             assert "DYN_TCP_REQUEST_TIMEOUT" not in process.env, "Dynamo's 5 s: by them a cut link is noticed"
             assert process.env.get("DYN_SYSTEM_HOST", host.address) == host.address
             assert process.env.get("UCX_NET_DEVICES", "eth1") == "eth1"
-            assert "DYN_TCP_RESPONSE_STREAM_HOST" not in process.env and "DYN_FILE_KV" not in process.env
+            assert "DYN_FILE_KV" not in process.env
             assert (process.system_port or 0) <= 32767
     assert sorted(one.name for host in hosts.hosts for one in plan.share(host.name).processes) == sorted(
         one.name for one in plan.processes

@@ -20,9 +20,9 @@ from trtx.planes.secret_files import look_at_secrets
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
-_NOWHERE = "192.0.2.1"  # an address reserved by RFC 5737: it is routed normally, and nothing is sent to it
-# Ports of a worker: requests and the system port, and those that UCX may use for each rank. Of a frontend: responses.
-_PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 1
+# Ports of a worker: requests and the system port, and those that UCX may use for each rank. Of a frontend: requests of
+# other frontends, and responses.
+_PORTS_A_WORKER, _KV_PORTS_A_RANK, _PORTS_A_FRONTEND = 2, 4, 2
 
 
 def gather_hosts(
@@ -42,10 +42,9 @@ def gather_hosts(
     devices = tuple(_device(name) for name in own.devices)
     versions = {"python": software.python}
     versions |= {name: software.packages[name].version for name in _PACKAGES if name in software.packages}
-    route = _route_address()
 
     def report() -> HostReport:
-        return HostReport(this_host, time.time(), versions, len(gpus.visible), devices, route, taken)
+        return HostReport(this_host, time.time(), versions, len(gpus.visible), devices, taken)
 
     with PortListener(own, others, report) as listener:
         met = meet(own, others, listener, wait_s=wait_s)
@@ -97,7 +96,6 @@ def _wanted(spec: HostsSpec, host: HostSpec, http_port: int) -> WantedHost:
         host.address,
         tuple(host.device.split(",")) if host.device is not None else (),
         gpus,
-        frontends > 0,
         PortSpan(
             tuple(range(http_port, min(http_port + frontends, 1 << 16))),
             tuple(range(host.first_port, last)),
@@ -117,20 +115,7 @@ def _device(name: str) -> NetworkDevice:
         exists=True,
         is_up=stats.isup,
         addresses=tuple(entry.address for entry in addresses or () if entry.family == socket.AF_INET),
-        has_link_local_ipv6=any(
-            entry.family == socket.AF_INET6 and entry.address.startswith("fe80:") for entry in addresses or ()
-        ),
     )
-
-
-def _route_address() -> str | None:
-    """Returns this host's source address on its default route; None if there is no default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((_NOWHERE, 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def _taken(own: WantedHost, marker: str) -> tuple[TakenPort, ...]:

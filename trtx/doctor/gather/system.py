@@ -101,7 +101,7 @@ def _first_number(path: Path) -> int | None:
 
 
 def _inotify_instances() -> int:
-    """Counts the inotify instances of this user's processes. Dynamo's frontend uses four (seen in 1.4.2)."""
+    """Counts the inotify instances of this user's processes. Dynamo's frontend uses four."""
     return sum(
         _is_inotify(descriptor) for descriptors in _PROCESSES.glob("[0-9]*/fd") for descriptor in _own(descriptors)
     )

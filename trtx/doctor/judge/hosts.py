@@ -128,8 +128,6 @@ def _judge_clock(name: str, host: WantedHost, met: Met) -> Check:
 
 def _judge_report(name: str, host: WantedHost, report: HostReport, facts: HostsFacts) -> Iterator[Check]:
     yield _judge_device(f"{name} device", host, report)
-    if host.has_frontend and len(facts.hosts) > 1:
-        yield _judge_route(f"{name} route", host, report)
     if host.gpus:
         if report.gpus < host.gpus:
             fix = f"correct gpus of {host.name} in the hosts file, its driver, or CUDA_VISIBLE_DEVICES there"
@@ -151,26 +149,6 @@ def _judge_device(row: str, host: WantedHost, report: HostReport) -> Check:
         seen = f"{host.address} is not on it: {has}"
         return warning(row, seen, "KV and all other traffic on one network", fix)
     return ok(row, f"{', '.join(device.name for device in report.devices) or 'none named'}, up")
-
-
-def _judge_route(row: str, host: WantedHost, report: HostReport) -> Check:
-    """Checks the address on which a frontend waits for responses. In Dynamo it follows the default route and
-    can't be set to an address."""
-    if report.route_address is None:
-        return ok(row, "no default route: Dynamo takes the first address, which trtx can't tell beforehand")
-    if report.route_address == host.address:
-        return ok(row, f"the default route leaves from {host.address}: answers come back there")
-    names_ipv6 = [device.name for device in report.devices if device.has_link_local_ipv6]
-    why = "Dynamo lets frontends wait for answers on the default route's address"
-    if names_ipv6:
-        why += f", and can't be given {names_ipv6[0]}, as that has an IPv6 link-local address"
-    return failed(
-        row,
-        f"the default route leaves from {report.route_address}, not from {host.address}: {why}",
-        f"workers that reach it at {host.address}",
-        f"put frontends on a host where they are the same, make {report.route_address} the address of {host.name}, or "
-        "move the default route",
-    )
 
 
 def _judge_versions(name: str, host: WantedHost, there: HostReport, here: HostReport) -> Check:

@@ -16,7 +16,7 @@ FRONTEND_FILES, FILES_A_STREAM = 64, 2
 """File descriptors of Dynamo's frontend: 58 when idle, 186 with 64 streams, 570 with 256 (ai-dynamo 1.4.2, mode agg). A
 worker needs about half as many."""
 STREAMS = (64, 1024)  # failure, warning: the highest concurrency of a default sweep, and of a typical one
-FRONTEND_INOTIFY = 4  # inotify instances of one frontend (ai-dynamo 1.4.2, file discovery)
+FRONTEND_INOTIFY = 4  # inotify instances of one frontend (counted with ai-dynamo 1.4.2, file discovery)
 LEAST_SHM = 1 * _GIB
 """NCCL keeps its buffers between ranks in /dev/shm; its guide starts containers with --shm-size=1g. Docker's default is
 64 MiB."""

@@ -1,6 +1,6 @@
 """Sends all prompts of a run once, as concurrent streams, and disconnects from those that are to be cancelled.
 
-With Dynamo 1.4.2, every event names the worker to which the request was sent (``nvext.worker_id``); a migration doesn't
+With Dynamo 1.6.1, every event names the worker to which the request was sent (``nvext.worker_id``); a migration doesn't
 change it.
 """
 

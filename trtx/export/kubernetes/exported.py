@@ -78,11 +78,11 @@ _CRD = (
     "For the whole cluster, once, by who may do that; Dynamo's operator brings it too. Workers say there what "
     "frontends have to know."
 )
-_ACCESS = "The accounts of frontends and of workers, and what they may: no more than Dynamo 1.4.2 was seen to ask."
+_ACCESS = "The accounts of frontends and of workers, and what they may: no more than Dynamo (1.4.2) was seen to ask."
 _WORKERS = "The workers, and the Service by which frontends know which of them are ready."
 _FRONTEND = "The frontends, and the Service that clients reach."
 _POLICY = (
-    "Dynamo 1.4.2 neither encrypts nor authenticates what its processes say to each other: only pods of this topology "
+    "Dynamo's processes neither encrypt nor authenticate what they say to each other here: only pods of this topology "
     "may. It holds where the cluster's network plugin enforces policies. Prometheus reaches port 9090 of workers only "
     "with a policy more."
 )

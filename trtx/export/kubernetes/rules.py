@@ -22,7 +22,7 @@ _REPOSITORY = re.compile(
 )
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_NATS = re.compile(r"nats://(?P<host>[A-Za-z0-9.-]+)(:(?P<port>[0-9]{1,5}))?")
+_NATS = re.compile(r"(nats|tls)://(?P<host>[A-Za-z0-9.-]+)(:(?P<port>[0-9]{1,5}))?")
 _NATIVE = {"cpu", "memory", "ephemeral-storage"}
 
 
@@ -83,7 +83,7 @@ def is_image(text: str) -> bool:
 
 
 def is_nats(url: str) -> bool:
-    """Returns whether ``url`` is ``nats://HOST[:PORT]`` with a host name or a complete IPv4 address."""
+    """Returns whether ``url`` is ``nats://`` or ``tls://HOST[:PORT]`` with a host name or a complete IPv4 address."""
     found = _NATS.fullmatch(url)
     if found is None or not 0 < int(found["port"] or 4222) < 1 << 16:
         return False

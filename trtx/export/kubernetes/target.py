@@ -138,7 +138,9 @@ class KubernetesTarget(BaseModel):
     gpus_per_node: int = Field(default=8, ge=0, le=72)  # 0: nodes without GPUs
     frontends: int = Field(default=1, ge=1, le=MAX_FRONTENDS)
     ucx_devices: Annotated[str, _matching(_DEVICES, "devices of UCX such as eth0 or mlx5_0:1")] = _POD_DEVICE
-    nats: Annotated[str, _taken(is_nats, "nats://HOST:PORT")] | None = None  # None: events go by ZMQ from each worker
+    nats: Annotated[str, _taken(is_nats, "nats://HOST:PORT, or tls://HOST:PORT for TLS")] | None = (
+        None  # None: events go by ZMQ from each worker
+    )
     resources: Annotated[tuple[str, ...], _pairs("a resource"), AfterValidator(_resources)] = ()
     """Additional resource limits of each worker's pod, such as rdma/ib=1."""
     node_selector: Annotated[

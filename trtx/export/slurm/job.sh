@@ -227,7 +227,7 @@ address_of() { awk -v node="$1" '$1 == node { print $2 }' "$TRTX_RUN/nodes"; }
 # --- On a node ---
 
 look() { # NODE ADDRESS DEVICE: how other nodes reach this one
-  local address device default
+  local address device
   PATH="$PATH:/usr/sbin:/sbin" # where ip is, for people who are not root
   if [[ -n $INTERFACE ]]; then
     address=$(ip -4 -o addr show dev "$INTERFACE" scope global | awk '{ sub("/.*", "", $4); print $4; exit }')
@@ -243,10 +243,6 @@ look() { # NODE ADDRESS DEVICE: how other nodes reach this one
     complain "$SLURMD_NODENAME has the address '$address' on '$device', which no other node reaches; name the interface" \
       "with --interface"
     return 1
-  fi
-  default=$(ip -4 -o route show default | sed -n '1s/.* dev \([^ ]*\).*/\1/p')
-  if [[ -n $default && $default != "$device" ]]; then # Dynamo 1.4.2 can't be told
-    echo "warning: $SLURMD_NODENAME goes by $device, but answers come to frontends there by $default, the default route" >&2
   fi
   printf '%s %s %s\n' "$SLURMD_NODENAME" "$address" "$device"
 }

@@ -1,7 +1,7 @@
 """Client for the encode workers of this topology, over Dynamo's request plane.
 
-Dynamo 1.4.2's frontend does not call encode workers, and ``LLMEngine`` has no client. So the worker opens a second
-Dynamo runtime in its process.
+Dynamo 1.6.1's frontend asks an encode worker once for a whole request and serves nothing without one, and
+``LLMEngine`` has no client. So the worker opens a second Dynamo runtime in its process.
 """
 
 from __future__ import annotations

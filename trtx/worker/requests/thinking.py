@@ -1,6 +1,7 @@
 """Where a model's thinking ends, so that a grammar holds for the answer and not for the thoughts.
 
-Dynamo 1.4.2 makes a grammar hold from the first token on, also while the model thinks (ai-dynamo/dynamo #7831).
+Dynamo does not say from where on a grammar holds: 1.6.1 sends ``require_reasoning`` with each request of a model that
+thinks, even if its prompt has already ended the thinking (ai-dynamo/dynamo #7831).
 """
 
 from __future__ import annotations
