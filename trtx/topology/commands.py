@@ -207,7 +207,7 @@ def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, 
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _OTLP_PROTOCOL,
         "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": signal_url(endpoint, "logs"),
         "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": _OTLP_PROTOCOL,
-        "DYN_LOG": f"{log},request_span=warn,opentelemetry_sdk=off,opentelemetry_otlp=off",
+        "DYN_LOG": f"{log},request_span=warn,dynamo_runtime::logging=info,opentelemetry_sdk=off,opentelemetry_otlp=off",
     }
 
 
