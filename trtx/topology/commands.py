@@ -196,7 +196,9 @@ def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, 
     """Environment of a process that sends traces to the collector at ``endpoint``; empty without one.
 
     Dynamo 1.6.1 exports its spans and, under other variables, its logs. Where a collector does not answer, its SDK
-    logs an error every second; the launcher and the workers say it once instead. ``log``: DYN_LOG of the process.
+    logs an error every second; the launcher and the workers say it once instead. Its module ``logging`` makes the span
+    of a call to an encode worker at level info; without the span, the call begins a trace of its own. ``log``: DYN_LOG
+    of the process.
     """
     if endpoint is None:
         return {}
