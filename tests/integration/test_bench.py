@@ -18,6 +18,7 @@ import pytest
 import yaml
 from called import call
 from hostile_server import hostile_server
+from planted_slowness import causes_of, with_recorded_gpus
 from recomputed_run import assert_recomputed
 
 from trtx.bench.cells import CELL, read_cells
@@ -178,6 +179,16 @@ def test_the_stages_of_every_request_add_up_to_the_clients_own_time(
             assert sum(latency.stages.values()) == pytest.approx(latency.value, rel=0.02)
     report = (run_dir / "report.html").read_text()
     assert "Where the time goes" in report and "stages-ttft" in report
+
+
+def test_a_throttled_gpu_of_recorded_readings_is_the_cause_that_explain_names(
+    paced_run: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    why = ["thermal, by hardware"]
+    reading = {"name": "GPU 0", "sm_clock_mhz": 1410, "max_sm_clock_mhz": 1980, "clock_reasons": why}
+    run_dir = with_recorded_gpus(paced_run[0], tmp_path / "run", [reading])
+
+    assert all("throttled GPU" in causes for causes in causes_of(run_dir).values())
 
 
 def test_the_run_directory_holds_every_file_of_its_contract(

@@ -11,6 +11,8 @@ import pytest
 from judged_runs import a_needle_run, a_run, an_ab_run, compared, judged, retrieval
 from playwright.sync_api import Browser, Error, sync_playwright
 
+from trtx.bench.records import RECORDS_FILE, RequestRecord, read_trial
+from trtx.bench.stage_rows import write_rows
 from trtx.report import render
 from trtx.report.evaluation import render_evaluation
 
@@ -60,6 +62,74 @@ def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, 
     assert page.locator("tbody tr:visible").count() == 4
     assert complaints == []
     assert requested == [(run / "report.html").as_uri()]
+    page.close()
+
+
+def with_stages(run: Path) -> Path:
+    """Gives each request of a run the times of a worker: 0.15 frontend, 0.2 queue, 0.5 prefill and 0.15 stream of TTFT,
+    and 0.9 decode steps of what follows."""
+
+    def row(record: RequestRecord) -> str:
+        assert record.time_to_first_token and record.inter_token_latency and record.output_sequence_length
+        ttft_s = record.time_to_first_token / 1e3
+        rest_s = record.inter_token_latency * (record.output_sequence_length - 1) / 1e3
+        values = {
+            "id": record.request_id, "worker": "agg-0", "role": "agg", "outcome": "length",
+            "arrived_ns": record.start_ns + round(0.1e9 * ttft_s), "submitted_s": 0.05 * ttft_s,
+            "queue_s": 0.2 * ttft_s, "prefill_s": 0.5 * ttft_s, "token_s": 0.75 * ttft_s,
+            "first_chunk_s": 0.75 * ttft_s, "last_chunk_s": 0.75 * ttft_s + 0.95 * rest_s, "decode_s": 0.9 * rest_s,
+        }  # fmt: skip
+        return json.dumps(values)
+
+    for path in run.glob(f"cells/*/*/{RECORDS_FILE}"):
+        write_rows(path.parent, [row(record) for record in read_trial(path).measured])
+    return run
+
+
+# The bars of a chart: the label of each, and the lengths of its drawn parts in units of the axis, by stage.
+BARS = """(name) => {
+  const chart = document.getElementById(name), axis = chart._fullLayout.xaxis;
+  const pixels = axis._length / (axis.range[1] - axis.range[0]);
+  const traces = [...chart.querySelectorAll(".barlayer .trace")];
+  return chart.data[0].y.map((label, place) => [label, chart.data.map((stage, index) => [
+    stage.name, traces[index].querySelectorAll(".point path")[place].getBBox().width / pixels])]);
+}"""
+# Of each row of the table of all figures: topology, concurrency, and the median TTFT and ITL as the reader sees them.
+MEDIANS = """() => [...document.querySelectorAll("tbody")].map((body) => [...body.querySelectorAll("tr")])
+  .sort((one, other) => other.length - one.length)[0].filter((row) => row.checkVisibility()).map((row) => {
+    const cells = [...row.querySelectorAll("td, th")].map((cell) => cell.innerText.trim());
+    return [`${cells[0]}-${cells[1]}`, cells[8], cells[13]];
+  })"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_parts_of_a_bar_are_as_long_as_the_latency_in_the_table(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    run = with_stages(Path(shutil.copytree(RUN, tmp_path / "run")))
+    render(run)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((run / "report.html").as_uri())
+    page.wait_for_selector("#stages-ttft .barlayer .point path")
+    page.wait_for_selector("#stages-itl .barlayer .point path")
+    medians = {cell: figures for cell, *figures in page.evaluate(MEDIANS)}
+    assert set(medians) == {"agg-c1", "agg-c2", "disagg-c1", "disagg-c2"}
+    for place, (chart, expected) in enumerate(
+        {
+            "stages-ttft": {"frontend": 0.15, "queue": 0.2, "prefill": 0.5, "stream": 0.15},
+            "stages-itl": {"decode steps": 0.9, "stream": 0.05, "unaccounted": 0.05},
+        }.items()
+    ):
+        bars = {label: dict(parts) for label, parts in page.evaluate(BARS, chart)}
+        assert set(bars) == {f"{cell} p{q}" for cell in medians for q in (50, 99)}
+        for cell, figures in medians.items():
+            parts, median = bars[f"{cell} p50"], float(figures[place].lstrip("~"))
+            assert sum(parts.values()) == pytest.approx(median, rel=0.01)
+            assert parts == pytest.approx({stage: share * median for stage, share in expected.items()}, rel=0.02)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
     page.close()
 
 

@@ -117,7 +117,7 @@ def explain(
     of_ttft, of_itl = next(iter(ttft), None), next(iter(itl), None)
     evidence = SlowEvidence(splits=known, ttft=of_ttft, itl=of_itl, gpus=gpus, uses=tuple(uses))
     parts = tuple(
-        _largest(metric, split, evidence.rows)
+        _largest(metric, split, evidence)
         for metric, splits_of in (("TTFT", ttft), ("ITL", itl))
         for split in splits_of[:1]
     )
@@ -138,10 +138,10 @@ def _percentiles(
     )
 
 
-def _largest(metric: str, split: SplitPercentile, rows: Sequence[StageRow]) -> LargestStage:
+def _largest(metric: str, split: SplitPercentile, evidence: SlowEvidence) -> LargestStage:
     stage = split.largest
     took = split.stages[stage]
-    bound, because = _bound(stage, took, rows)
+    bound, because = _bound(metric, stage, took, evidence)
     limit = "" if bound is None else f", bound by {_BOUNDS[bound]} ({because})"
     whole = f"{metric} p{split.percentile} {milliseconds(split.value)}"
     share = percent(split.share(stage))
@@ -157,19 +157,30 @@ _BOUNDS: Mapping[Bound, str] = {
 }
 
 
-def _bound(stage: str, ms: float, rows: Sequence[StageRow]) -> tuple[Bound | None, str]:
+def _bound(metric: str, stage: str, ms: float, evidence: SlowEvidence) -> tuple[Bound | None, str]:
     """What bounds a stage, and the evidence; None where nothing was recorded that shows it."""
+    rows = evidence.rows
     if stage == QUEUE:
         return "queue", "requests waited for a slot or for KV blocks"
-    if stage == HANDOFF and (reads := [row.read_s for row in rows if row.read_s]) and 1e3 * median(reads) >= ms / 2:
-        return "wire", f"reading the KV took {milliseconds(1e3 * median(reads))}"
+    if stage == HANDOFF and metric == "ITL":  # in TTFT it is the way of prefill's token, which comes before the KV
+        return "wire", f"reading the KV took {milliseconds(1e3 * median(row.read_s for row in rows if row.read_s))}"
     if stage == DECODE and (share := device_wait(rows)) is not None:
-        text = f"the engine waited for its device in {percent(share)} of the steps"
-        return ("memory" if share >= _DEVICE_BOUND else "host" if share < 1 - _DEVICE_BOUND else None), text
+        return _device_bound(
+            "memory", share, evidence
+        ), f"the engine waited for its device in {percent(share)} of the steps"
     if stage == PREFILL and (share := _prefill_wait(rows)) is not None:
-        text = f"the engine waited for its device in {percent(share)} of the time"
-        return ("products" if share >= _DEVICE_BOUND else "host" if share < 1 - _DEVICE_BOUND else None), text
+        return _device_bound(
+            "products", share, evidence
+        ), f"the engine waited for its device in {percent(share)} of the time"
     return None, ""
+
+
+def _device_bound(of_gpu: Bound, share: float, evidence: SlowEvidence) -> Bound | None:
+    """What bounds an engine that waited for its device in ``share`` of the time."""
+    if share < 1 - _DEVICE_BOUND:
+        return "host"
+    has_gpu = evidence.gpus is None or len(evidence.gpus) > 0
+    return of_gpu if has_gpu and share >= _DEVICE_BOUND else None
 
 
 def _prefill_wait(rows: Sequence[StageRow]) -> float | None:

@@ -76,6 +76,7 @@ class WorkerUse:
     at_ns: int
     cores: int
     cpu_s: float
+    waited_s: float | None = None  # their threads were ready to run and had no core; None: not counted
 
 
 @dataclass(frozen=True, slots=True)

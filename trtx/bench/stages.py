@@ -45,6 +45,14 @@ class RequestSplit:
     ttft: Mapping[str, float] | None
     itl: Mapping[str, float] | None
 
+    @property
+    def end_late_ms(self) -> float | None:
+        """From the worker's last chunk until the client had the end of the answer."""
+        last = _workers(self.rows)[1]
+        if last is None or last.last_chunk_s is None:
+            return None
+        return (self.record.end_ns - last.arrived_ns) / 1e6 - 1e3 * last.last_chunk_s
+
 
 @dataclass(frozen=True, slots=True)
 class SplitPercentile:

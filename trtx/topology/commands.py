@@ -194,7 +194,9 @@ def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, 
     """Environment of a process that sends traces to the collector at ``endpoint``; empty without one.
 
     Dynamo 1.6.1 exports its spans and, under other variables, its logs. Where a collector does not answer, its SDK
-    logs an error every second; the launcher and the workers say it once instead. ``log``: DYN_LOG of the process.
+    logs an error every second; the launcher and the workers say it once instead. Its module ``logging`` makes the span
+    of a call to an encode worker at level info; without the span, the call begins a trace of its own. ``log``: DYN_LOG
+    of the process.
     """
     if endpoint is None:
         return {}
@@ -205,7 +207,7 @@ def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, 
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _OTLP_PROTOCOL,
         "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": signal_url(endpoint, "logs"),
         "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": _OTLP_PROTOCOL,
-        "DYN_LOG": f"{log},request_span=warn,opentelemetry_sdk=off,opentelemetry_otlp=off",
+        "DYN_LOG": f"{log},request_span=warn,dynamo_runtime::logging=info,opentelemetry_sdk=off,opentelemetry_otlp=off",
     }
 
 

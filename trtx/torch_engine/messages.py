@@ -136,8 +136,8 @@ class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     read_s: float | None = None  # from then until the prefill side's KV had arrived
     first_step_s: float | None = None  # from the end of the read until the first token computed here
     decode_s: float | None = None  # from the first token computed here until the last one
-    # The parts of these times in which the step loop waited for the device: little if the host was the slower one.
-    # None without a device.
+    # The parts of these times in which the step loop waited for the device: little if the host was the slower one. On a
+    # CPU the step loop computes the model itself, and that counts. None: not known.
     prefill_wait_s: float | None = None
     device_wait_s: float | None = None
 

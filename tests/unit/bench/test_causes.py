@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from slow_cells import TOKENS, SlowCell, Times, evenly, planted, request, sound
+from slow_cells import START_NS, TOKENS, SlowCell, Times, evenly, planted, request, sound
 
 from trtx.bench.explain import explain
 from trtx.bench.judge.causes import all_causes
+from trtx.bench.readings import GpuReading
+from trtx.bench.stage_rows import WorkerUse
 from trtx.bench.stages import UNACCOUNTED, split_request, split_requests
 
 CAUSES = tuple(cause.name for cause in all_causes())
@@ -112,8 +114,72 @@ def test_a_cell_without_rows_names_nothing() -> None:
 
 
 def test_what_bounds_a_part_is_told_only_where_it_was_measured() -> None:
-    memory = evenly(Times(device_wait=0.115)).explained().parts[1]
+    cell = evenly(Times(device_wait=0.115))
+    cell.gpus = (GpuReading("GPU 0", 1900, 1980, ()),) * 5
+    memory = cell.explained().parts[1]
     unknown = evenly(Times()).explained().parts[1]
 
     assert memory.bound == "memory" and "95.8 %" in memory.sentence
     assert unknown.bound is None and "bound" not in unknown.sentence
+
+
+def test_an_engine_without_a_gpu_is_not_bound_by_one() -> None:
+    cell = evenly(Times(device_wait=0.115))
+    assert cell.gpus == ()
+
+    assert cell.explained().parts[1].bound is None
+
+
+def test_a_worker_that_shares_its_one_core_with_others_waits_for_it() -> None:
+    """It can't use 85% of a core that other processes use too, but more cores would help it."""
+    cell = evenly(Times())
+    cell.uses = [
+        WorkerUse(worker="agg-0", at_ns=START_NS + n * 10**9, cores=1, cpu_s=0.5 * n, waited_s=1.3 * n)
+        for n in range(5)
+    ]
+    (found,) = cell.explained().causes
+    assert (found.cause.name, found.evidence) == (
+        "worker on one core",
+        "agg-0 may use 1 core, used 50 % of it and waited for it in 100 % of the time",
+    )
+
+    cell.uses = [replace(use, cpu_s=0.3 * use.cpu_s, waited_s=0.2 * use.cpu_s) for use in cell.uses]
+    assert cell.explained().causes == ()
+
+
+def test_long_prompts_that_fill_the_tail_do_not_hide_those_that_wait_behind_them() -> None:
+    cell = SlowCell()
+    for number in range(10):
+        at_s = 2.0 * number
+        cell.add(Times(prompt_tokens=4096, prefill=0.8, queue=0.2), at_s=at_s)
+        cell.add(Times(prompt_tokens=64, queue=0.9, prefill=0.02), at_s=at_s + 0.02)
+        for after in range(4):
+            cell.add(Times(prompt_tokens=64, prefill=0.02), at_s=at_s + 1.7 + 0.02 * after)
+
+    (found,) = cell.explained().causes
+
+    assert found.cause.name == "head of line"
+
+
+def test_the_hop_to_the_decode_worker_is_no_slow_handoff_of_kv() -> None:
+    """The KV of these requests is read in 2 ms; what takes long is the way through the frontend."""
+    assert evenly(Times(hop=0.120), mode="disagg").explained().causes == ()
+
+    of_engine = evenly(Times(hop=0.120), mode="disagg")
+    of_engine.rows = [replace(row, read_s=None) for row in of_engine.rows]
+    (found,) = of_engine.explained().causes
+    assert found.cause.name == "slow handoff"
+
+
+def test_a_first_token_without_text_is_no_slow_client() -> None:
+    """The client counts TTFT to the first text. The answer's end comes in time."""
+    assert evenly(Times(stream=0.050, late_stream=-0.048)).explained().causes == ()
+
+    (found,) = evenly(Times(stream=0.050)).explained().causes
+    assert found.cause.name == "slow client"
+    assert found.evidence.endswith("and answers end 49.8 ms after their last chunk was sent")
+
+
+def test_a_read_that_waits_for_the_end_of_a_step_is_no_slow_handoff() -> None:
+    """Steps of 35 ms: an engine under load begins and ends its reads between two of them."""
+    assert evenly(Times(read=0.050, decode=0.560), mode="disagg").explained().causes == ()

@@ -36,6 +36,7 @@ def test_bench_reads_what_a_worker_wrote(tmp_path: Path) -> None:
     assert [(row.id, row.queue_s, row.prefill_s) for row in found.requests] == [("a", 0.25, None), ("b", None, None)]
     assert {use.worker for use in found.uses} == {"agg-0"}
     assert all(use.cores >= 1 and use.cpu_s > 0 for use in found.uses)
+    assert all(use.waited_s is not None and use.waited_s >= 0 for use in found.uses)
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,12 @@ _STANDS_OUT = 0.40  # share of a latency from which a stage stands out
 _LEAST_MS = 5.0  # a stage shorter than this is not worth a sentence, whatever its share
 _TAIL_SHARE, _TAIL_LEAST = 0.10, 5  # the slowest requests, which are asked what they waited for
 _LONG_PROMPT = 4.0  # a prompt this many times as long as one that waits for it
+_LEAST_LONG = 256  # computed tokens; a shorter prompt is not long, even if cached ones have 1 token to compute
+_LATE_END = 0.1  # how late the end of an answer comes to a slow client, as a share of its late first content
 _OVERLAP = 0.5  # share of the wait during which the long prompt was computed
 _HOST_BOUND = 0.30  # the engine waits for its device in less than this share of its time
-_FULL_CORE = 0.85  # share of a core's time; the rest is waiting for the other processes of the same core
+_FULL_CORE = 0.85  # share of a core's time in which a worker used it, or was ready to
+_OWN_CORE = 0.40  # share of a core's time from which a worker itself fills it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +112,9 @@ def _throttled_gpu(evidence: SlowEvidence) -> Shown | None:
 @_cause(
     name="worker on one core",
     bound="host",
-    needs="a worker's CPU time and the number of cores that it may use",
-    threshold=f"a worker may use one core, and it used {_FULL_CORE:.0%} of it or more in half of the readings",
+    needs="a worker's CPU time, the time that it waited for a core, and the number of cores that it may use",
+    threshold=f"a worker may use one core; in half of the readings it used {_OWN_CORE:.0%} of the core or more, and "
+    f"used it or waited for it in {_FULL_CORE:.0%} of the time or more",
     sentence="a worker and its engine share one core, which is full",
     advice="give the worker more cores (taskset or a cpuset)",
 )
@@ -121,18 +125,37 @@ def _one_core(evidence: SlowEvidence) -> Shown | None:
     for worker, uses in by_worker.items():
         if max(use.cores for use in uses) != 1:
             continue
-        busy = [1e9 * (now.cpu_s - then.cpu_s) / (now.at_ns - then.at_ns) for then, now in pairwise(uses)]
-        if busy and median(busy) >= _FULL_CORE:
-            return Shown(f"{worker} may use 1 core and used {percent(median(busy))} of it")
+        used, waited = _shares_of_a_core(uses)
+        if not used or median(used) < _OWN_CORE:
+            continue
+        if median(min(1.0, one + other) for one, other in zip(used, waited, strict=True)) >= _FULL_CORE:
+            also = f" and waited for it in {percent(median(waited))} of the time" if any(waited) else ""
+            return Shown(f"{worker} may use 1 core, used {percent(median(used))} of it{also}")
     return None
+
+
+def _shares_of_a_core(uses: Sequence[WorkerUse]) -> tuple[list[float], list[float]]:
+    """The shares of one core's time, between two readings each, that a worker used it and that it waited for it.
+
+    Waiting that was not counted is 0. Several threads may wait at once, so their share is at most 1.
+    """
+    used, waited = [], []
+    for then, now in pairwise(uses):
+        seconds = (now.at_ns - then.at_ns) / 1e9
+        used.append((now.cpu_s - then.cpu_s) / seconds)
+        known = then.waited_s is not None and now.waited_s is not None
+        took = (now.waited_s or 0.0) - (then.waited_s or 0.0) if known else 0.0
+        waited.append(min(1.0, max(0.0, took / seconds)))  # a thread that ends takes its time with it
+    return used, waited
 
 
 @_cause(
     name="slow client",
     bound="host",
-    needs="when a request was due and sent, and the stream stage",
-    threshold=f"half of the requests were sent late by {_STANDS_OUT:.0%} of TTFT p50 or more, or stream is that share "
-    f"of TTFT p50 or ITL p50; and by at least {_LEAST_MS:g} ms",
+    needs="when a request was due and sent, the stream stage, and when the answer ended on both sides",
+    threshold=f"half of the requests were sent late by {_STANDS_OUT:.0%} of TTFT p50 or more; or, without a slow "
+    "handoff, stream is that share of ITL p50, or of TTFT p50 if half of the answers also end late, by "
+    f"{_LATE_END:.0%} of it; and by at least {_LEAST_MS:g} ms",
     sentence="the client sends requests late or takes answers late",
     advice="give the load generator cores of its own, or run it on another machine",
 )
@@ -143,38 +166,56 @@ def _slow_client(evidence: SlowEvidence) -> Shown | None:
         return Shown(
             f"requests were sent {milliseconds(late)} after they were due; TTFT p50 is {milliseconds(ttft.value)}"
         )
-    return _part("TTFT", ttft, STREAM) or _part("ITL", evidence.itl, STREAM)
+    if _slow_handoff(evidence) is not None:
+        return None  # KV that fills the network holds up the answers on it
+    shown = _part("TTFT", ttft, STREAM)
+    if ttft is not None and shown is not None:
+        ends = [split.end_late_ms for split in evidence.splits if split.end_late_ms is not None]
+        # Where only the first content is late, the frontend or the worker held it back: it may have had no text.
+        if ends and median(ends) >= max(_LEAST_MS, _LATE_END * ttft.stages[STREAM]):
+            return Shown(
+                f"{shown.evidence}, and answers end {milliseconds(median(ends))} after their last chunk was sent"
+            )
+    return _part("ITL", evidence.itl, STREAM)
 
 
 @_cause(
     name="head of line",
     bound="products",
     needs="when each prompt was computed on a worker, and its length",
-    threshold=f"of the slowest {_TAIL_SHARE:.0%} of requests, half waited at least {_OVERLAP:.0%} of queue and prefill "
-    f"while the same worker computed a prompt {_LONG_PROMPT:g} times as long as theirs",
+    threshold=f"of the slowest {_TAIL_SHARE:.0%} of the requests with short prompts (at most 1/{_LONG_PROMPT:g} of the "
+    f"longest; at least {_TAIL_LEAST} requests), half waited at least {_OVERLAP:.0%} of queue and prefill while the "
+    f"same worker computed a prompt {_LONG_PROMPT:g} times as long as theirs, of {_LEAST_LONG} tokens or more",
     sentence="short requests wait while a long prompt is computed",
     advice="lower max_num_tokens or enable chunked prefill, or serve long prompts from workers of their own (--mode "
     "disagg)",
 )
 def _head_of_line(evidence: SlowEvidence) -> Shown | None:
-    slow = [split for split in evidence.splits if split.ttft is not None and split.record.time_to_first_token]
+    prompts = [(row, row.prefill_span_ns) for row in evidence.rows]
+    spans = [(row, span) for row, span in prompts if span is not None and (row.computed_tokens or 0) >= _LEAST_LONG]
+    longest = max((row.computed_tokens or 0 for row, _ in spans), default=0)
+    # Long prompts are slow by themselves, and would fill the tail.
+    slow = [split for split in evidence.splits if 0 < _LONG_PROMPT * _computed_tokens(split) <= longest]
     slow.sort(key=lambda split: -(split.record.time_to_first_token or 0.0))
     slow = slow[: max(_TAIL_LEAST, round(_TAIL_SHARE * len(slow)))]
-    prompts = [(row, row.prefill_span_ns) for row in evidence.rows]
-    spans = [(row, span) for row, span in prompts if span is not None and row.computed_tokens]
     behind: list[tuple[int, int, float]] = []  # own tokens, tokens of the long one, ms of waiting beside it
     for split in slow:
         if (found := _waited_for(split, spans)) is not None:
             behind.append(found)
-    if len(behind) < max(2, len(slow) / 2):
+    if len(slow) < _TAIL_LEAST or len(behind) < len(slow) / 2:
         return None
     own, other, beside = (median(values) for values in zip(*behind, strict=True))
     if beside < _LEAST_MS:
         return None
     return Shown(
-        f"{len(behind)} of the {len(slow)} slowest requests, with prompts of {own:.0f} tokens, waited "
+        f"{len(behind)} of the {len(slow)} slowest requests with short prompts, of {own:.0f} tokens, waited "
         f"{milliseconds(beside)} while a prompt of {other:.0f} tokens was computed"
     )
+
+
+def _computed_tokens(split: RequestSplit) -> int:
+    """Prompt tokens that a worker computed; 0 if unknown."""
+    return max((row.computed_tokens or 0 for row in split.rows if row.prefill_span_ns is not None), default=0)
 
 
 def _waited_for(
@@ -213,18 +254,20 @@ def _queue(evidence: SlowEvidence) -> Shown | None:
     name="slow handoff",
     bound="wire",
     needs="the handoff stage of a prefill and a decode worker",
-    threshold=f"handoff is {_OVERLAP:.0%} of TTFT p50 or more; or half of the reads took {_STANDS_OUT:.0%} of TTFT p50 "
-    f"or of the time after the first token; and at least {_LEAST_MS:g} ms",
+    threshold=f"half of the reads of KV took {_STANDS_OUT:.0%} of TTFT p50 or of the time after the first token; or, "
+    f"where reads are not timed, handoff is {_OVERLAP:.0%} of TTFT p50 or more; and at least {_LEAST_MS:g} ms and two "
+    "decode steps",
     sentence="the KV takes long from the prefill worker to the decode worker",
     advice="check the transport that trtx doctor names, and place the workers on GPUs with NVLink",
 )
 def _slow_handoff(evidence: SlowEvidence) -> Shown | None:
     ttft, itl = evidence.ttft, evidence.itl
-    if ttft is not None and ttft.share(HANDOFF) >= _OVERLAP:
-        return _part("TTFT", ttft, HANDOFF)
     reads = [1e3 * row.read_s for row in evidence.rows if row.read_s is not None]
-    if not reads or (took := median(reads)) < _LEAST_MS:
-        return None
+    if not reads:
+        return _part("TTFT", ttft, HANDOFF) if ttft is not None and ttft.share(HANDOFF) >= _OVERLAP else None
+    step = 0.0 if itl is None else itl.stages.get(DECODE, 0.0)
+    if (took := median(reads)) < max(_LEAST_MS, 2 * step):
+        return None  # an engine begins and ends its reads between two steps
     if itl is not None and itl.share(HANDOFF) >= _STANDS_OUT:
         share = percent(itl.share(HANDOFF))
         return Shown(f"reading the KV took {milliseconds(took)}, {share} of the time after the first token")
@@ -240,7 +283,7 @@ def _slow_handoff(evidence: SlowEvidence) -> Shown | None:
     needs="the time that the engine waited for its device",
     threshold=f"decode steps are {_STANDS_OUT:.0%} of ITL p50 or more, and the engine waited for its device in less "
     f"than {_HOST_BOUND:.0%} of them",
-    sentence="the GPU waits for the engine's process on the host",
+    sentence="the device that computes the model waits for the engine's process on the host",
     advice="enable CUDA graphs and the overlap scheduler, raise the batch, or give the engine a faster core",
 )
 def _host_bound(evidence: SlowEvidence) -> Shown | None:

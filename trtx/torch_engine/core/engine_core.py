@@ -105,7 +105,7 @@ class EngineCore:
         self._overlaps = not disable_overlap_scheduler
         self._under_way: _UnderWay | None = None
         self._committed_at = 0.0  # same clock as Sequence.arrived_s
-        self._device_wait_s = 0.0  # total time that the loop waited for results
+        self._device_wait_s = 0.0  # total time in which the device computed for the waiting loop
 
     # --- step ---
 
@@ -150,7 +150,11 @@ class EngineCore:
         if not step.sequences:
             return None
         batch = step.launch()
-        return _UnderWay(step, self.runner.launch(batch), batch.waits_for_tokens, began)
+        launches_from = time.perf_counter()
+        launched = self.runner.launch(batch)
+        if not self.runner.is_asynchronous:  # the device is this thread
+            self._device_wait_s += time.perf_counter() - launches_from
+        return _UnderWay(step, launched, batch.waits_for_tokens, began)
 
     def _sample(self, under_way: _UnderWay) -> None:
         """Starts to sample a step whose sequences follow grammars or have logits processors."""
@@ -192,8 +196,7 @@ class EngineCore:
             elif update is not None:
                 is_first = bool(update.token_ids) and sequence.stages.token(came, self._device_wait_s)
                 if is_first or update.finish_reason is not None:
-                    waited = self._device_wait_s if self.runner.is_asynchronous else None
-                    update.times = sequence.stages.times(sequence.arrived_s, came, waited)
+                    update.times = sequence.stages.times(sequence.arrived_s, came, self._device_wait_s)
                 num_emitted += len(update.token_ids)
                 num_completed += update.finish_reason is not None
                 self._open.advance(sequence, update)

@@ -30,8 +30,8 @@ class SequenceStages:
         self.first_token, self.waited_before = now, waited
         return True
 
-    def times(self, arrived: float, now: float, waited: float | None) -> EngineTimes:
-        """The stages as of the token known at ``now``. ``waited``: the step loop's total wait; None: no device."""
+    def times(self, arrived: float, now: float, waited: float) -> EngineTimes:
+        """The stages as of the token known at ``now``. ``waited``: the step loop's total wait for the device."""
         began = self.read or self.admitted
         reads = self.read > 0 and not self.is_recomputed
         after = self.first_token - began if self.first_token else None
@@ -43,8 +43,6 @@ class SequenceStages:
             read_s=self.read - self.admitted if self.read else None,
             first_step_s=after if reads else None,
             decode_s=now - self.first_token if decodes else None,
-            prefill_wait_s=None
-            if reads or after is None or waited is None
-            else self.waited_before - self.waited_at_start,
-            device_wait_s=waited - self.waited_before if decodes and waited is not None else None,
+            prefill_wait_s=None if reads or after is None else self.waited_before - self.waited_at_start,
+            device_wait_s=waited - self.waited_before if decodes else None,
         )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynamo._core import Context
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.runtime import DistributedRuntime
+
+from trtx.worker.requests.disconnects import CLIENT_REQUEST
 
 SILENCE_SECONDS = 3.0
 """Timeout after which an encode worker counts as dead or stopped.
@@ -58,9 +61,11 @@ class EncodeEndpoint:
         """The ``encoder_result`` of encode worker ``worker_id``.
 
         Raises TimeoutError if the worker falls silent, and Dynamo's errors if it does not answer. On timeout or
-        cancellation, asks the encode worker to stop.
+        cancellation, asks the encode worker to stop. The encode worker's spans belong to the client's trace.
         """
-        context = Context()
+        client_request = CLIENT_REQUEST.get(None)
+        # An id of its own: a request with several images asks several times.
+        context = Context() if client_request is None else client_request.detached(str(uuid.uuid4()))
         request = {
             "model": self._model,
             "token_ids": [0],  # Dynamo's request needs a prompt; the encode worker ignores it

@@ -26,13 +26,17 @@ EVERY_SECONDS = 0.2
 _USE_EVERY_SECONDS = 1.0
 
 
-class HostUse(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU time of a worker's process and of its engine's process so far, with the number of cores that they may use."""
+class HostUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """CPU time of a worker's process and of its engine's process so far, with the number of cores that they may use.
+
+    ``waited_s``: how long their threads were ready to run and had no core; absent where the kernel does not count it.
+    """
 
     worker: str
     at_ns: int
     cores: int
     cpu_s: float
+    waited_s: float | None = None
 
 
 class StageLog:
@@ -89,14 +93,15 @@ class StageLog:
         if now - self._used_at < _USE_EVERY_SECONDS:
             return ()
         self._used_at = now
-        cpu_s, cores = 0.0, 0
+        cpu_s, cores, waited = 0.0, 0, [_waited_s(pid) for pid in self._pids]
         for pid in self._pids:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
                 cores = max(cores, len(process.cpu_affinity()))
-        return (HostUse(worker=self._worker, at_ns=time.time_ns(), cores=cores, cpu_s=cpu_s),)
+        waited_s = None if None in waited else sum(seconds or 0.0 for seconds in waited)
+        return (HostUse(worker=self._worker, at_ns=time.time_ns(), cores=cores, cpu_s=cpu_s, waited_s=waited_s),)
 
     def _write(self, rows: Sequence[EndedRequest | HostUse]) -> None:
         if self._file is None:
@@ -106,3 +111,18 @@ class StageLog:
             self._file.close()
             self._file = None
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+
+def _waited_s(pid: int) -> float | None:
+    """How long the threads of a process were ready to run and had no core; None if the kernel does not count it.
+
+    The second number of ``schedstat`` is in ns (Linux's Documentation/scheduler/sched-stats.rst).
+    """
+    waited_ns = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # a thread that has ended in the meantime
+                waited_ns += int((task / "schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return waited_ns / 1e9

@@ -25,7 +25,7 @@ def test_a_decode_request_has_a_read_and_a_first_step_in_place_of_a_prefill() ->
     one = stages(read=3.5)
     one.token(4.0, 1.0)
 
-    times = one.times(1.0, 4.0, None)
+    times = one.times(1.0, 4.0, 1.0)
 
     assert (times.read_s, times.first_step_s, times.prefill_s, times.decode_s) == (1.5, 0.5, None, None)
 
@@ -34,7 +34,7 @@ def test_a_prompt_that_is_computed_after_a_failed_read_is_a_prefill() -> None:
     one = stages(read=3.5, is_recomputed=True)
     one.token(6.0, 1.0)
 
-    times = one.times(1.0, 6.0, None)
+    times = one.times(1.0, 6.0, 1.0)
 
     assert (times.read_s, times.prefill_s, times.first_step_s) == (1.5, 2.5, None)
 
@@ -49,4 +49,4 @@ def test_a_preemption_does_not_begin_a_new_queue() -> None:
     one = stages()
     one.admit(7.0, 4.0)
 
-    assert one.times(1.0, 8.0, None).queue_s == 1.0
+    assert one.times(1.0, 8.0, 4.0).queue_s == 1.0
