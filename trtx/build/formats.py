@@ -40,7 +40,7 @@ def check_model(form: BuiltFormat, config: Mapping[str, Any], *, name: str) -> N
             f"model {name} is quantized already ({method}); give the unquantized checkpoint, or --quant {NO_FORMAT}"
         )
     text = text_config(config)
-    inputs = {name: int(text.get(name) or 0) for name in ("hidden_size", "intermediate_size")}
+    inputs = {name: int(text.get(name) or 0) for name in ("hidden_size", "intermediate_size", "moe_intermediate_size")}
     if text.get("num_attention_heads"):
         heads, _, head_dim = head_shape(text)
         inputs["num_attention_heads x head_dim"] = heads * head_dim

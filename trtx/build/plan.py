@@ -14,6 +14,7 @@ from trtx.build.manifest import code_hash, key_of, tool_versions
 from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
 from trtx.checkpoint import read_model_config
+from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.windows import computed_windows
 from trtx.config import (
     ModelFacts,
@@ -126,15 +127,17 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
             config = read_model_config(source.path)
             on_gpu = request.here is not None
             computed_windows(config.windows, source.path, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
-            if config.experts is not None:
-                raise UnsupportedModel(
-                    f"{source.name} is a mixture of experts, and the torch engine loads no quantized experts"
-                )
         except UnsupportedModel as error:  # its message advises about serving; add advice about building
             raise UnsupportedModel(
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "
                 f"{NO_FORMAT} and serve that with trtx serve --engine tensorrt-llm"
             ) from error
+        if config.experts is not None and form.algorithm not in EXPERT_FORMATS:
+            loaded = [name for name, other in FORMATS.items() if other.algorithm in EXPERT_FORMATS]
+            raise UnsupportedModel(
+                f"{source.name} is a mixture of experts, and the torch engine loads no experts in {form.algorithm}; "
+                f"choose --quant {' or '.join([*loaded, NO_FORMAT])}"
+            )
     check_model(form, source.config, name=source.name)
     if request.backend == "pytorch" and importlib.util.find_spec("modelopt") is None:
         raise UsageError(

@@ -141,17 +141,30 @@ def _load(job: QuantizeJob) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    from trtx.checkpoint.experts import stack_place
+    from trtx.checkpoint.model_config import read_model_config
     from trtx.torch_engine.runner.weights import named_tensors
 
+    config = read_model_config(Path(job.source))
     device, dtype = torch.device(job.device), getattr(torch, job.dtype)
     with no_init_weights(), device:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.source), dtype=dtype)
+        # ModelOpt observes experts only in transformers' loop over them.
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(job.source), dtype=dtype, experts_implementation="eager"
+        )
     model.tie_weights()
     empty: dict[str, Tensor] = dict(model.named_parameters())  # includes a tied head only once, as the embedding
+    experts, hidden = config.experts, config.hidden_size
+    filled: set[str] = set()
     with torch.no_grad():
         for name, value in named_tensors(Path(job.source), device=device, dtype=dtype):
-            empty.pop(name).copy_(value)
-    assert not empty, f"no values for {sorted(empty)[:3]}"
+            place = None if experts is None else stack_place(experts, hidden, name)
+            if place is None:
+                empty[name].copy_(value)
+            else:  # transformers 5 has one parameter for all experts of a layer
+                empty[place.stack][place.index].copy_(value)
+            filled.add(name if place is None else place.stack)
+    assert filled == empty.keys(), f"no values for {sorted(empty.keys() - filled)[:3]}"
     return model.eval()
 
 

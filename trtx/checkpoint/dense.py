@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtx.checkpoint.experts import expert_tensors
+from trtx.checkpoint.experts import expert_modules, router_name
 from trtx.checkpoint.formats import Loading, TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UnsupportedModel
@@ -44,6 +44,19 @@ class Product:
         ``scaled_products``: whether the device supports scaled matmuls.
         """
         return self.loading is not None and scaled_products and self.loading.is_kept(self.rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProducts:
+    """The linear modules of a layer's experts: for each expert gate, up and down. ``loading``: as in Product."""
+
+    modules: tuple[LinearModule, ...]
+    loading: Loading | None
+
+    def is_kept(self, *, scaled_products: bool) -> bool:
+        """As :meth:`Product.is_kept`, for all experts."""
+        gate = self.modules[0]
+        return self.loading is not None and scaled_products and self.loading.is_kept(gate.rows, gate.columns)
 
 
 def product_parameters(config: ModelConfig) -> int:
@@ -93,6 +106,25 @@ def _product(config: ModelConfig, rows: dict[str, int], columns: int, *, has_bia
     return Product(tuple(modules), has_bias, quantization.loading)
 
 
+def expert_products(config: ModelConfig, layer: int) -> ExpertProducts | None:
+    """Returns the linear modules of a layer's experts; None for a dense MLP."""
+    experts = config.layer_experts(layer)
+    if experts is None:
+        return None
+    shapes, quantization = expert_modules(experts, config.hidden_size, layer), config.quantization
+    is_quantized = quantization is not None and quantization.covers(next(iter(shapes)))
+    modules = tuple(
+        LinearModule(
+            name, rows, columns,
+            quantization.stored(rows, columns)
+            if quantization is not None and is_quantized
+            else {"weight": TensorSpec((rows, columns))},
+        )
+        for name, (rows, columns) in shapes.items()
+    )  # fmt: skip
+    return ExpertProducts(modules, quantization.loading if quantization is not None and is_quantized else None)
+
+
 def layer_norms(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
     """Returns the norm weights of a layer by name: the two layer norms, and the head norms if the model has them."""
     at = f"model.layers.{layer}"
@@ -123,8 +155,10 @@ def checkpoint_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
                 found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
             if product.has_bias:
                 found |= {f"{module.name}.bias": TensorSpec((module.rows,)) for module in product.modules}
-        if (experts := config.layer_experts(layer)) is not None:
-            found |= expert_tensors(experts, config.hidden_size, layer)
+        if (experts := expert_products(config, layer)) is not None:
+            found[router_name(layer)] = TensorSpec(config.router_shape)
+            for module in experts.modules:
+                found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
         if has_kv_scales:
             found |= {name: TensorSpec((), "float32", is_optional=True) for name in kv_scale_names(layer)}
     found[EMBEDDING] = TensorSpec((config.vocab_size, config.hidden_size))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtx.checkpoint.documents import Fields
-from trtx.checkpoint.formats import TensorSpec
 
 _COUNT, _COUNT_OF_TRANSFORMERS = "num_experts", "num_local_experts"
 _PER_TOKEN, _WIDTH, _STEP, _DENSE = (
@@ -15,13 +14,26 @@ _PER_TOKEN, _WIDTH, _STEP, _DENSE = (
 )  # fmt: skip
 EXPERT_FIELDS = frozenset((_COUNT, _COUNT_OF_TRANSFORMERS, _PER_TOKEN, _WIDTH, _STEP, _DENSE, "norm_topk_prob"))
 """The fields of ``config.json`` that :func:`read_experts` reads."""
+EXPERT_FORMATS = ("FP8",)
+"""The quantized formats of experts that the torch engine loads, by algorithm."""
 _MOST_EXPERTS = 1 << 12
 _MOST_WIDTH = 1 << 20
-_OF_ONE = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_OF_ONE = re.compile(
+    r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|weight_scale|input_scale)"
+)
 _OF_ALL = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
 
 ExpertSlice = tuple[int, slice]
 """The place of one expert's weight in the weights of all experts of a layer: the expert, and its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlace:
+    """The place of one expert's tensor in the stack of its layer. ``index``: of the stack, for torch."""
+
+    stack: str
+    shape: tuple[int, ...]
+    index: ExpertSlice | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +95,15 @@ def router_name(layer: int) -> str:
     return f"model.layers.{layer}.mlp.gate.weight"
 
 
-def expert_modules(config: ExpertConfig) -> Iterator[str]:
-    """Yields the name of every expert's linear modules."""
-    for layer, is_sparse in enumerate(config.sparse):
-        if is_sparse:
-            for expert in range(config.count):
-                for kind in ("gate", "up", "down"):
-                    yield f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj"
-
-
-def expert_tensors(config: ExpertConfig, hidden: int, layer: int) -> dict[str, TensorSpec]:
-    """Returns the tensors of a sparse layer's MLP by their names in published checkpoints, one for each expert."""
+def expert_modules(config: ExpertConfig, hidden: int, layer: int) -> dict[str, tuple[int, int]]:
+    """Returns the (rows, columns) of each linear module of a layer's experts, by its name in published checkpoints."""
     inner = config.intermediate_size
     shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    found = {router_name(layer): TensorSpec((config.count, hidden))}
-    for expert in range(config.count):
-        at = f"model.layers.{layer}.mlp.experts.{expert}"
-        found |= {f"{at}.{kind}_proj.weight": TensorSpec(shape) for kind, shape in shapes.items()}
-    return found
+    return {
+        f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj": shape
+        for expert in range(config.count)
+        for kind, shape in shapes.items()
+    }
 
 
 def stack_name(layer: int, kind: str) -> str:
@@ -114,14 +117,23 @@ def stack_kind(name: str) -> str | None:
     return found.group(2) if found else None
 
 
-def stack_place(config: ExpertConfig, name: str) -> tuple[str, str, ExpertSlice] | None:
-    """Returns the stack that one expert's tensor belongs to, its kind, and the place; None for another tensor."""
+def stack_place(config: ExpertConfig, hidden: int, name: str) -> StackPlace | None:
+    """Returns the place of an expert's weight or scale in a stack of its layer; None for any other tensor.
+
+    A stack of scales has the name of its stack of weights and the scales' suffix. It is ``[experts, 2]`` for the scales
+    of gate and up, and ``[experts]`` for those of down.
+    """
     found = _OF_ONE.fullmatch(name)
     if found is None:
         return None
-    layer, expert, kind = int(found.group(1)), int(found.group(2)), found.group(3)
+    layer, expert, kind, suffix = int(found.group(1)), int(found.group(2)), found.group(3), found.group(4)
     of = "down" if kind == "down" else "gate_up"
-    return stack_name(layer, of), of, (expert, config.rows(kind))
+    stack = stack_name(layer, of)
+    if suffix == "weight":
+        return StackPlace(stack, config.stack_shape(hidden, of), (expert, config.rows(kind)))
+    if kind == "down":
+        return StackPlace(f"{stack}.{suffix}", (config.count,), (expert,))
+    return StackPlace(f"{stack}.{suffix}", (config.count, 2), (expert, int(kind == "up")))
 
 
 def stack_parts(config: ExpertConfig, name: str) -> Iterator[tuple[str, ExpertSlice]]:

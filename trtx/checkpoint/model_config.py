@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
-from trtx.checkpoint.experts import EXPERT_FIELDS, ExpertConfig, expert_modules, read_experts
+from trtx.checkpoint.experts import EXPERT_FIELDS, EXPERT_FORMATS, ExpertConfig, expert_modules, read_experts
 from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
 from trtx.checkpoint.formats import DTYPES
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
@@ -80,6 +80,11 @@ class ModelConfig:
     def layer_experts(self, layer: int) -> ExpertConfig | None:
         """Returns the experts of a layer, or None if its MLP is dense."""
         return self.experts if self.experts is not None and self.experts.sparse[layer] else None
+
+    @property
+    def router_shape(self) -> tuple[int, int]:
+        """The shape of a sparse layer's router weight: ``(experts, hidden)``."""
+        return (self.experts.count if self.experts is not None else 0, self.hidden_size)
 
     @property
     def q_size(self) -> int:
@@ -201,7 +206,7 @@ def _parse(
     max_position = rope.longest(stated)
     experts = read_experts(config, sizes["num_hidden_layers"]) if family.has_experts else None
     if experts is not None and quantization is not None:
-        _refuse_quantized_experts(experts, quantization)
+        _check_quantized_experts(experts, sizes["hidden_size"], quantization)
     return ModelConfig(
         architecture=architecture,
         vocab_size=sizes["vocab_size"],
@@ -227,12 +232,22 @@ def _parse(
     )
 
 
-def _refuse_quantized_experts(experts: ExpertConfig, quantization: Quantization) -> None:
-    if any(quantization.covers(module) for module in expert_modules(experts)):
-        raise UnsupportedModel(
-            f"{quantization.source} quantizes experts to {quantization.algorithm}, and the torch engine computes "
-            "experts in full precision alone; use the original checkpoint or the engine tensorrt-llm"
-        )
+def _check_quantized_experts(experts: ExpertConfig, hidden: int, quantization: Quantization) -> None:
+    """Refuses formats of experts that the torch engine does not load, and layers of which only a part is quantized."""
+    for layer, is_sparse in enumerate(experts.sparse):
+        modules = expert_modules(experts, hidden, layer) if is_sparse else {}
+        covered = [module for module in modules if quantization.covers(module)]
+        if covered and quantization.algorithm not in EXPERT_FORMATS:
+            raise UnsupportedModel(
+                f"{quantization.source} quantizes experts to {quantization.algorithm}, and the torch engine computes "
+                f"experts in full precision or {', '.join(EXPERT_FORMATS)}; use the original checkpoint or the engine "
+                "tensorrt-llm"
+            )
+        if covered and (excluded := [module for module in modules if not quantization.covers(module)]):
+            raise UnsupportedModel(
+                f"{quantization.source} quantizes {covered[0]} and excludes {excluded[0]}; the torch engine expects "
+                "all experts of a layer in one precision: serve it with the engine tensorrt-llm"
+            )
 
 
 def _is_needed(name: str, config: Fields, family: Family) -> bool:

@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.dense import Product, layer_norms, layer_products
-from trtx.checkpoint.experts import expert_tensors
+from trtx.checkpoint.dense import ExpertProducts, Product, expert_products, layer_norms, layer_products
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
@@ -30,7 +29,8 @@ RESERVE_BYTES = 1 << 30
 """GPU memory reserved for cuBLAS workspaces, CUDA graphs and fragmentation of the allocator."""
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
-_KV_SCALE_BYTES = 2 * 4  # per layer: the scales of keys and of values, float32
+_SCALE_BYTES = 4  # float32
+_KV_SCALE_BYTES = 2 * _SCALE_BYTES  # per layer: the scales of keys and of values
 
 
 def compute_dtype(asked: str, own: str, *, is_gpu: bool) -> str:
@@ -95,8 +95,9 @@ def layer_bytes(
     products = layer_products(config, layer).values()
     norms = sum(norm.nbytes(dtype) for norm in layer_norms(config, layer).values())
     held = sum(_product_bytes(product, dtype, scaled_products, stored) for product in products)
-    if (experts := config.layer_experts(layer)) is not None:
-        held += sum(tensor.nbytes(dtype) for tensor in expert_tensors(experts, config.hidden_size, layer).values())
+    if (experts := expert_products(config, layer)) is not None:
+        router = math.prod(config.router_shape) * DTYPE_BYTES[dtype]
+        held += router + _expert_bytes(experts, dtype, scaled_products)
     return _KV_SCALE_BYTES + norms + held
 
 
@@ -111,6 +112,14 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
         first.tensors[suffix].nbytes(dtype) for suffix in stays if stored is None or f"{first.name}.{suffix}" in stored
     )
     return bias + product.rows * product.columns * DTYPE_BYTES[dtype] + beside
+
+
+def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
+    if not experts.is_kept(scaled_products=scaled_products):
+        inputs = 2 * _SCALE_BYTES if experts.loading is not None else 0
+        return inputs + sum(module.rows * module.columns for module in experts.modules) * DTYPE_BYTES[dtype]
+    weights = sum(module.tensors["weight"].nbytes(dtype) for module in experts.modules)
+    return weights + _SCALE_BYTES * (len(experts.modules) + 2)  # one for each weight, and the inputs' two
 
 
 def vocabulary_bytes(config: ModelConfig, dtype: str) -> int:
@@ -145,12 +154,16 @@ def activation_bytes(
 
 
 def _mlp_elements(config: ModelConfig) -> int:
-    """Returns the elements per token in the widest MLP: for experts, the input and the output of each is a copy."""
+    """Returns the elements per token in the widest MLP.
+
+    For experts: the gated input and the output of each, and on a CPU the widest activations of one of them.
+    """
     dense = 3 * config.intermediate_size
     experts = config.experts
     if experts is None or not any(experts.sparse):
         return dense
-    routed = experts.per_token * (2 * config.hidden_size + 3 * experts.intermediate_size)
+    hidden, inner = config.hidden_size, experts.intermediate_size
+    routed = experts.per_token * (hidden + inner) + 2 * hidden + 3 * inner
     return routed if all(experts.sparse) else max(dense, routed)
 
 
@@ -165,7 +178,21 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
         for product in layer_products(config, layer).values()
         if product.loading is not None and not product.is_kept(scaled_products=scaled_products)
     )
-    return max(rounded, default=0)
+    return max([*rounded, _rounded_experts(config, scaled_products)], default=0)
+
+
+def _rounded_experts(config: ModelConfig, scaled_products: bool) -> int:
+    """Returns what :func:`_rounding_bytes` does, of experts: a token has a gated input for each of its experts."""
+    routed = [
+        products.loading.rounding_bytes
+        for layer in range(config.num_layers)
+        if (products := expert_products(config, layer)) is not None
+        and products.loading is not None
+        and not products.is_kept(scaled_products=scaled_products)
+    ]
+    if config.experts is None or not routed:
+        return 0
+    return max(routed) * max(config.hidden_size, config.experts.per_token * config.experts.intermediate_size)
 
 
 def padding_layers(windows: Sequence[int | None]) -> int:

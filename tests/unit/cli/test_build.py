@@ -37,7 +37,10 @@ def refused(capsys: pytest.CaptureFixture[str], output: Path, *arguments: str) -
         ((TINY, "--quant", "nvfp4", "--gpu", "H100"), ("H100", "can't run nvfp4", "Blackwell", "fp8 or int4_awq")),
         ((TINY, "--quant", "fp8", "--gpu", "A100"), ("A100", "can't run fp8", "Ada, Hopper")),
         ((TINY, "--quant", "fp8", "--gpu", "H1000"), ("H1000", "did you mean H100")),
-        (("synthetic:tiny-moe", "--quant", "fp8"), ("tiny-moe is a mixture of experts", "loads no quantized experts")),
+        (
+            ("synthetic:tiny-moe", "--quant", "nvfp4"),
+            ("mixture of experts", "NVFP4", "--quant fp8 or none"),
+        ),
         ((TINY, "--quant", "fp8", "--role", "worker"), ("--role 'worker'", "prefill")),
         ((TINY, "--quant", "fp8", "--role", "agg", "--config", "decode=d.yaml"), ("--config decode", "--role decode")),
         ((TINY, "--quant", "fp8", "--config", "agg=/no/such.yaml"), ("/no/such.yaml",)),

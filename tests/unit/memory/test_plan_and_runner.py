@@ -22,6 +22,7 @@ from published_models import DEEPSEEK_R1
 from safetensors.torch import save_file
 
 from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.families import FAMILIES
 from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
@@ -67,7 +68,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
     }
     config |= {name: value for name, value in optional.items() if value is not None}
     excluded = draw(st.lists(st.sampled_from(["lm_head", "*.mlp.*", "*layers.0*", "*o_proj"]), unique=True))
-    excluded += ["*.mlp.*"] * family.has_experts
+    excluded += ["*.mlp.*" if algorithm not in EXPERT_FORMATS else "*.mlp.gate"] * family.has_experts
     quantization = {
         "quant_algo": algorithm, "kv_cache_quant_algo": draw(st.sampled_from((None, "FP8"))),
         "group_size": GROUP if algorithm == "W4A16_AWQ" else None, "exclude_modules": excluded,

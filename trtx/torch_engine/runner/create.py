@@ -10,7 +10,7 @@ import torch
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
-from trtx.errors import UnsupportedModel, UsageError
+from trtx.errors import UsageError
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
@@ -73,9 +73,10 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
     multiplier = _multiplier(args, device)
+    overlaps = capability is not None and capability >= _OVERLAPS
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
-        experts=_experts(args, config, multiplier, device),
+        experts=_experts(args, config, multiplier, device, overlaps=overlaps),
     )  # fmt: skip
     geometry = KvGeometry(
         layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
@@ -97,7 +98,6 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
-    overlaps = capability is not None and capability >= _OVERLAPS
     is_fused = device.type == "cuda" and not args.deterministic
     kernels = _kernels(
         config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
@@ -149,19 +149,18 @@ def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
 
 
 def _experts(
-    args: RunnerArgs, config: ModelConfig, multiplier: Multiplier, device: torch.device
+    args: RunnerArgs, config: ModelConfig, multiplier: Multiplier, device: torch.device, *, overlaps: bool
 ) -> ExpertBackend | None:
     """Returns the backend of experts on a GPU; None for a dense model, and on a CPU."""
     if config.experts is None or device.type == "cpu":
         return None
-    if args.deterministic:
-        raise UnsupportedModel(
-            f"{args.model_dir.name} is a mixture of experts, which the torch engine computes deterministically only on "
-            "a CPU; leave --deterministic out"
-        )
-    from trtx.torch_engine.runner.cuda_experts import CudaExperts
+    from trtx.torch_engine.runner.cuda_experts import CudaExperts, InvariantExperts
 
-    return CudaExperts(multiplier, config.experts.count, device)
+    # CUDA reserves 1 KiB of an SM's shared memory for each program.
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+    if args.deterministic:
+        return InvariantExperts(multiplier, shared_bytes=shared_bytes)
+    return CudaExperts(multiplier, shared_bytes=shared_bytes, overlaps=overlaps)
 
 
 def _layer_products(

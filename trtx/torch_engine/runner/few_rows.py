@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
-from trtx.torch_engine.runner.mlp import DenseMlp
+from trtx.torch_engine.runner.mlp import DenseMlp, ExpertMlp
 from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
@@ -23,7 +23,6 @@ _WANTED_PROGRAMS = 256  # about two for each SM of a Hopper GPU; the same on oth
 _PROGRAMS_AT_ONCE = 396  # three for each SM of an H100: the limit from shared memory
 _MOST_PARTS = 12
 _ALIGNMENT = 16  # columns: a thread loads eight elements at once
-_ATTENTION_LINEARS = 2  # the matmuls of a layer whose MLP is a mixture of experts
 _PARTIAL_SIZE = 1 << 18  # float32 elements; with split-K, tiles * parts < 2 * _WANTED_PROGRAMS
 
 
@@ -164,8 +163,8 @@ class FewRowsLayers:
 
     def mlp(self, residual: Tensor, layer: int) -> Tensor:
         weights, linears = self._layers[layer], self._linears[layer]
-        if len(linears) == _ATTENTION_LINEARS:
-            return weights.mlp(self._kernels.rms_norm(residual, weights.mlp_norm), self._kernels) + residual
+        if isinstance(weights.mlp, ExpertMlp):
+            return weights.mlp.added(self._kernels.rms_norm(residual, weights.mlp_norm), self._kernels, residual)
         gated = self._multiply_normed(residual, weights.mlp_norm, linears[2], gated=True)
         return self._multiply(gated, linears[3], residual=residual)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trtx.torch_engine.runner.formats import Prepare
 from trtx.torch_engine.runner.linear import Linear, Multiplier
 
 
@@ -42,21 +43,41 @@ class DenseMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertWeights:
-    """The router and the experts of one layer, in the engine's dtype."""
+class ExpertScales:
+    """Dequantization scales of the experts of one layer in float8_e4m3fn. All are float32."""
 
-    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2]: products of the weight's scale (gate, up) and the input's
+    down: Tensor  # [experts]: products of the weight's scale and the input's
+    input: Tensor  # scalar: of the input of all experts
+    gated: Tensor  # scalar: of the input of all experts' down projections
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The router and the experts of one layer. The experts are in the engine's dtype or, with ``scales``, in float8."""
+
+    router: Tensor  # [experts, hidden], in the engine's dtype
     gate_up: Tensor  # [experts, 2 * intermediate, hidden]: an expert's rows of gate, up
     down: Tensor  # [experts, hidden, intermediate]
     per_token: int
     normalizes: bool  # whether the weights of a token's experts are divided by their sum
+    scales: ExpertScales | None = None
+    # For dequantized weights: round the inputs of both matmuls as the checkpoint's format does.
+    prepare: Prepare | None = None
+    prepare_gated: Prepare | None = None
 
 
 class ExpertBackend(Protocol):
     """Computes the experts of one layer for routed tokens."""
 
+    def admit(self, weights: ExpertWeights) -> None:
+        """Announces a layer, once before its use. Raises UsageError if the backend can't compute it."""
+
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         """Returns for ``x`` [n, hidden] the weighted sum of each row's experts, ``[n, hidden]``."""
+
+    def added(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation, residual: Tensor) -> Tensor:
+        """Returns ``residual`` [n, hidden] plus the result of :meth:`__call__`, rounded like a separate addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +91,10 @@ class ExpertMlp:
 
     def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
         return self.backend(x, self.weights, kernels)
+
+    def added(self, x: Tensor, kernels: GatedActivation, residual: Tensor) -> Tensor:
+        """As :meth:`ExpertBackend.added`."""
+        return self.backend.added(x, self.weights, kernels, residual)
 
 
 def route(logits: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
@@ -89,14 +114,20 @@ def route(logits: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 class LoopedExperts:
     """Multiplies by one expert after the other, those that a token was routed to. Waits for the device.
 
-    A row's bits depend only on that row, if the GEMM backend and ``silu_and_mul`` are batch-invariant.
+    A row's bits depend only on that row, if the GEMM backend and ``silu_and_mul`` are batch-invariant. It supports no
+    float8 weights.
     """
 
     def __init__(self, multiplier: Multiplier) -> None:
         self._multiplier = multiplier
 
+    def admit(self, weights: ExpertWeights) -> None:
+        for weight in (weights.router, weights.gate_up[0], weights.down[0]):
+            self._multiplier.admit(weight)
+
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         experts, shares = route(self._multiplier(x, weights.router), weights)
+        x = x if weights.prepare is None else weights.prepare(x)
         outputs = torch.empty(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
         chosen, places = experts.flatten().sort(stable=True)
         counts = chosen.bincount(minlength=weights.router.shape[0]).tolist()
@@ -105,8 +136,12 @@ class LoopedExperts:
                 continue
             rows = x[pairs // weights.per_token]
             gated = kernels.silu_and_mul(self._multiplier(rows, weights.gate_up[expert]))
+            gated = gated if weights.prepare_gated is None else weights.prepare_gated(gated)
             outputs.view(-1, x.shape[1])[pairs] = self._multiplier(gated, weights.down[expert])
         return weighted_sum(outputs, shares)
+
+    def added(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation, residual: Tensor) -> Tensor:
+        return self(x, weights, kernels) + residual
 
 
 def weighted_sum(outputs: Tensor, shares: Tensor) -> Tensor:

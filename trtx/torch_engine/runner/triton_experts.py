@@ -1,8 +1,16 @@
 """Triton kernels for mixtures of experts: routing, the matmuls of each token's experts, and their weighted sum.
 
-The (token, expert) *pairs* of a forward are sorted by expert, and a tile is some pairs of one expert. A program finds
-its tile from the experts' ends alone, on the device, so that the launch has one shape for any routing and a CUDA graph
-can hold it. Only weights of experts with pairs are read.
+A *pair* is a token and one of its experts. The pairs of a forward are sorted by expert into *tiles*: some pairs of one
+expert, padded to a fixed number. The device makes the list of tiles, so that the launches have one shape for any
+routing and a CUDA graph can hold them. Only weights of experts with pairs are read.
+
+A pair's result depends only on its token: a tile's size affects no sum, and each token's experts are added in the order
+of their probabilities.
+
+With ``OVERLAPS`` a launch begins before the previous one ends (programmatic dependent launch). The programs of the down
+projection then prefetch their weights while those of the gate still run: the list of tiles is complete by then.
+
+The padded list follows the fused experts of vLLM; the code does not.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -12,18 +20,24 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trtx.torch_engine.triton_pointwise import follow, store_result
 
 
 @triton.jit
 def route_kernel(
-    logits, experts, shares, EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALIZES: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr, BLOCK_PER_TOKEN: tl.constexpr,
+    logits, experts, shares, x, rounded, scale,
+    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALIZES: tl.constexpr, HIDDEN: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_PER_TOKEN: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """Writes one token's ``experts`` [n, PER_TOKEN] int32 and their ``shares`` float32, rounded to the logits' dtype.
 
     Of experts with equal probabilities the first ones win. A padding row may hold NaN, which must not lead to an expert
-    that does not exist.
+    that does not exist. If ``scale`` is given, ``x`` [n, HIDDEN] is rounded to float8 into ``rounded``.
     """
+    follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK_EXPERTS)
     places = tl.arange(0, BLOCK_PER_TOKEN)
@@ -39,93 +53,204 @@ def route_kernel(
         left = tl.where(index == expert, -1.0, left)
     if NORMALIZES:
         picked = picked / tl.sum(picked, 0)
-    rounded = picked.to(logits.dtype.element_ty).to(tl.float32)
-    tl.store(shares + row * PER_TOKEN + places, rounded, mask=places < PER_TOKEN)
+    shared = picked.to(logits.dtype.element_ty).to(tl.float32)
+    tl.store(shares + row * PER_TOKEN + places, shared, mask=places < PER_TOKEN)
+    if scale is not None:
+        for start in range(0, HIDDEN, BLOCK_HIDDEN):
+            columns = start + tl.arange(0, BLOCK_HIDDEN)
+            inside = columns < HIDDEN
+            exact = tl.load(x + row * HIDDEN + columns, mask=inside, other=0.0)
+            store_result(rounded + row * HIDDEN + columns, exact, inside, scale)
 
 
-@triton.jit
-def _tile_of(ends, tile, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Returns (expert, its first pair in this tile, the end of its pairs). The expert is EXPERTS or more: no tile."""
+@triton.jit(do_not_specialize=["num_pairs"])
+def order_pairs_kernel(
+    experts, pairs, tile_experts, num_tiles, num_pairs,
+    EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
+):  # fmt: skip
+    """Sorts pairs by expert, one expert for each program; the pairs of an expert keep their order.
+
+    ``experts`` [num_pairs]. ``pairs`` [tiles, BLOCK_ROWS]: the pairs of each tile, ``num_pairs`` for padding.
+    ``tile_experts`` [tiles]: their experts. ``num_tiles`` [1]: the tiles in use.
+    """
+    follow(OVERLAPS)
+    own = tl.program_id(0)
     index = tl.arange(0, BLOCK_EXPERTS)
-    inside = index < EXPERTS
-    end = tl.load(ends + index, mask=inside, other=0)
-    begin = tl.load(ends + index - 1, mask=inside & (index > 0), other=0)
-    tiles = tl.where(inside, (end - begin + BLOCK_ROWS - 1) // BLOCK_ROWS, 0)
-    last = tl.cumsum(tiles, 0)
-    expert = tl.sum(tl.where(last <= tile, 1, 0), 0)
-    is_own = index == expert
-    first_tile = tl.sum(tl.where(is_own, last - tiles, 0), 0)
-    row = tl.sum(tl.where(is_own, begin, 0), 0) + (tile - first_tile) * BLOCK_ROWS
-    return expert, row, tl.sum(tl.where(is_own, end, 0), 0)
+    counts = tl.zeros((BLOCK_EXPERTS,), tl.int32)
+    for start in range(0, num_pairs, BLOCK_PAIRS):
+        at = start + tl.arange(0, BLOCK_PAIRS)
+        inside = at < num_pairs
+        counts += tl.histogram(tl.load(experts + at, mask=inside, other=0), BLOCK_EXPERTS, mask=inside)
+    tiles = (counts + BLOCK_ROWS - 1) // BLOCK_ROWS
+    first = tl.sum(tl.where(index < own, tiles, 0), 0)
+    own_tiles = tl.sum(tl.where(index == own, tiles, 0), 0)
+    if own == 0:
+        tl.store(num_tiles, tl.sum(tiles, 0))
+    for start in range(0, own_tiles, BLOCK_EXPERTS):
+        tl.store(tile_experts + first + start + index, own + index * 0, mask=start + index < own_tiles)
+    done = tl.sum(tl.where(index == own, counts, 0), 0) * 0
+    for start in range(0, num_pairs, BLOCK_PAIRS):
+        at = start + tl.arange(0, BLOCK_PAIRS)
+        is_own = (tl.load(experts + at, mask=at < num_pairs, other=EXPERTS) == own).to(tl.int32)
+        places = first * BLOCK_ROWS + done + tl.cumsum(is_own, 0) - 1
+        tl.store(pairs + places, at, mask=is_own == 1)
+        done += tl.sum(is_own, 0)
+    padding = done + tl.arange(0, BLOCK_ROWS)
+    tl.store(pairs + first * BLOCK_ROWS + padding, num_pairs + padding * 0, mask=padding < own_tiles * BLOCK_ROWS)
 
 
 @triton.jit
+def _weights(
+    rows, outputs, columns,
+    OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Loads a part [BLOCK_OUTPUTS, BLOCK_WIDTH] of a weight. ``rows`` [BLOCK_OUTPUTS, 1]: pointers to its rows."""
+    if OUTPUTS % BLOCK_OUTPUTS == 0 and WIDTH % BLOCK_WIDTH == 0:
+        return tl.load(rows + columns[None, :], eviction_policy="evict_first")
+    else:
+        inside = (outputs < OUTPUTS)[:, None] & (columns < WIDTH)[None, :]
+        return tl.load(rows + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _rows(x, is_row, columns, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Loads a part [BLOCK_ROWS, BLOCK_WIDTH] of x. ``x`` [BLOCK_ROWS, 1]: pointers to its rows."""
+    if WIDTH % BLOCK_WIDTH == 0:
+        return tl.load(x + columns[None, :], mask=is_row[:, None], other=0.0)
+    else:
+        return tl.load(x + columns[None, :], mask=is_row[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def _zeros(BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        return tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    else:
+        return tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+
+
+@triton.jit
+def _multiply(sums, a, b, SWAPPED: tl.constexpr):
+    """Adds ``a @ b.T`` to ``sums`` [BLOCK_ROWS, BLOCK_OUTPUTS], or its transpose if SWAPPED: to ``sums.T``."""
+    if SWAPPED:
+        return tl.dot(b, tl.trans(a), sums, input_precision="ieee")
+    else:
+        return tl.dot(a, tl.trans(b), sums, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
 def gated_experts_kernel(
-    x, weight, places, ends, out, intermediate, width,
-    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
+    x, weight, scales, out_scale, pairs, tile_experts, num_tiles, out, num_pairs,
+    PER_TOKEN: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    SWAPPED: tl.constexpr, OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Writes ``silu(gate) * up`` of each pair into ``out`` [pairs, intermediate], in the order of ``places``.
+    """Writes ``silu(gate) * up`` of each pair into ``out`` [num_pairs, OUTPUTS].
 
-    ``x`` [n, width]; ``weight`` [EXPERTS, 2 * intermediate, width]: rows of gate, then of up.
+    Gate, up and SiLU are rounded to DTYPE, like separate results. ``x`` [n, WIDTH]; ``weight`` [experts, 2 * OUTPUTS,
+    WIDTH]: rows of gate, then of up. ``scales`` [experts, 2]: if given, their factors. ``out_scale``: if given, ``out``
+    is float8.
     """
-    expert, row, end = _tile_of(ends, tl.program_id(0), EXPERTS, BLOCK_EXPERTS, BLOCK_ROWS)
-    if expert >= EXPERTS:
+    if OVERLAPS:
+        # In this order: the down projection, once launched, relies on the list of tiles.
+        gdc_wait()
+        gdc_launch_dependents()
+    OUTPUT_TILES: tl.constexpr = (OUTPUTS + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    tile = tl.program_id(0) // OUTPUT_TILES
+    expert = tl.load(tile_experts + tile)
+    own = tl.load(pairs + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))
+    if tile >= tl.load(num_tiles):
         return
-    rows = row + tl.arange(0, BLOCK_ROWS)
-    tokens = tl.load(places + rows, mask=rows < end, other=0) // PER_TOKEN
-    outputs = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    steps = tl.arange(0, BLOCK_WIDTH)
-    left = x + tokens.to(tl.int64)[:, None] * width
-    right = weight + (expert.to(tl.int64) * 2 * intermediate + outputs)[None, :] * width
-    gate = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
-    up = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
-    for start in range(0, width, BLOCK_WIDTH):
-        columns = start + steps
-        a = tl.load(left + columns[None, :], mask=(rows < end)[:, None] & (columns < width)[None, :], other=0.0)
-        mask = (outputs < intermediate)[None, :] & (columns < width)[:, None]
-        gate = tl.dot(a, tl.load(right + columns[:, None], mask=mask, other=0.0), gate, input_precision="ieee")
-        b = tl.load(right + intermediate * width + columns[:, None], mask=mask, other=0.0)
-        up = tl.dot(a, b, up, input_precision="ieee")
-    kept = gate.to(out.dtype.element_ty).to(tl.float32)
-    gated = (kept / (1.0 + tl.exp(-kept))).to(out.dtype.element_ty) * up.to(out.dtype.element_ty)
-    inside = (rows < end)[:, None] & (outputs < intermediate)[None, :]
-    tl.store(out + rows.to(tl.int64)[:, None] * intermediate + outputs[None, :], gated, mask=inside)
+    is_row = own < num_pairs
+    outputs = tl.program_id(0) % OUTPUT_TILES * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    left = x + (tl.where(is_row, own, 0) // PER_TOKEN).to(tl.int64)[:, None] * WIDTH
+    right = weight + (expert.to(tl.int64) * 2 * OUTPUTS + outputs)[:, None] * WIDTH
+    gate = _zeros(BLOCK_ROWS, BLOCK_OUTPUTS, SWAPPED)
+    up = _zeros(BLOCK_ROWS, BLOCK_OUTPUTS, SWAPPED)
+    for start in range(0, WIDTH, BLOCK_WIDTH):
+        columns = start + tl.arange(0, BLOCK_WIDTH)
+        # The weights first: their addresses are known earlier.
+        b = _weights(right, outputs, columns, OUTPUTS, WIDTH, BLOCK_OUTPUTS, BLOCK_WIDTH)
+        c = _weights(right + OUTPUTS * WIDTH, outputs, columns, OUTPUTS, WIDTH, BLOCK_OUTPUTS, BLOCK_WIDTH)
+        a = _rows(left, is_row, columns, WIDTH, BLOCK_WIDTH)
+        gate = _multiply(gate, a, b, SWAPPED)
+        up = _multiply(up, a, c, SWAPPED)
+    if SWAPPED:
+        gate = tl.trans(gate)
+        up = tl.trans(up)
+    if scales is not None:
+        gate *= tl.load(scales + expert * 2)
+        up *= tl.load(scales + expert * 2 + 1)
+    exact = gate.to(DTYPE).to(tl.float32)
+    gated = (exact / (1.0 + tl.exp(-exact))).to(DTYPE) * up.to(DTYPE)
+    inside = is_row[:, None] & (outputs < OUTPUTS)[None, :]
+    store_result(out + own.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :], gated, inside, out_scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def down_experts_kernel(
-    x, weight, places, ends, out, num_outputs, width,
-    EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
+    x, weight, scales, pairs, tile_experts, num_tiles, out, num_pairs,
+    OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    SWAPPED: tl.constexpr, OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the down projection of each pair into ``out`` [pairs, num_outputs], in the order of tokens.
+    """Writes the down projection of each pair into ``out`` [num_pairs, OUTPUTS].
 
-    ``x`` [pairs, width], in the order of ``places``; ``weight`` [EXPERTS, num_outputs, width].
+    ``x`` [num_pairs, WIDTH]; ``weight`` [experts, OUTPUTS, WIDTH]. ``scales`` [experts]: if given, the factors.
     """
-    expert, row, end = _tile_of(ends, tl.program_id(0), EXPERTS, BLOCK_EXPERTS, BLOCK_ROWS)
-    if expert >= EXPERTS:
+    OUTPUT_TILES: tl.constexpr = (OUTPUTS + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    tile = tl.program_id(0) // OUTPUT_TILES
+    expert = tl.load(tile_experts + tile)
+    own = tl.load(pairs + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))
+    if tile >= tl.load(num_tiles):
+        if OVERLAPS:
+            gdc_launch_dependents()
+            gdc_wait()  # no program may end before the launch that this one overlaps
         return
-    rows = row + tl.arange(0, BLOCK_ROWS)
-    pairs = tl.load(places + rows, mask=rows < end, other=0)
-    outputs = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    steps = tl.arange(0, BLOCK_WIDTH)
-    left = x + rows.to(tl.int64)[:, None] * width
-    right = weight + (expert.to(tl.int64) * num_outputs + outputs)[None, :] * width
-    sums = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
-    for start in range(0, width, BLOCK_WIDTH):
-        columns = start + steps
-        a = tl.load(left + columns[None, :], mask=(rows < end)[:, None] & (columns < width)[None, :], other=0.0)
-        mask = (outputs < num_outputs)[None, :] & (columns < width)[:, None]
-        sums = tl.dot(a, tl.load(right + columns[:, None], mask=mask, other=0.0), sums, input_precision="ieee")
-    inside = (rows < end)[:, None] & (outputs < num_outputs)[None, :]
-    place = pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    is_row = own < num_pairs
+    begin = tl.program_id(0) % OUTPUT_TILES * BLOCK_OUTPUTS
+    outputs = begin + tl.arange(0, BLOCK_OUTPUTS)
+    if OVERLAPS:
+        gdc_launch_dependents()
+        # The rows of a tile are adjacent, and each thread prefetches a multiple of 16 bytes.
+        PIECE: tl.constexpr = BLOCK_OUTPUTS * WIDTH // THREADS
+        PIECE_BYTES: tl.constexpr = PIECE * weight.dtype.element_ty.primitive_bitwidth // 8
+        if OUTPUTS % BLOCK_OUTPUTS == 0 and PIECE * THREADS == BLOCK_OUTPUTS * WIDTH and PIECE_BYTES % 16 == 0:
+            pieces = weight + (expert.to(tl.int64) * OUTPUTS + begin) * WIDTH + tl.arange(0, THREADS) * PIECE
+            tl.inline_asm_elementwise(
+                "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
+                [pieces.to(tl.int64), tl.zeros((THREADS,), tl.int32) + PIECE_BYTES],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        gdc_wait()
+    left = x + tl.where(is_row, own, 0).to(tl.int64)[:, None] * WIDTH
+    right = weight + (expert.to(tl.int64) * OUTPUTS + outputs)[:, None] * WIDTH
+    sums = _zeros(BLOCK_ROWS, BLOCK_OUTPUTS, SWAPPED)
+    for start in range(0, WIDTH, BLOCK_WIDTH):
+        columns = start + tl.arange(0, BLOCK_WIDTH)
+        b = _weights(right, outputs, columns, OUTPUTS, WIDTH, BLOCK_OUTPUTS, BLOCK_WIDTH)
+        a = _rows(left, is_row, columns, WIDTH, BLOCK_WIDTH)
+        sums = _multiply(sums, a, b, SWAPPED)
+    if SWAPPED:
+        sums = tl.trans(sums)
+    if scales is not None:
+        sums *= tl.load(scales + expert)
+    inside = is_row[:, None] & (outputs < OUTPUTS)[None, :]
+    place = own.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :]
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def weighted_sum_kernel(outputs, shares, out, hidden, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds one token's ``outputs`` [n, PER_TOKEN, hidden] with the weights ``shares``, best expert first."""
+def weighted_sum_kernel(
+    outputs, shares, out, residual, hidden, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
+):  # fmt: skip
+    """Adds one token's ``outputs`` [n, PER_TOKEN, hidden] with the weights ``shares``, best expert first.
+
+    ``residual`` [n, hidden]: if given, it is added to the rounded sum.
+    """
+    follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -135,4 +260,8 @@ def weighted_sum_kernel(outputs, shares, out, hidden, PER_TOKEN: tl.constexpr, B
         total += tl.load(outputs + pair * hidden + columns, mask=inside, other=0.0).to(tl.float32) * tl.load(
             shares + pair
         )
-    tl.store(out + row * hidden + columns, total.to(out.dtype.element_ty), mask=inside)
+    result = total.to(out.dtype.element_ty)
+    if residual is not None:
+        other = tl.load(residual + row * hidden + columns, mask=inside, other=0.0)
+        result = (result.to(tl.float32) + other.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row * hidden + columns, result, mask=inside)

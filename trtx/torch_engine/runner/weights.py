@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,16 +16,25 @@ from trtx.checkpoint.dense import (
     HEAD,
     Product,
     checkpoint_tensors,
+    expert_products,
     kv_scale_names,
     layer_products,
 )
 from trtx.checkpoint.experts import ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.formats import Part, Prepare, format_of, shared_input_scale
+from trtx.torch_engine.runner.formats import Part, Prepare, QuantizedFormat, format_of, shared_input_scale
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Linear, Multiplier, PlainLinear
-from trtx.torch_engine.runner.mlp import DenseMlp, ExpertBackend, ExpertMlp, ExpertWeights, LayerMlp, LoopedExperts
+from trtx.torch_engine.runner.mlp import (
+    DenseMlp,
+    ExpertBackend,
+    ExpertMlp,
+    ExpertScales,
+    ExpertWeights,
+    LayerMlp,
+    LoopedExperts,
+)
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)
@@ -99,17 +108,16 @@ def load_weights(
 
 
 def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts: ExpertConfig) -> dict[str, Tensor]:
-    """Collects tensors by name. Those of experts go one by one into the stack of their layer, allocated once."""
+    """Collects tensors by name. Those of experts go one by one into a stack of their layer, allocated once."""
     found: dict[str, Tensor] = {}
     for name, value in tensors:
-        place = stack_place(experts, name)
+        place = stack_place(experts, config.hidden_size, name)
         if place is None:
             found[name] = value
             continue
-        stack, kind, (expert, rows) = place
-        if stack not in found:
-            found[stack] = value.new_empty(experts.stack_shape(config.hidden_size, kind))
-        found[stack][expert, rows] = value
+        if place.stack not in found:
+            found[place.stack] = value.new_empty(place.shape)
+        found[place.stack][place.index] = value
     return found
 
 
@@ -150,13 +158,41 @@ class _Loader:
         experts = self._config.layer_experts(index)
         if experts is None:
             return DenseMlp(self._linear(products["gate_up"]), self._linear(products["down"]))
-        router, gate_up, down = (
-            self._tensors.pop(name)
-            for name in (router_name(index), stack_name(index, "gate_up"), stack_name(index, "down"))
+        weights = self._expert_weights(index, experts)
+        self._experts.admit(weights)
+        return ExpertMlp(weights, self._experts)
+
+    def _expert_weights(self, index: int, experts: ExpertConfig) -> ExpertWeights:
+        take, products = self._tensors.pop, expert_products(self._config, index)
+        stacks = [stack_name(index, "gate_up"), stack_name(index, "down")]
+        plain = ExpertWeights(
+            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes
         )
-        for weight in (router, gate_up[0], down[0]):
-            self._multiplier.admit(weight)
-        return ExpertMlp(ExpertWeights(router, gate_up, down, experts.per_token, experts.normalizes), self._experts)
+        if products is None or products.loading is None or self._config.quantization is None:
+            return plain
+        scales = [take(f"{stack}.weight_scale") for stack in stacks]
+        # ModelOpt exports equal scales of the inputs of a layer's experts. TensorRT-LLM takes the maximum too.
+        inputs = [take(f"{stack}.input_scale").amax() for stack in stacks]
+        if products.is_kept(scaled_products=self._scaled):
+            return replace(
+                plain, scales=ExpertScales(scales[0] * inputs[0], scales[1] * inputs[1], inputs[0], inputs[1])
+            )
+        form = format_of(self._config.quantization)
+        self.num_dequantized += 1
+        prepare, prepare_gated = (form.prepare([{"input_scale": scale}]) for scale in inputs)
+        halves = plain.gate_up.view(experts.count, 2, experts.intermediate_size, -1)
+        return replace(
+            plain,
+            gate_up=self._dequantized(form, halves.flatten(0, 1), scales[0].flatten()).view_as(plain.gate_up),
+            down=self._dequantized(form, plain.down, scales[1]), prepare=prepare, prepare_gated=prepare_gated,
+        )  # fmt: skip
+
+    def _dequantized(self, form: QuantizedFormat, weights: Tensor, scales: Tensor) -> Tensor:
+        """Dequantizes ``weights`` [n, rows, columns] with ``scales`` [n], one after the other."""
+        found = torch.empty(weights.shape, dtype=self._dtype, device=weights.device)
+        for own, weight, scale in zip(found, weights, scales, strict=True):
+            own.copy_(form.dequantize({"weight": weight, "weight_scale": scale}))
+        return found
 
     def kv_scales(self, device: torch.device) -> Tensor:
         one = torch.ones((), device=device)

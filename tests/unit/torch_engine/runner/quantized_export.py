@@ -48,6 +48,11 @@ def export(
             tensors[f"{name}.bias"] = module.bias.detach().clone()
         if kv_scales and child in ("k_proj", "v_proj"):
             tensors[f"{name}.{child[0]}_scale"] = torch.tensor(0.02 if child == "k_proj" else 0.007)
+    for name, module in list(model.named_modules()):
+        if name.endswith(".mlp.experts"):
+            experts = PlainlyQuantizedExperts(algorithm, module, maxima[name])
+            tensors |= {f"{name}.{suffix}": value for suffix, value in experts.stored.items()}
+            model.get_submodule(name.rpartition(".")[0]).experts = experts
     quantized = {name.rsplit(".", 1)[0] for name in tensors}
     for name, value in model.state_dict().items():
         if name.rsplit(".", 1)[0] not in quantized and not (name == "lm_head.weight" and _is_tied(model)):
@@ -77,6 +82,34 @@ class PlainlyQuantized(nn.Module):
         return nn.functional.linear(_INPUT[self.algorithm](x, self.stored), self.dequantized, self.bias)
 
 
+class PlainlyQuantizedExperts(nn.Module):
+    """The experts of a layer, one token and one expert after the other. All have the same scales of their inputs."""
+
+    def __init__(self, algorithm: str, experts: nn.Module, maxima: Tensor) -> None:
+        super().__init__()
+        self.stored: dict[str, Tensor] = {}
+        self.products: list[dict[str, PlainlyQuantized]] = []
+        gated_maxima = maxima.max() * 2
+        for index, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
+            weights = dict(zip(("gate", "up", "down"), (*gate_up.detach().chunk(2), down.detach()), strict=True))
+            own = {
+                kind: _PACKED[algorithm](weight, gated_maxima if kind == "down" else maxima)
+                for kind, weight in weights.items()
+            }
+            self.products.append({kind: PlainlyQuantized(algorithm, one, None) for kind, one in own.items()})
+            self.stored |= {
+                f"{index}.{kind}_proj.{suffix}": value for kind, one in own.items() for suffix, value in one.items()
+            }
+
+    def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        out = torch.zeros_like(hidden)
+        for row, (experts, weights) in enumerate(zip(chosen.tolist(), shares, strict=True)):
+            for expert, weight in zip(experts, weights, strict=True):
+                of, x = self.products[expert], hidden[row]
+                out[row] += weight * of["down"](nn.functional.silu(of["gate"](x)) * of["up"](x))
+        return out
+
+
 def _is_tied(model: PreTrainedModel) -> bool:
     return bool(model.config.tie_word_embeddings)
 
@@ -91,7 +124,11 @@ def _input_maxima(model: PreTrainedModel) -> dict[str, Tensor]:
 
         return hook
 
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or name.endswith(".mlp.experts")
+    ]
     hooks = [module.register_forward_hook(look(name)) for name, module in linear]
     with torch.no_grad():
         model((torch.arange(64)[None] * 37) % model.config.vocab_size)

@@ -240,8 +240,13 @@ def test_fields_of_experts_mean_what_they_mean_to_transformers(
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers is 1; expected a list of layers"),
         (
             "Qwen3MoeForCausalLM",
-            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*self_attn*"]}},
-            "quantizes experts to FP8, and the torch engine computes experts in full precision alone",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*self_attn*"]}},
+            "quantizes experts to NVFP4, and the torch engine computes experts in full precision or FP8",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*.experts.2.*"]}},
+            "excludes model.layers.0.mlp.experts.2.gate_proj; the torch engine expects all experts of a layer in one",
         ),
         ("Qwen3ForCausalLM", {"num_experts": 4}, "num_experts is 4; expected no such field in a Qwen3ForCausalLM"),
     ],

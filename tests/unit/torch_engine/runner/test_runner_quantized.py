@@ -12,6 +12,7 @@ from quantized_export import export
 from runner_player import Player, build, random_prompt, save
 from safetensors.torch import load_file, save_file
 
+from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.formats import LOADED
 from trtx.errors import UsageError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
@@ -48,8 +49,13 @@ def edit(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("algorithm", LOADED)
+@pytest.mark.parametrize(
+    ("algorithm", "family"),
+    [
+        *((algorithm, family) for algorithm in LOADED for family in ("qwen2", "qwen3", "llama")),
+        *((algorithm, "qwen3_moe") for algorithm in EXPERT_FORMATS),
+    ],
+)
 def test_a_quantized_export_computes_what_its_format_promises(tmp_path: Path, algorithm: str, family: str) -> None:
     exact = reference(build(family))
     expected = reference(export(build(family), algorithm, tmp_path))
