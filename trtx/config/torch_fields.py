@@ -171,13 +171,14 @@ _UNUSED: Mapping[str, Unused] = {
         _of(
             "speculative_config",
             "max_total_draft_tokens speculative_model speculative_model_dir load_format acceptance_window "
-            "acceptance_length_threshold acceptance_rate_threshold acceptance_rate_window_size use_rejection_sampling allow_advanced_sampling "
-            "attention_backend eagle_choices use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
-            "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch sa_config "
+            "acceptance_length_threshold acceptance_rate_threshold acceptance_rate_window_size "
+            "use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices use_dynamic_tree "
+            "dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_one_model "
+            "eagle3_layers_to_capture eagle3_model_arch sa_config "
             "num_nextn_predict_layers use_mtp_vanilla mtp_eagle_one_model begin_thinking_phase_token "
             "end_thinking_phase_token enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
-            "markov_head_type markov_rank write_interval file_prefix drafter resource_manager max_window_size max_ngram_size "
-            "max_verification_set_size medusa_choices num_medusa_heads",
+            "markov_head_type markov_rank write_interval file_prefix drafter resource_manager max_window_size "
+            "max_ngram_size max_verification_set_size medusa_choices num_medusa_heads",
         ),
         _DRAFTS,
     ),

@@ -228,6 +228,44 @@ GRAMMARS_CACHED = _family(
     when=f"{_TORCH}, if it has guided decoding",
 )
 
+# --- speculation ---
+
+_SPECULATION = f"{_TORCH}, if it speculates"
+DRAFTS = _family(
+    "counter",
+    "trtx_drafts_total",
+    "requests",
+    "Requests that got drafted tokens, summed over steps. The acceptance length is 1 plus the accepted tokens of each.",
+    by=TEXT_ROLES,
+    when=_SPECULATION,
+)
+DRAFT_TOKENS = _family(
+    "counter",
+    "trtx_draft_tokens_total",
+    "tokens",
+    "Drafted tokens, by position in the draft.",
+    "position",
+    by=TEXT_ROLES,
+    when=_SPECULATION,
+)
+ACCEPTED_DRAFT_TOKENS = _family(
+    "counter",
+    "trtx_accepted_draft_tokens_total",
+    "tokens",
+    "Drafted tokens that the model sampled too, by position in the draft.",
+    "position",
+    by=TEXT_ROLES,
+    when=_SPECULATION,
+)
+DRAFTING_SECONDS = _family(
+    "counter",
+    "trtx_drafting_seconds_total",
+    "seconds",
+    "Step time that drafting took on the host.",
+    by=TEXT_ROLES,
+    when=_SPECULATION,
+)
+
 # --- handoff ---
 
 WHOLE_REQUESTS = _family(

@@ -183,6 +183,20 @@ def test_fields_of_the_torch_engine_have_families() -> None:
     assert (seen["trtx_kv_block_lookups_total[hit]"], seen["trtx_kv_block_lookups_total[miss]"]) == (6, 2)
 
 
+def test_drafts_are_summed_by_position() -> None:
+    metrics = WorkerMetrics()
+    for number, (drafted, accepted) in enumerate((([2, 1], [1, 0]), ([], []), ([1], [1]))):
+        stats = {
+            "numRequestsWithDraftTokens": len(drafted) and drafted[0], "iterLatencyMS": 500.0,
+            "numDraftTokensByPosition": drafted, "numAcceptedTokensByPosition": accepted,
+        }  # fmt: skip
+        metrics.saw_iteration(step(number, specDecodingStats=stats))
+    seen = scraped(metrics)
+    assert (seen["trtx_drafts_total"], seen["trtx_drafting_seconds_total"]) == (3, 1.5)
+    assert [seen[f"trtx_draft_tokens_total[{position}]"] for position in (1, 2)] == [3, 1]
+    assert [seen[f"trtx_accepted_draft_tokens_total[{position}]"] for position in (1, 2)] == [2, 0]
+
+
 def test_a_process_that_has_ended_has_no_samples() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
