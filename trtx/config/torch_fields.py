@@ -61,7 +61,7 @@ _HONOURED: Mapping[str, Honoured] = {
     **dict.fromkeys(
         _of(
             "speculative_config",
-            "max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all is_use_oldest "
+            "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all is_use_oldest "
             "is_public_pool",
         ),
         Honoured(),
@@ -208,7 +208,6 @@ _WINDOW = (
     "the torch engine takes the windows of layers from config.json of the checkpoint (sliding_window, layer_types)"
 )
 _ACCEPTANCE = "relaxed acceptance changes tokens"
-_DRAFTERS = "the torch engine speculates with NGram and SA, which need no other weights"
 _OTHER_MODEL = "the torch engine serves the directory as it is"
 _TEXT = "the torch engine makes text with the checkpoint's own fast tokenizer"
 _LORA = "the torch engine serves no adapters"
@@ -240,9 +239,6 @@ REFUSED: Mapping[str, FieldRefusal] = {
     "mla_skip_correction_threshold": FieldRefusal(_ATTENTION),
     "kv_cache_config.max_attention_window": FieldRefusal(_WINDOW),
     "kv_cache_config.sink_token_length": FieldRefusal(_ATTENTION, (0,)),
-    "speculative_config.decoding_type": FieldRefusal(
-        _DRAFTERS, ("NGram", "SA"), "choose one of them, leave speculative_config out, or use the tensorrt-llm engine"
-    ),
     "speculative_config.use_relaxed_acceptance_for_thinking": FieldRefusal(_ACCEPTANCE, (False,)),
     "speculative_config.relaxed_topk": FieldRefusal(_ACCEPTANCE, (1,)),
     "speculative_config.relaxed_delta": FieldRefusal(_ACCEPTANCE, (0.0,)),

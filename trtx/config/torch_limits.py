@@ -52,11 +52,15 @@ LIMITS: Mapping[str, FieldLimit] = {
     ),
     "kv_cache_config.event_buffer_max_size": _at_least(0),
     "cuda_graph_config.batch_sizes": FieldLimit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
+    "speculative_config.decoding_type": FieldLimit(
+        "NGram or SA; the other kinds need draft weights, which the torch engine does not load",
+        lambda value: value in ("NGram", "SA"),
+    ),
     "speculative_config.max_draft_len": _at_least(1),
     "speculative_config.max_concurrency": _at_least(1),
     "speculative_config.draft_len_schedule": FieldLimit(
         "batch sizes of at least 1 with draft lengths of at least 0",
-        lambda schedule: min(schedule, default=0) >= 1 and min(schedule.values()) >= 0,
+        lambda schedule: isinstance(schedule, Mapping) and min(schedule) >= 1 and min(schedule.values()) >= 0,
     ),
     "speculative_config.max_matching_ngram_size": FieldLimit(
         "at least 1, or -1 for no limit with SA", lambda value: value >= 1 or value == -1
