@@ -61,8 +61,8 @@ _HONOURED: Mapping[str, Honoured] = {
     **dict.fromkeys(
         _of(
             "speculative_config",
-            "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all is_use_oldest "
-            "is_public_pool",
+            "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all "
+            "is_use_oldest is_public_pool",
         ),
         Honoured(),
     ),

@@ -60,7 +60,7 @@ LIMITS: Mapping[str, FieldLimit] = {
     "speculative_config.max_concurrency": _at_least(1),
     "speculative_config.draft_len_schedule": FieldLimit(
         "batch sizes of at least 1 with draft lengths of at least 0",
-        lambda schedule: isinstance(schedule, Mapping) and min(schedule) >= 1 and min(schedule.values()) >= 0,
+        lambda schedule: isinstance(schedule, Mapping) and min(schedule, default=0) > 0 <= min(schedule.values()),
     ),
     "speculative_config.max_matching_ngram_size": FieldLimit(
         "at least 1, or -1 for no limit with SA", lambda value: value >= 1 or value == -1

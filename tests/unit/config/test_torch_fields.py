@@ -57,9 +57,9 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
     [
         (
             {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "m"},
-            "speculative_config.decoding_type is Eagle3; expected NGram or SA; the other kinds need draft weights",
+            "speculative_config.decoding_type is 'Eagle3'; expected NGram or SA; the other kinds need draft weights",
         ),
-        ({"decoding_type": "NGram"}, "max_draft_len is null; expected the most tokens that NGram drafts at once"),
+        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
         ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),
         ({"decoding_type": "SA", "max_draft_len": 64}, "max_draft_len is 64; expected at most 63, as max_num_tokens"),
         ({"decoding_type": "SA", "max_draft_len": 31}, "max_draft_len is 31; expected at most 30, as max_seq_len is"),
