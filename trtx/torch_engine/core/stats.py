@@ -85,14 +85,14 @@ def iteration_stats(
 def _spec_decoding_stats(counts: SpeculationCounts, iteration_ms: float) -> dict[str, Any]:
     """TensorRT-LLM's statistics, of one step; ``iterLatencyMS`` is the time that drafting took.
 
-    TensorRT-LLM lacks the two counts by position in the draft.
+    TensorRT-LLM lacks the two counts by position in the draft. ``acceptanceLength`` is None in a step without drafts.
     """
     drafting_ms = counts.drafting_s * 1e3
     return {
         "numDraftTokens": sum(counts.drafted),
         "numAcceptedTokens": sum(counts.accepted),
         "numRequestsWithDraftTokens": counts.drafts,
-        "acceptanceLength": counts.acceptance_length or 0.0,
+        "acceptanceLength": counts.acceptance_length,
         "iterLatencyMS": drafting_ms,
         "draftOverhead": drafting_ms / iteration_ms if iteration_ms else 0.0,
         "numDraftTokensByPosition": counts.drafted,
