@@ -58,6 +58,14 @@ _HONOURED: Mapping[str, Honoured] = {
     "scheduler_config.waiting_queue_policy": Honoured(),
     "cache_transceiver_config.backend": Honoured(),
     "cache_transceiver_config.kv_transfer_timeout_ms": Honoured(),
+    **dict.fromkeys(
+        _of(
+            "speculative_config",
+            "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all "
+            "is_use_oldest is_public_pool",
+        ),
+        Honoured(),
+    ),
 }
 
 _SCHEDULER = Unused("the torch engine has only one batching policy")
@@ -71,7 +79,7 @@ _KV = Unused("the torch engine keeps KV on its device alone, in one pool of equa
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
 _TRANSFER = Unused("the torch engine moves KV in one way")
 # Speculation accepts a draft token only if the model itself would have sampled it: it gives the same tokens, sooner.
-_DRAFTS = Unused("the torch engine does not speculate")
+_DRAFTS = Unused("the torch engine drafts chains of tokens with NGram or SA, by lengths that it measures")
 _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
         _of(
@@ -162,16 +170,15 @@ _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
         _of(
             "speculative_config",
-            "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
-            "max_concurrency draft_len_schedule load_format acceptance_window acceptance_length_threshold "
-            "acceptance_rate_threshold acceptance_rate_window_size use_rejection_sampling allow_advanced_sampling "
-            "attention_backend eagle_choices use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
-            "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch sa_config "
+            "max_total_draft_tokens speculative_model speculative_model_dir load_format acceptance_window "
+            "acceptance_length_threshold acceptance_rate_threshold acceptance_rate_window_size "
+            "use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices use_dynamic_tree "
+            "dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_one_model "
+            "eagle3_layers_to_capture eagle3_model_arch sa_config "
             "num_nextn_predict_layers use_mtp_vanilla mtp_eagle_one_model begin_thinking_phase_token "
-            "end_thinking_phase_token max_matching_ngram_size is_keep_all is_use_oldest is_public_pool "
-            "enable_global_pool global_pool_size mask_token_id target_layer_ids block_size markov_head_type "
-            "markov_rank write_interval file_prefix drafter resource_manager max_window_size max_ngram_size "
-            "max_verification_set_size medusa_choices num_medusa_heads",
+            "end_thinking_phase_token enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
+            "markov_head_type markov_rank write_interval file_prefix drafter resource_manager max_window_size "
+            "max_ngram_size max_verification_set_size medusa_choices num_medusa_heads",
         ),
         _DRAFTS,
     ),
@@ -200,7 +207,7 @@ _ATTENTION = "the torch engine computes exact attention, and skips no token of a
 _WINDOW = (
     "the torch engine takes the windows of layers from config.json of the checkpoint (sliding_window, layer_types)"
 )
-_ACCEPTANCE = "relaxed acceptance changes tokens, and the torch engine does not speculate"
+_ACCEPTANCE = "relaxed acceptance changes tokens"
 _OTHER_MODEL = "the torch engine serves the directory as it is"
 _TEXT = "the torch engine makes text with the checkpoint's own fast tokenizer"
 _LORA = "the torch engine serves no adapters"
@@ -267,7 +274,7 @@ REFUSED: Mapping[str, FieldRefusal] = {
     ),
     "enable_lora": FieldRefusal(_LORA, (False,)),
     "lora_config": FieldRefusal(_LORA),
-    "decoding_config": FieldRefusal("the torch engine does not speculate"),
+    "decoding_config": FieldRefusal("the torch engine reads speculative_config for it"),
     "env_overrides": FieldRefusal(
         "the torch engine's process gets the environment of its worker", ({},), "set it in the environment"
     ),

@@ -19,6 +19,7 @@ DEFAULT_TOKENS_PER_BLOCK = 32
 
 _BLOCK = "kv_cache_config.tokens_per_block"
 _POOL = "kv_cache_config.max_tokens"
+_SPEC = "speculative_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,19 @@ LIMITS: Mapping[str, FieldLimit] = {
     ),
     "kv_cache_config.event_buffer_max_size": _at_least(0),
     "cuda_graph_config.batch_sizes": FieldLimit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
+    "speculative_config.decoding_type": FieldLimit(
+        "NGram or SA; the other kinds need draft weights, which the torch engine does not load",
+        lambda value: value in ("NGram", "SA"),
+    ),
+    "speculative_config.max_draft_len": _at_least(1),
+    "speculative_config.max_concurrency": _at_least(1),
+    "speculative_config.draft_len_schedule": FieldLimit(
+        "batch sizes of at least 1 with draft lengths of at least 0",
+        lambda schedule: isinstance(schedule, Mapping) and min(schedule, default=0) > 0 <= min(schedule.values()),
+    ),
+    "speculative_config.max_matching_ngram_size": FieldLimit(
+        "at least 1, or -1 for no limit with SA", lambda value: value >= 1 or value == -1
+    ),
     "cache_transceiver_config.backend": _one_of(*TRANSPORT_OF),
     "cache_transceiver_config.kv_transfer_timeout_ms": _at_least(1),
 }
@@ -78,6 +92,31 @@ def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
     pool, block = _value(values, _POOL), _value(values, _BLOCK) or DEFAULT_TOKENS_PER_BLOCK
     if isinstance(pool, int) and isinstance(block, int) and 1 <= pool < block:
         yield OutsideLimit(_POOL, pool, f"at least one block, {block} tokens")
+    yield from _drafts_outside_limits(values)
+
+
+def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
+    """Yields the fields of ``speculative_config`` that do not go with others."""
+    if not isinstance(spec := values.get(_SPEC), Mapping):
+        return
+    kind, length, schedule = (spec.get(name) for name in ("decoding_type", "max_draft_len", "draft_len_schedule"))
+    if kind is not None and length is None:
+        yield OutsideLimit(f"{_SPEC}.max_draft_len", None, f"the most tokens that {kind} drafts at once, such as 4")
+    if kind == "NGram" and spec.get("max_matching_ngram_size") == -1:
+        yield OutsideLimit(f"{_SPEC}.max_matching_ngram_size", -1, "at least 1, as NGram matches that many tokens")
+    if schedule and spec.get("max_concurrency") is not None:
+        yield OutsideLimit(
+            f"{_SPEC}.draft_len_schedule", schedule, "none beside max_concurrency; leave one of them out"
+        )
+    if not isinstance(length, int):
+        return
+    for name, rest, why in (
+        ("max_num_tokens", 1, "a step computes the drafted tokens and one more"),
+        ("max_seq_len", 2, "a sequence has a token of the prompt and one of the answer besides"),
+    ):
+        if isinstance(most := values.get(name), int) and length > most - rest:
+            expected = f"at most {most - rest}, as {name} is {most} and {why}"
+            yield OutsideLimit(f"{_SPEC}.max_draft_len", length, expected)
 
 
 def _holds(limit: FieldLimit, value: Any) -> bool:

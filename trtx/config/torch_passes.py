@@ -18,6 +18,11 @@ PASS_SIZES = (64, *range(128, WIDEST + 1, 128))
 graph, for models of any size. A wider forward keeps the GPU busy for longer than its launches take and needs no graph.
 The step is 128 because matmul kernels compute in tiles of 128."""
 
+DRAFT_PASS_SIZES = (8, 16, 32)
+"""Further buckets of an engine that speculates: the step of a few sequences with drafts has few tokens."""
+MOST_SAMPLED_AFTER_DRAFTS = 64
+"""Drafted tokens of a step, or max_batch_size if that is more. It bounds the logits of a step."""
+
 PACED_STEPS = 32
 """A step computes at least one part in this many of all waiting prompt tokens: see
 :class:`trtx.torch_engine.core.prompt_pace.PromptPace`."""

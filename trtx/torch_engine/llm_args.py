@@ -52,6 +52,23 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding settings.
+
+    ``draft_len_schedule``: draft length by batch size, each up to its key; 0 beyond the last one.
+    """
+
+    decoding_type: str
+    max_draft_len: int
+    max_concurrency: int | None = None
+    draft_len_schedule: dict[int, int] | None = None
+    max_matching_ngram_size: int | None = None
+    is_keep_all: bool = True
+    is_use_oldest: bool = True
+    is_public_pool: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlmArgs:
     """Resolved arguments: ``model`` is a directory. The engine's process resolves the fields that are None."""
 
@@ -70,6 +87,7 @@ class LlmArgs:
     cuda_graph_config: CudaGraphConfig | None = field(default_factory=CudaGraphConfig)
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
+    speculative_config: SpeculativeConfig | None = None
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
     # "llguidance" or "xgrammar": guided decoding is on, with llguidance in both cases. None: off.

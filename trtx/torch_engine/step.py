@@ -89,13 +89,18 @@ class ScheduledSequence:
     embeddings: tuple[EmbeddingRows, ...] = ()  # media rows that replace placeholder ids in new_token_ids
     is_guided: bool = False  # follows a grammar, so that the caller may limit its tokens: see LaunchedStep.sample
     is_processed: bool = False  # has logits processors, so that the caller may edit its logits: see LaunchedStep.sample
+    # The last num_drafts of new_token_ids are guesses (speculation). A token is sampled from the logits of each of the
+    # last 1 + num_drafts new tokens, as if all guesses before it were output tokens.
+    num_drafts: int = 0
+    dropped_token_ids: Sequence[int] = ()  # sampled by the sequence's last step after a wrong guess: not in the output
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """The sequences of one step: decodes first, then prompt chunks.
 
-    A decode computes one new token, samples, has ``start > 0``, and uses no media rows.
+    A decode computes one new token, samples, has ``start > 0``, and uses no media rows. A decode with guesses counts as
+    a prompt chunk.
     """
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
@@ -124,17 +129,19 @@ class Sampled:
     # either.
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
+    after_drafts: list[Sampled] = field(default_factory=list)  # for each guess: what was sampled after it
 
 
 class LaunchedStep(Protocol):
     """A step that the device is computing or has computed."""
 
-    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None, masks_per_slot: int = 1) -> None:
         """Starts to sample, for a batch that ``waits_for_tokens``; call it once, before :meth:`results`.
 
-        First, ``edit`` is called once with the model's logits. Then row i of ``ModelRunner.masks`` limits the tokens of
-        the sequence in ``slots[i]``; all other sequences sample from the whole vocabulary. Penalties, banned ids and
-        temperature follow. The step before must be committed: its masks are overwritten.
+        First, ``edit`` is called once with the model's logits. Then row ``i * masks_per_slot`` of ``ModelRunner.masks``
+        limits the tokens of the sequence in ``slots[i]``, and the rows after it those sampled after its guesses; all
+        other sequences sample from the whole vocabulary. Penalties, banned ids and temperature follow. The step before
+        must be committed: its masks are overwritten.
         """
 
     def results(self) -> list[Sampled]:
@@ -156,8 +163,8 @@ class ModelRunner(Protocol):
     needs_grids: bool  # of media: the model's positions depend on them
     paced_steps: int | None  # the prefill token budget's setting for this runner: see SchedulerLimits
     is_asynchronous: bool  # launch returns before the device has computed
-    # [max_batch_size, words] in host memory: bit t of a row is 1 if token t may be sampled. None: the runner was built
-    # without guided decoding.
+    # [max_batch_size * (1 + max_draft_len), words] in host memory: bit t of a row is 1 if token t may be sampled. None:
+    # the runner was built without guided decoding.
     masks: npt.NDArray[np.int32] | None
 
     @property

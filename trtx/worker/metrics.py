@@ -77,7 +77,7 @@ class RequestClock:
     def tokens(self, count: int) -> None:
         """Records a chunk of ``count`` tokens.
 
-        The gap before it is split evenly, because each token took one engine step.
+        The gap before it is split evenly, as each token took one engine step, or several came from one step's draft.
         """
         if not count:
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
-from trtx.worker.served_families import step_families
+from trtx.worker.served_families import speculation_families, step_families
 
 
 class StepTotals:
@@ -19,6 +20,7 @@ class StepTotals:
         self._wait_seconds: float | None = None  # None: the engine does not report it
         self._last: dict[int, int] = {}  # by rank: the number of its last step
         self._has_steps = False
+        self._drafts: DraftTotals | None = None  # None: the engine does not speculate
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Adds a step. Ignores a row that repeats a step, and the rows of an engine that reports no steps."""
@@ -35,6 +37,9 @@ class StepTotals:
             self._queue_seconds += admitted * row.get("newActiveRequestsQueueLatencyMS", 0.0) / 1e3
         if (wait := row.get("deviceWaitMS")) is not None:
             self._wait_seconds = (self._wait_seconds or 0.0) + wait / 1e3
+        if drafts := row.get("specDecodingStats"):
+            self._drafts = self._drafts or DraftTotals()
+            self._drafts.add(drafts)
 
     def collect(self) -> Iterator[Any]:
         if not self._has_steps:
@@ -46,3 +51,28 @@ class StepTotals:
         yield step_families.ADMITTED_QUEUE_SECONDS.of(self._queue_seconds)
         if self._wait_seconds is not None:
             yield step_families.DEVICE_WAIT_SECONDS.of(self._wait_seconds)
+        if self._drafts is not None:
+            yield from self._drafts.collect()
+
+
+class DraftTotals:
+    """Sums over the drafts of all steps."""
+
+    def __init__(self) -> None:
+        self._drafts = 0
+        self._seconds = 0.0
+        self._drafted: Counter[int] = Counter()  # by position in the draft, from 1 on
+        self._accepted: Counter[int] = Counter()
+
+    def add(self, stats: Mapping[str, Any]) -> None:
+        """Adds a step's ``specDecodingStats``, with the torch engine's counts by position."""
+        self._drafts += stats["numRequestsWithDraftTokens"]
+        self._seconds += stats["iterLatencyMS"] / 1e3
+        for total, name in ((self._drafted, "numDraftTokens"), (self._accepted, "numAcceptedTokens")):
+            total.update(dict(enumerate(stats.get(f"{name}ByPosition", ()), 1)))
+
+    def collect(self) -> Iterator[Any]:
+        yield speculation_families.DRAFTS.of(self._drafts)
+        for family, total in ((speculation_families.DRAFT_TOKENS, self._drafted), (speculation_families.ACCEPTED_DRAFT_TOKENS, self._accepted)):
+            yield family.family([((str(position),), count) for position, count in sorted(total.items())])
+        yield speculation_families.DRAFTING_SECONDS.of(self._seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config, torch_fields
 from trtx.config.schema import default, known_fields
 from trtx.config.torch_fields import FIELDS, REFUSED, SECTIONS, refused_fields
+from trtx.config.torch_limits import outside_limits
 from trtx.config.versions import COLUMNS, schema_version
 from trtx.errors import UsageError
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 
 MODELS = {
     "": ("LlmArgs",),
@@ -47,6 +50,32 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
         for harmless in (value, None, *REFUSED[path].harmless):
             values = {section: {name: harmless}} if section else {name: harmless}
             assert list(refused_fields(values)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "m"},
+            "speculative_config.decoding_type is 'Eagle3'; expected NGram or SA; the other kinds need draft weights",
+        ),
+        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
+        ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),
+        ({"decoding_type": "SA", "max_draft_len": 64}, "max_draft_len is 64; expected at most 63, as max_num_tokens"),
+        ({"decoding_type": "SA", "max_draft_len": 31}, "max_draft_len is 31; expected at most 30, as max_seq_len is"),
+        ({"decoding_type": "NGram", "max_draft_len": 2, "max_matching_ngram_size": -1}, "-1; expected at least 1, as"),
+        (
+            {"decoding_type": "NGram", "max_draft_len": 2, "max_concurrency": 4, "draft_len_schedule": {4: 2}},
+            "expected none beside max_concurrency",
+        ),
+        ({"decoding_type": "NGram", "max_draft_len": 2, "draft_len_schedule": {0: 2}}, "expected batch sizes of at"),
+    ],
+)
+def test_speculation_that_can_not_run_is_refused_in_one_sentence(spec: dict[str, Any], says: str) -> None:
+    values = {"speculative_config": spec, "max_num_tokens": 64, "max_seq_len": 32}
+    assert [str(found) for found in outside_limits(values) if says in str(found)]
+    with pytest.raises(ValueError, match=re.escape(says)):
+        resolve_llm_args("m", values)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def scraped(metrics: WorkerMetrics) -> dict[str, float]:
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
-            one = sample.labels.get("outcome") or sample.labels.get("le") or sample.labels.get("dp_rank")
+            names = ("outcome", "le", "dp_rank", "position")
+            one = next((sample.labels[name] for name in names if sample.labels.get(name)), None)
             label = ",".join(filter(None, (sample.labels.get("prefill"), one)))
             samples[sample.name + (f"[{label}]" if label else "")] = sample.value
     return samples
@@ -181,6 +182,21 @@ def test_fields_of_the_torch_engine_have_families() -> None:
     assert (seen["trtx_preemptions_total"], seen["trtx_graph_misses_total"]) == (4, 5)
     assert (seen["trtx_grammar_lookups_total[compiled]"], seen["trtx_grammar_lookups_total[cached]"]) == (1, 2)
     assert (seen["trtx_kv_block_lookups_total[hit]"], seen["trtx_kv_block_lookups_total[miss]"]) == (6, 2)
+
+
+def test_drafts_are_summed_by_position() -> None:
+    metrics = WorkerMetrics()
+    for number, (drafted, accepted) in enumerate((([2, 1], [1, 0]), ([], []), ([1], [1]))):
+        stats = {
+            "numRequestsWithDraftTokens": len(drafted) and drafted[0], "iterLatencyMS": 500.0,
+            "numDraftTokensByPosition": drafted, "numAcceptedTokensByPosition": accepted,
+        }  # fmt: skip
+        metrics.saw_iteration(step(number, specDecodingStats=stats))
+    seen = scraped(metrics)
+    assert (seen["trtx_drafts_total"], seen["trtx_drafting_seconds_total"]) == (3, 1.5)
+    assert [seen[f"trtx_draft_tokens_total[{position}]"] for position in (1, 2)] == [3, 1]
+    assert [seen[f"trtx_accepted_draft_tokens_total[{position}]"] for position in (1, 2)] == [2, 0]
+    assert "trtx_drafts_total" not in scraped(WorkerMetrics()), "only an engine that speculates has them"
 
 
 def test_a_process_that_has_ended_has_no_samples() -> None:

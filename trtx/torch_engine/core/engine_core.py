@@ -22,10 +22,12 @@ from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences
 from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.core.speculation.drafted import Drafted
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.core.stats import iteration_stats, since_the_step
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import HandoffStats, StepReport, Submit, Update
-from trtx.torch_engine.step import LaunchedStep, ModelRunner
+from trtx.torch_engine.step import LaunchedStep, ModelRunner, Sampled
 
 MEMORY_REPORT_S = 2.0
 """Interval of memory measurements while the engine works: one costs more than a step's bookkeeping."""
@@ -68,6 +70,7 @@ class EngineCore:
         kv_transfer_timeout_s: float = 60.0,
         grammars: Grammars | None = None,
         batched_processor: Hook | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         geometry = runner.geometry  # a token takes room in one block of each KV cache group
@@ -78,7 +81,8 @@ class EngineCore:
         if event_buffer_max_size and enable_block_reuse:
             self._events = KvEventLog(event_buffer_max_size, num_blocks=num_blocks, window_size=self.max_seq_len)
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
-        self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows))
+        self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows), speculation)
+        self._speculation = speculation
         self.runner = runner
         admission = Admission(
             runner, limits, max_seq_len=self.max_seq_len, bound_by=bound_by, has_transport=transport is not None
@@ -120,7 +124,7 @@ class EngineCore:
         self._open.take_compiled()
         self._open.take_followers()
         done = self._iteration
-        if self._under_way is not None and self.scheduler.must_preempt:
+        if self._under_way is not None and (self.scheduler.must_preempt or self._must_know_tokens(self._under_way)):
             self._commit(self._under_way)
             self._under_way = None
         before, self._under_way = self._under_way, self._launch()
@@ -135,6 +139,12 @@ class EngineCore:
             self._commit(before)
             self._is_stalled = False
         return self._report(has_computed=self._iteration > done)
+
+    def _must_know_tokens(self, under_way: _UnderWay) -> bool:
+        """Whether the next step can be scheduled only once the tokens of the one in flight are known."""
+        if self._speculation is None:
+            return False
+        return bool(under_way.step.drafted) or self._speculation.wants_tokens(self.scheduler.running)
 
     def _launch(self) -> _UnderWay | None:
         """Schedules and launches the next step; returns None if there is nothing to compute."""
@@ -158,8 +168,8 @@ class EngineCore:
 
     def _sample(self, under_way: _UnderWay) -> None:
         """Starts to sample a step whose sequences follow grammars or have logits processors."""
-        slots = self._guided.limit(under_way.step) if self._guided is not None else ()
-        under_way.launched.sample(slots, self._processors.edit(under_way.step))
+        slots, per_slot = self._guided.limit(under_way.step) if self._guided is not None else ((), 1)
+        under_way.launched.sample(slots, self._processors.edit(under_way.step), per_slot)
 
     def _commit(self, under_way: _UnderWay) -> None:
         """Waits for a step in flight and applies its results to its sequences."""
@@ -178,7 +188,10 @@ class EngineCore:
             update: Update | None = None
             try:
                 if not problem and sampled.error is None:
-                    update = sequence.advance(sampled, end)
+                    if sequence.drafted is not None:
+                        update, end = self._verify(sequence, sequence.drafted, sampled)
+                    else:
+                        update = sequence.advance(sampled, end)
                     if end // size > sequence.num_registered:
                         scheduler.groups.settle_blocks(sequence)
             except GrammarProblem as error:
@@ -203,6 +216,8 @@ class EngineCore:
         self._open.take_followers()
         self._iteration += 1
         began, self._committed_at = max(under_way.began, self._committed_at), time.perf_counter()
+        if self._speculation is not None and not step.prompts:
+            self._speculation.stepped(len(step.generating), step.num_drafted_tokens, self._committed_at - began)
         if self._with_stats:
             self._stats = iteration_stats(
                 scheduler,
@@ -217,7 +232,15 @@ class EngineCore:
                 device_wait_s=waited_s if self.runner.is_asynchronous else None,
                 num_graph_misses=self.runner.graph_misses,
                 grammars=self._guided.counts if self._guided is not None else None,
+                speculation=self._speculation.take_counts() if self._speculation is not None else None,
             )
+
+    def _verify(self, sequence: Sequence, drafted: Drafted, sampled: Sampled) -> tuple[Update, int]:
+        """Applies a step with a draft. Returns the update, and the number of positions that are written."""
+        assert self._speculation is not None
+        update, num_accepted = sequence.advance_drafted(sampled)
+        self._speculation.verified(drafted, num_accepted)
+        return update, sequence.num_written
 
     def _report(self, *, has_computed: bool) -> StepReport | None:
         updates = self._open.take_updates()

@@ -68,23 +68,32 @@ class GuidedDecoding:
         sequence.state = State.WAITING
         return None
 
-    def limit(self, step: Step) -> list[int]:
-        """Writes the tokens that the grammars of a step's sequences allow, and returns the slots of these sequences.
+    def limit(self, step: Step) -> tuple[list[int], int]:
+        """Writes the tokens that the grammars of a step's sequences allow.
 
-        The device computes the step's forward meanwhile. Sequences that have ended since the launch are not limited.
+        Returns the slots of these sequences, and the number of masks of each: one, and one for each drafted token of
+        the longest draft. The device computes the step's forward meanwhile. Sequences that have ended since the launch
+        are not limited.
         """
-        slots, matchers = [], []
-        for sequence in step.sequences:
-            if sequence.matcher is None or sequence.state is not State.RUNNING or sequence.held is None:
-                continue
-            if sequence.held.samples:
-                slots.append(sequence.slot)
-                matchers.append(sequence.matcher)
+        limited = [
+            (sequence.slot, sequence.matcher, sequence.drafted.matchers if sequence.drafted is not None else [])
+            for sequence in step.sequences
+            if sequence.matcher is not None
+            and sequence.state is State.RUNNING
+            and sequence.held is not None
+            and sequence.held.samples
+        ]
+        per_slot = 1 + max((len(later) for _, _, later in limited), default=0)
+        matchers = {
+            index * per_slot + place: matcher
+            for index, (_, first, later) in enumerate(limited)
+            for place, matcher in enumerate((first, *later))
+        }
         write_masks(self._grammars.executor, matchers, self._masks)
-        for row, matcher in enumerate(matchers):
+        for index, (_, matcher, _) in enumerate(limited):
             if matcher.is_exhausted:
-                self._renew(matcher, row)
-        return slots
+                self._renew(matcher, index * per_slot)
+        return [slot for slot, _, _ in limited], per_slot
 
     def _renew(self, matcher: TokenMatcher, row: int) -> None:
         """Lets a sequence go on whose compiled grammar is exhausted, by it or by others that have the same grammar."""
@@ -94,7 +103,7 @@ class GuidedDecoding:
             matcher.problem = str(error)
             return
         if not matcher.is_exhausted:
-            write_masks(self._grammars.executor, [matcher], self._masks[row : row + 1])
+            write_masks(self._grammars.executor, {row: matcher}, self._masks)
 
     def close(self) -> None:
         self._grammars.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,13 @@ class TokenMatcher:
         self._num_tokens = 0  # sampled, those of the thinking included
         self._taken: list[int] = []  # tokens of the grammar's text
         self._restarted_at = -_TOKENS_BETWEEN_RESTARTS  # in tokens of the grammar's text
+
+    def fork(self) -> TokenMatcher:
+        """A matcher at the same place, which goes on independently."""
+        other = copy(self)
+        other.compiled = self.compiled.deep_copy()
+        other._taken = list(self._taken)
+        return other
 
     def accept(self, token_id: int) -> bool:
         """Takes a sampled token that ends nothing by itself. Returns whether the text is complete.
@@ -136,13 +144,13 @@ class TokenMatcher:
         )
 
 
-def write_masks(executor: LLExecutor, matchers: Sequence[TokenMatcher], masks: npt.NDArray[np.int32]) -> None:
-    """Writes the tokens that ``matchers[i]`` allows next to ``masks[i]``; the library's threads share the work."""
-    active = [(matcher.compiled, row) for row, matcher in enumerate(matchers) if not matcher.thinks]
+def write_masks(executor: LLExecutor, matchers: Mapping[int, TokenMatcher], masks: npt.NDArray[np.int32]) -> None:
+    """Writes the tokens that each matcher allows next to its row of ``masks``; the library's threads share the work."""
+    active = [(matcher.compiled, row) for row, matcher in matchers.items() if not matcher.thinks]
     if active:
         words = masks.shape[1]
         executor.unsafe_compute_mask_ptr(active, masks.ctypes.data, words * masks.itemsize, masks.shape[0])
-    for row, matcher in enumerate(matchers):
+    for row, matcher in matchers.items():
         matcher.finish_mask(masks[row])
 
 

@@ -30,6 +30,7 @@ from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, load_batched, load_processors, unloadable
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import (
@@ -149,6 +150,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
             transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
     kv = args.kv_cache_config
+    spec = args.speculative_config
     core = EngineCore(
         runner,
         SchedulerLimits(
@@ -167,6 +169,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
         grammars=_grammars(args, runner.vocab_size, on_compiled),
         batched_processor=batched,
+        speculation=create_speculation(spec, is_asynchronous=runner.is_asynchronous) if spec is not None else None,
     )
     channel.send(
         Ready(
@@ -227,6 +230,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         cuda_graphs=graphs is not None,
         deterministic=args.deterministic,
         guided=args.guides,
+        max_draft_len=args.speculative_config.max_draft_len if args.speculative_config is not None else 0,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 

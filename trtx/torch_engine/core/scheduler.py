@@ -14,11 +14,14 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
+from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
 from trtx.torch_engine.core.prompt_pace import PromptPace
 from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.core.speculation.drafted import Drafted
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.step import Batch
 
 WATERMARK = 0.01
@@ -49,16 +52,17 @@ class SchedulerLimits:
 class Step:
     """One step's work; each sequence appears at most once.
 
-    ``decodes`` compute one token and sample; they come first.
+    ``decodes`` compute one token and sample; they come first. ``drafted`` generate too, and verify drafted tokens.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
+    drafted: list[tuple[Sequence, Drafted]] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, token count)
     reads: list[Sequence] = field(default_factory=list)  # admitted, and a peer has their KV
     admitted: list[Sequence] = field(default_factory=list)
     num_generating: int = 0  # leading decodes that generate; the rest are prompts with all but the last token cached
     num_context_tokens: int = 0
-    sequences: list[Sequence] = field(default_factory=list)  # decodes, then the sequences of chunks
+    sequences: list[Sequence] = field(default_factory=list)  # decodes, then the sequences of drafts and of chunks
     ends: list[int] = field(default_factory=list)  # for each sequence: positions written after the step
     short: list[tuple[Sequence, EmbeddingShortage]] = field(
         default_factory=list
@@ -70,9 +74,22 @@ class Step:
         Returns the runner's view, aligned with ``sequences`` and valid until the next launch.
         """
         shares = [sequence.launch(1) for sequence in self.decodes]
+        shares += [sequence.launch(1, drafted) for sequence, drafted in self.drafted]
         shares += [sequence.launch(count) for sequence, count in self.chunks]
         self.ends = [sequence.num_computed for sequence in self.sequences]
         return Batch(shares)
+
+    @property
+    def generating(self) -> list[Sequence]:
+        return self.decodes[: self.num_generating] + [sequence for sequence, _ in self.drafted]
+
+    @property
+    def prompts(self) -> list[Sequence]:
+        return self.decodes[self.num_generating :] + [sequence for sequence, _ in self.chunks]
+
+    @property
+    def num_drafted_tokens(self) -> int:
+        return sum(len(drafted.tokens) for _, drafted in self.drafted)
 
 
 class Scheduler:
@@ -81,9 +98,16 @@ class Scheduler:
     ``slots free + held == max_batch_size`` at all times.
     """
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, groups: LayerGroups | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        groups: LayerGroups | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
         """``groups`` None: a single KV cache group that attends to all positions."""
         self.pool = pool
+        self._speculation = speculation
         self.groups = groups or LayerGroups(pool)
         self.media = MediaStore()
         self.limits = limits
@@ -135,9 +159,11 @@ class Scheduler:
                 prompts.append(sequence)
             elif computed < sequence.room or self._grow(sequence):
                 decodes.append(sequence)
-        step.num_generating = len(decodes)
-        budget = self.limits.max_num_tokens - step.num_generating
-        share = self._prompt_share(step.num_generating, prompts, budget)
+        budget = self.limits.max_num_tokens - len(decodes)
+        if self._speculation is not None and decodes and budget > 0:
+            budget -= self._draft(self._speculation, step, budget, has_prompts=bool(prompts or self.waiting))
+        step.num_generating = len(step.decodes)
+        share = self._prompt_share(len(step.generating), prompts, budget)
         if self.limits.enable_chunked_prefill:
             budget = share
         for sequence in prompts:
@@ -149,8 +175,33 @@ class Scheduler:
             if admitted.state is State.RUNNING:
                 count = self._compute(admitted, budget, step)
                 budget, share = budget - count, share - count
-        step.sequences = step.decodes + [sequence for sequence, _ in step.chunks]
+        step.sequences = [
+            *step.decodes, *(sequence for sequence, _ in step.drafted), *(sequence for sequence, _ in step.chunks)
+        ]  # fmt: skip
         return step
+
+    def _draft(self, speculation: Speculation, step: Step, budget: int, *, has_prompts: bool) -> int:
+        """Moves decodes that get drafts to ``step.drafted``. Returns the number of drafted tokens.
+
+        They take at most half of the budget if prompts want it too. A draft gets free blocks only, and preempts none.
+        """
+        most = min(budget // 2 if has_prompts else budget, max(self.limits.max_batch_size, MOST_SAMPLED_AFTER_DRAFTS))
+        for sequence, drafted in speculation.draft(step.decodes, most):
+            drafted.cut(self._room_for(sequence, len(drafted.tokens)))
+            if drafted.tokens:
+                step.drafted.append((sequence, drafted))
+        if step.drafted:
+            moved = {sequence.sequence_id for sequence, _ in step.drafted}
+            step.decodes[:] = [sequence for sequence in step.decodes if sequence.sequence_id not in moved]
+        return step.num_drafted_tokens
+
+    def _room_for(self, sequence: Sequence, num_drafts: int) -> int:
+        """Allocates free blocks for drafted tokens. Returns for how many of them there is room."""
+        end = sequence.num_computed + 1 + num_drafts
+        while sequence.room < end:
+            if self.pool.num_available < self.groups.count + self._watermark or not self._grow(sequence):
+                break
+        return min(end, sequence.room) - sequence.num_computed - 1
 
     def _prompt_share(self, num_decodes: int, prompts: list[Sequence], budget: int) -> int:
         """Returns how much of ``budget`` goes to prompt tokens in a step with ``num_decodes`` decodes.

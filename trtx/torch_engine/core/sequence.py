@@ -11,6 +11,8 @@ from trtx.torch_engine.core.block_pool import block_name, root_name
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.core.sequence_stages import SequenceStages
+from trtx.torch_engine.core.speculation.drafted import Drafted
+from trtx.torch_engine.core.speculation.drafters import DraftState
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -92,6 +94,9 @@ class Sequence:
     follows: int | None = None  # id of the choice whose prompt it can share
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
     stages: SequenceStages = field(default_factory=SequenceStages)
+    drafting: DraftState | None = None  # what the drafter knows of it
+    drafted: Drafted | None = None  # drafted tokens of the step in flight
+    dropped: list[int] = field(default_factory=list)  # sampled by the last step after a wrong guess
 
     @classmethod
     def from_submit(
@@ -154,6 +159,11 @@ class Sequence:
             f"min_tokens is {self.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of the "
             "model, so that none could be first; expected at least one token that ends nothing"
         )
+
+    @property
+    def num_known(self) -> int:
+        """Number of leading tokens whose ids the host knows."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_uncomputed(self) -> int:
@@ -269,10 +279,11 @@ class Sequence:
         if num_computed >= self.chunked_until:
             self.embeddings = []
 
-    def launch(self, count: int) -> ScheduledSequence:
-        """Marks the next ``count`` tokens as in flight.
+    def launch(self, count: int, drafted: Drafted | None = None) -> ScheduledSequence:
+        """Marks the next ``count`` tokens as in flight, and the drafted tokens after them.
 
-        Returns the runner's view, which the next launch changes in place.
+        ``num_computed`` includes the drafted tokens until :meth:`advance_drafted` knows which are accepted. Returns the
+        runner's view, which the next launch changes in place.
         """
         held = self.held
         assert held is not None
@@ -290,6 +301,13 @@ class Sequence:
             self.skip_media(end)
         if self.min_tokens:
             held.banned_ids = () if self.num_tokens - len(prompt) >= self.min_tokens else self.banned_ids
+        held.dropped_token_ids, self.dropped = self.dropped, []
+        self.drafted, held.num_drafts = drafted, 0
+        if drafted is not None:
+            assert held.samples and self.num_known == end, "a draft continues known tokens"
+            held.new_token_ids = held.new_token_ids + drafted.tokens
+            held.num_drafts = len(drafted.tokens)
+            end += held.num_drafts
         self.num_computed = end
         self.num_tokens += held.samples
         self.num_steps += 1
@@ -311,6 +329,41 @@ class Sequence:
             update.reused_blocks = self.num_reused
             update.prompt_logprobs = self.prompt_logprobs or None
         return update
+
+    def advance_drafted(self, sampled: Sampled) -> tuple[Update, int]:
+        """Applies a step with drafted tokens. Returns the update, and the number of accepted drafted tokens.
+
+        A drafted token is accepted if it was sampled before it. After a token that ends the sequence, and where the
+        next token has an error or can't follow the grammar, none is accepted: the next step meets the same there.
+        """
+        drafted, self.drafted = self.drafted, None
+        assert drafted is not None
+        start = self.num_written
+        update = self.advance(sampled, start + 1)
+        assert update is not None
+        row, accepted = sampled, 0
+        for place, (token_id, following) in enumerate(zip(drafted.tokens, sampled.after_drafts, strict=True)):
+            if update.finish_reason is not None or row.token_id != token_id or following.token_id is None:
+                break
+            if self.matcher is not None:
+                matcher = drafted.matchers[place]
+                if matcher.problem:
+                    break
+                self.matcher = matcher
+            row, accepted = following, place + 1
+            if self.matcher is not None and self.matcher.is_complete:
+                update.finish_reason = "stop"
+                break
+            assert following.token_id is not None
+            more = self.accept(following.token_id, following.logprobs)
+            update.token_ids += more.token_ids
+            if update.logprobs is not None:
+                update.logprobs += more.logprobs or []
+            update.finish_reason, update.stop_reason = more.finish_reason, more.stop_reason
+        self.dropped = [one.token_id for one in sampled.after_drafts[accepted:] if one.token_id is not None]
+        self.num_written = self.num_computed = start + 1 + accepted
+        self.num_tokens = self.num_known
+        return update, accepted
 
     def accept_first_gen_tokens(self) -> Update:
         """Appends the tokens that the prefill side sampled.

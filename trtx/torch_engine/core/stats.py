@@ -8,6 +8,7 @@ from typing import Any
 from trtx.torch_engine.core.grammars import GrammarCounts
 from trtx.torch_engine.core.scheduler import Scheduler, Step
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.core.speculation.speculation import SpeculationCounts
 
 
 def iteration_stats(
@@ -24,6 +25,7 @@ def iteration_stats(
     device_wait_s: float | None,
     num_graph_misses: int | None,
     grammars: GrammarCounts | None,
+    speculation: SpeculationCounts | None = None,
 ) -> dict[str, Any]:
     """Returns a row of counts as of the end of the step; the next step may be in flight.
 
@@ -34,8 +36,7 @@ def iteration_stats(
     TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses`` and ``guidedDecodingStats``. An argument
     that is None has no field.
     """
-    decodes = step.sequences[: step.num_generating]
-    prompts = step.sequences[step.num_generating :]
+    decodes, prompts = step.generating, step.prompts
     fresh = [s for s in step.admitted if not s.is_resumed]
     new, handed_off, paused = _split(scheduler.waiting)
     row: dict[str, Any] = {
@@ -78,7 +79,27 @@ def iteration_stats(
         row["numGraphMisses"] = num_graph_misses
     if grammars is not None:
         row["guidedDecodingStats"] = _guided_decoding_stats(grammars)
+    if speculation is not None:
+        row["specDecodingStats"] = _spec_decoding_stats(speculation, (ended - began) * 1e3)
     return row
+
+
+def _spec_decoding_stats(counts: SpeculationCounts, iteration_ms: float) -> dict[str, Any]:
+    """TensorRT-LLM's statistics, of one step; ``iterLatencyMS`` is the time that drafting took.
+
+    TensorRT-LLM lacks the two counts by position in the draft. ``acceptanceLength`` is None in a step without drafts.
+    """
+    drafting_ms = counts.drafting_s * 1e3
+    return {
+        "numDraftTokens": sum(counts.drafted),
+        "numAcceptedTokens": sum(counts.accepted),
+        "numRequestsWithDraftTokens": counts.drafts,
+        "acceptanceLength": counts.acceptance_length,
+        "iterLatencyMS": drafting_ms,
+        "draftOverhead": drafting_ms / iteration_ms if iteration_ms else 0.0,
+        "numDraftTokensByPosition": counts.drafted,
+        "numAcceptedTokensByPosition": counts.accepted,
+    }
 
 
 def _guided_decoding_stats(grammars: GrammarCounts) -> dict[str, int]:

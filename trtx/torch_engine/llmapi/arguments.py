@@ -18,6 +18,7 @@ from trtx.torch_engine.llm_args import (
     KvCacheConfig,
     LlmArgs,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ NESTED: dict[str, type[Any]] = {
     "cuda_graph_config": CudaGraphConfig,
     "scheduler_config": SchedulerConfig,
     "cache_transceiver_config": CacheTransceiverConfig,
+    "speculative_config": SpeculativeConfig,
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from trtx.checkpoint.dense import product_parameters
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.config.torch_limits import LIMITS
-from trtx.config.torch_passes import LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
+from trtx.config.torch_passes import DRAFT_PASS_SIZES, LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
 
 _GRAPHS = "cuda_graph_config.batch_sizes"
@@ -59,6 +59,7 @@ class RunnerArgs:
     guided: bool = False  # sequences may follow grammars: room for their token masks
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
+    max_draft_len: int = 0  # guesses of a sequence that a step verifies at most
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
     # padding.
     pass_sizes: tuple[int, ...] | None = None
@@ -89,6 +90,8 @@ class RunnerArgs:
         sizes = self.pass_sizes
         if sizes is None:
             sizes = PASS_SIZES if pads else ()
+            if sizes and self.max_draft_len:
+                sizes = (*DRAFT_PASS_SIZES, *sizes)
         return Passes(
             merges=merges,
             padded_sizes=sorted({min(size, self.max_num_tokens) for size in sizes}),

@@ -107,7 +107,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     decoder = Decoder(
         weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens
     )
-    masks = TokenMasks(args.max_batch_size, config.vocab_size, device) if args.guided else None
+    masks = None
+    if args.guided:
+        masks = TokenMasks(args.max_batch_size, config.vocab_size, device, rows_per_slot=1 + args.max_draft_len)
     sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks)
     graphs = padded = None
     if device.type == "cuda":
@@ -118,7 +120,9 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
     if passes.padded_sizes and mrope is None:
         memory = graphs.memory if graphs is not None else None
-        padded = PaddedPasses(decoder, sampler, cache, passes.padded_sizes, memory=memory)
+        padded = PaddedPasses(
+            decoder, sampler, cache, passes.padded_sizes, memory=memory, drafts=args.max_draft_len > 0
+        )
     return TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,

@@ -109,7 +109,8 @@ class InvariantTorchKernels(TorchKernels):
             yield rows, inputs.slots.long()
             return
         starts = inputs.spans.starts.tolist()
-        left = list(zip(inputs.spans.slots.tolist(), starts[:-1], starts[1:], strict=True))
+        left = [(slot, row, row + 1) for row, slot in enumerate(inputs.slots[: inputs.num_decodes].tolist())]
+        left += zip(inputs.spans.slots.tolist(), starts[:-1], starts[1:], strict=True)
         for size in self._tile_sizes:
             tiles, owners, rest = [], [], []
             for slot, begin, end in left:

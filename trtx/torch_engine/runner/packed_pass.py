@@ -35,14 +35,32 @@ class PackedPass:
             self.ends.append(len(self.tokens))
 
     @property
-    def lasts(self) -> list[int]:
-        """For each sequence: index of its last token in the packed batch."""
-        return [end - 1 for end in self.ends]
+    def firsts(self) -> list[int]:
+        """For each sequence: index in the packed batch of the first token that is sampled after.
+
+        It is its last token, or the one before its guesses.
+        """
+        return [end - 1 - sequence.num_drafts for sequence, end in zip(self.sequences, self.ends, strict=True)]
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(sequence.num_drafts for sequence in self.chunks)
 
     @property
     def needs_all(self) -> bool:
-        """Whether hidden states of more than each sequence's last token are requested."""
+        """Whether hidden states of all tokens are requested."""
         return any(sequence.sampling.prompt_logprobs is not None for sequence in self.chunks)
+
+    @property
+    def wanted(self) -> list[int]:
+        """Indices of the tokens whose hidden states are requested."""
+        if self.needs_all:
+            return list(range(len(self.tokens)))
+        return [
+            first + place
+            for sequence, first in zip(self.sequences, self.firsts, strict=True)
+            for place in range(1 + sequence.num_drafts)
+        ]
 
     @property
     def chunks(self) -> list[ScheduledSequence]:

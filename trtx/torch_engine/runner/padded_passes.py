@@ -17,6 +17,7 @@ from trtx.torch_engine.runner.sampler import Sampler
 
 _Memory = TypeVar("_Memory", Tensor, Int32)
 _TOKENS_OF_SPAN = 16  # tokens of a bucket for each chunk that it has room for
+_TOKENS_OF_DRAFT = 2  # the same, if sequences may have guesses: a token and a guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,14 @@ class PassSize:
     spans: int
 
     @classmethod
-    def of(cls, tokens: int, max_batch_size: int) -> PassSize:
-        return cls(tokens, min(tokens, max_batch_size), min(-(-tokens // _TOKENS_OF_SPAN), max_batch_size))
+    def of(cls, tokens: int, max_batch_size: int, *, drafts: bool = False) -> PassSize:
+        per_span = _TOKENS_OF_DRAFT if drafts else _TOKENS_OF_SPAN
+        return cls(tokens, min(tokens, max_batch_size), min(-(-tokens // per_span), max_batch_size))
 
     def holds(self, packed: PackedPass) -> bool:
         num_chunks = len(packed.sequences) - packed.num_decodes
+        if packed.has_drafts and self.num_wanted < self.tokens:
+            return False
         return len(packed.tokens) <= self.tokens and packed.num_decodes <= self.decodes and num_chunks <= self.spans
 
     @property
@@ -40,10 +44,10 @@ class PassSize:
         """Number of hidden-state rows returned: one for each decode slot and chunk slot, at most one for each token."""
         return min(self.tokens, self.decodes + self.spans)
 
-    def lasts(self, packed: PackedPass) -> list[int]:
-        """For each sequence of a batch that fits: the row of its last token among the returned hidden states."""
+    def firsts(self, packed: PackedPass) -> list[int]:
+        """For each sequence of a batch that fits: the row of :attr:`PackedPass.firsts` among the hidden states."""
         if self.num_wanted == self.tokens:
-            return packed.lasts
+            return packed.firsts
         return [*range(packed.num_decodes), *(self.decodes + chunk for chunk in range(len(packed.chunks)))]
 
     @property
@@ -104,15 +108,16 @@ class PaddedPasses:
         sizes: list[int],
         *,
         memory: Any,
+        drafts: bool = False,
     ) -> None:
-        """``sizes``: token counts, ascending.
+        """``sizes``: token counts, ascending. ``drafts``: sequences may have guesses.
 
         ``memory``: pool handle of other graphs, which these share; None: no CUDA graphs.
         """
         self._decoder = decoder
         self._sampler = sampler
         self._padding_slot = cache.padding_slot
-        self._sizes = [PassSize.of(size, cache.padding_slot) for size in sizes]
+        self._sizes = [PassSize.of(size, cache.padding_slot, drafts=drafts) for size in sizes]
         assert all(one.tokens < other.tokens for one, other in pairwise(self._sizes))
         device = cache.pool.device
         self._inputs = FixedInputs(self._sizes[-1].num_inputs, device)
@@ -141,18 +146,18 @@ class PaddedPasses:
 
     def fits(self, packed: PackedPass) -> bool:
         """False for a batch with media, beyond the largest size, or that needs all hidden states; it runs unpadded."""
-        return not packed.media and not packed.needs_all and self._sizes[-1].holds(packed)
+        return not packed.media and not packed.needs_all and any(size.holds(packed) for size in self._sizes)
 
     def hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
         """Launches a batch that fits, without waiting for it.
 
-        Returns (hidden states ``[rows, hidden]``, for each sequence the row of its last token), valid until the next
-        call.
+        Returns (hidden states ``[rows, hidden]``, for each sequence the row of the first token that is sampled after),
+        valid until the next call.
         """
         size = next(size for size in self._sizes if size.holds(packed))
         size.fill(self._inputs.values(), packed, self._padding_slot)
         self._inputs.send(size.num_inputs)
         if not self._graphs:
-            return self._run(size), size.lasts(packed)
+            return self._run(size), size.firsts(packed)
         self._graphs[size].replay()
-        return self._hidden[: size.num_wanted], size.lasts(packed)
+        return self._hidden[: size.num_wanted], size.firsts(packed)

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.kv_layout import KvGeometry
@@ -40,6 +42,7 @@ class SampledForward:
     places: list[int]  # of the rows in the step
     sample: Callable[[], Tensor]  # samples tokens [rows] from the logits
     own_logits: dict[int, Tensor] = field(default_factory=dict)  # by row: copies from before the logits are edited
+    place: int = 0  # number of guesses before the rows
 
 
 @dataclass(slots=True, eq=False)
@@ -54,16 +57,18 @@ class TorchStep:
     done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
 
     @torch.inference_mode()
-    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None, masks_per_slot: int = 1) -> None:
         """See :meth:`trtx.torch_engine.step.LaunchedStep.sample`."""
         for forward in self.forwards:
             forward.own_logits = self.sampler.own_logits(forward.logits, forward.sequences)
         if edit is not None:
             edit(self._edited_rows(), torch.cuda.current_stream().cuda_stream if self.done is not None else None)
         if self.sampler.masks is not None:
-            self.sampler.masks.limit(slots)
+            self.sampler.masks.limit(slots, masks_per_slot)
         for forward in self.forwards:
-            collected = self.sampler.collect(forward.logits, forward.sample(), forward.sequences, forward.own_logits)
+            collected = self.sampler.collect(
+                forward.logits, forward.sample(), forward.sequences, forward.own_logits, place=forward.place
+            )
             self.parts.append((forward.places, collected))
         if self.done is not None:
             self.done.record()
@@ -83,7 +88,10 @@ class TorchStep:
         results = [Sampled(None) for _ in range(self.size)]
         for places, rows in self.parts:
             for place, sampled in zip(places, rows.results(), strict=True):
-                results[place] = sampled
+                if rows.place:
+                    results[place].after_drafts.append(sampled)
+                else:
+                    results[place] = sampled
         for place, ranked in self.prompts:
             if results[place].error is None:
                 found = [entry for part in ranked for entry in part.entries()]
@@ -131,6 +139,7 @@ class TorchRunner:
         self.pads_passes = padded is not None
         self.is_asynchronous = pool.device.type == "cuda"
         self._graph_misses = 0
+        self._most_rows = max(cache.padding_slot, MOST_SAMPLED_AFTER_DRAFTS)  # of logits at once
         self._block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
@@ -153,7 +162,9 @@ class TorchRunner:
         num_decodes = 0
         while num_decodes < len(sequences) and _is_decode(sequences[num_decodes]):
             num_decodes += 1
-        merged = num_decodes if self.merges_passes and num_decodes < len(sequences) else 0
+        # Guesses are few tokens: another forward would take nearly as long as the first.
+        merges = self.merges_passes or any(sequence.num_drafts for sequence in sequences)
+        merged = num_decodes if merges and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
         step = TorchStep(len(sequences), self._sampler)
         if decodes:
@@ -186,17 +197,16 @@ class TorchRunner:
 
         ``first``: place of the batch's first sequence in the step.
         """
-        hidden, lasts = self._hidden(packed)
+        hidden, firsts = self._hidden(packed)
         sequences = packed.sequences
         sampling = [index for index, sequence in enumerate(sequences) if sequence.samples]
-        if sampling:
-            those = [sequences[index] for index in sampling]
-            positions = [sequence.start + len(sequence.new_token_ids) - 1 for sequence in those]
-            slots = [sequence.slot for sequence in those]
-            rows, at, slot_rows = _upload([lasts[index] for index in sampling], positions, slots, self._device)
-            logits = self._decoder.logits(hidden[rows.long()])
-            sample = partial(self._sampler.sample, logits, slot_rows, at)
-            step.forwards.append(SampledForward(logits, those, [first + index for index in sampling], sample))
+        most_drafts = max((sequences[index].num_drafts for index in sampling), default=-1)
+        rows = [
+            _RowsAfter(place, [index for index in sampling if sequences[index].num_drafts >= place])
+            for place in range(most_drafts + 1)
+        ]
+        for together in _at_most(self._most_rows, rows):
+            self._add_rows(packed, hidden, firsts, together, first, step)
         for index, sequence in enumerate(sequences):
             count = sequence.sampling.prompt_logprobs
             if count is not None and index >= packed.num_decodes:
@@ -204,10 +214,41 @@ class TorchRunner:
                 ranked = self._prompt_logprobs(hidden[end - len(sequence.new_token_ids) : end], sequence, count)
                 step.prompts.append((first + index, ranked))
 
+    def _add_rows(
+        self,
+        packed: PackedPass,
+        hidden: Tensor,
+        firsts: list[int],
+        together: list[_RowsAfter],
+        first: int,
+        step: TorchStep,
+    ) -> None:
+        """Computes the logits of rows with one matmul, and adds them to ``step``.
+
+        Rows after the same number of guesses are sampled together, as penalties of a row count the tokens before it.
+        """
+        sequences = packed.sequences
+        at = [(firsts[index] + one.place, index, one.place) for one in together for index in one.indices]
+        rows, positions, slots = _upload(
+            [row for row, _, _ in at],
+            [_first_position(sequences[index]) + place for _, index, place in at],
+            [sequences[index].slot for _, index, _ in at],
+            self._device,
+        )
+        logits = self._decoder.logits(hidden[rows.long()])
+        begin = 0
+        for one in together:
+            part = slice(begin, begin := begin + len(one.indices))
+            sample = partial(self._sampler.sample, logits[part], slots[part], positions[part], place=one.place)
+            those = [sequences[index] for index in one.indices]
+            places = [first + index for index in one.indices]
+            step.forwards.append(SampledForward(logits[part], those, places, sample, place=one.place))
+
     def _hidden(self, packed: PackedPass) -> tuple[Tensor, list[int]]:
         """Runs the forward of a mixed batch.
 
-        Returns (hidden states ``[rows, hidden]``, each sequence's row of its last token).
+        Returns (hidden states ``[rows, hidden]``, for each sequence the row of the first token that is sampled after).
+        The rows of its guesses follow.
 
         The rows are all tokens if the batch needs them.
         """
@@ -221,12 +262,15 @@ class TorchRunner:
         token_ids, positions, slots = _upload(packed.tokens, packed.positions, packed.slots, self._device)
         if count:
             token_ids[:count] = self._sampler.fill(token_ids[:count], slots[:count])
-        lasts = packed.lasts
         inputs = PassInputs(
             token_ids, positions, slots, spans, count, media=tuple(packed.media), rotary=rotary,
-            wanted=None if packed.needs_all else int32(lasts, self._device),
+            wanted=None if packed.needs_all else int32(packed.wanted, self._device),
         )  # fmt: skip
-        return self._decoder.hidden(inputs), lasts if packed.needs_all else list(range(len(lasts)))
+        firsts = packed.firsts
+        if not packed.needs_all:
+            sizes = [1 + sequence.num_drafts for sequence in packed.sequences]
+            firsts = [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        return self._decoder.hidden(inputs), firsts
 
     def _prompt_logprobs(self, hidden: Tensor, sequence: ScheduledSequence, count: int) -> list[RankedLogprobs]:
         """Logprobs of the prompt tokens that follow this chunk's tokens: row p of ``hidden`` predicts token p + 1."""
@@ -256,6 +300,31 @@ class TorchRunner:
         del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsAfter:
+    """The rows that are sampled after ``place`` guesses, of the sequences ``indices`` of a packed batch."""
+
+    place: int
+    indices: list[int]
+
+
+def _at_most(most_rows: int, rows: list[_RowsAfter]) -> Iterator[list[_RowsAfter]]:
+    """Splits into parts of at most ``most_rows`` rows, so that the logits of a step have a bounded size."""
+    part: list[_RowsAfter] = []
+    for one in rows:
+        if part and sum(len(other.indices) for other in part) + len(one.indices) > most_rows:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def _first_position(sequence: ScheduledSequence) -> int:
+    """Position of the first token that is sampled after."""
+    return sequence.start + len(sequence.new_token_ids) - 1 - sequence.num_drafts
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:

@@ -39,10 +39,12 @@ _ROWS_AT_ONCE = 64  # float32 copies of 64 rows with 151,936 logits take 39 MB
 class SampledRows:
     """The sampled rows of a forward, while they are copied to the host."""
 
-    def __init__(self, tokens: Tensor, sequences: list[ScheduledSequence]) -> None:
-        """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``."""
+    def __init__(self, tokens: Tensor, sequences: list[ScheduledSequence], place: int) -> None:
+        """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``, and follows ``place`` guesses."""
+        self.place = place
         self._tokens = to_host(tokens)
-        self._known = [one.start + len(one.new_token_ids) for one in sequences]  # tokens before each row's token
+        # tokens before each row's token
+        self._known = [one.start + len(one.new_token_ids) - one.num_drafts + place for one in sequences]
         self._processed = frozenset(row for row, one in enumerate(sequences) if one.is_processed)
         self.problems: dict[int, str] = {}
         """Maps a row to the reason why it has no token. Rows that fail because of their logits are not included."""
@@ -114,22 +116,27 @@ class Sampler:
             return self._kernels.fill(token_ids, slots)
         return torch.where(token_ids == FROM_SLOT, self._slots.last_tokens[slots.long()], token_ids)
 
-    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+    def sample(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None, place: int = 0
+    ) -> Tensor:
         """Samples from ``logits`` [rows, vocab]: returns ``[rows]`` int64 tokens, ``NO_TOKEN`` for rows that have none.
 
         ``slots``, ``positions``: [rows] int32, the slot and position of each row's last known token. A sampled token
         becomes its slot's last token. Overwrites the logits of tokens that the masks exclude. Works inside a CUDA
         graph. Tokens sampled for the padding slot are undefined.
+
+        ``place``: number of guesses before the rows. Call it in the order of places, with each slot once for a place:
+        a sampled token counts as an output token for the next place, which is right where the guess was.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
-            self._kernels.sample(tokens, logits, slots, positions)
+            self._kernels.sample(tokens, logits, slots, positions, place)
             return tokens
         rows = list(zip(slots.tolist(), positions.tolist(), strict=True))
 
         def choose(part: range) -> None:
             chosen = [rows[at] for at in part]
-            tokens[part.start : part.stop] = self._define(logits[part.start : part.stop].float(), chosen)
+            tokens[part.start : part.stop] = self._define(logits[part.start : part.stop].float(), chosen, place)
 
         def fail(at: int, error: Exception) -> None:
             tokens[at] = NO_TOKEN
@@ -139,11 +146,11 @@ class Sampler:
         self._slots.last_tokens[slots.long()] = tokens.clamp_min(0).int()
         return tokens
 
-    def _define(self, logits: Tensor, rows: list[tuple[int, int]]) -> Tensor:
+    def _define(self, logits: Tensor, rows: list[tuple[int, int]], place: int) -> Tensor:
         known = [self._slots.rows[slot] for slot, _ in rows]
         edits = [self._slots.edits[slot] for slot, _ in rows]
         masks = self.masks
-        banned = [None if masks is None else masks.banned(slot, self._vocab_size) for slot, _ in rows]
+        banned = [None if masks is None else masks.banned(slot, self._vocab_size, place) for slot, _ in rows]
         indices = [row.index(position) for row, (_, position) in zip(known, rows, strict=True)]
         copy = logits.clone() if any(one is not None for one in (*edits, *banned)) else logits
         for at, excluded in enumerate(banned):
@@ -169,13 +176,15 @@ class Sampler:
         tokens: Tensor,
         sequences: list[ScheduledSequence],
         own_logits: Mapping[int, Tensor] = MappingProxyType({}),
+        *,
+        place: int = 0,
     ) -> SampledRows:
         """Starts the copy of a forward's sampled rows to the host. Row i belongs to ``sequences[i]``.
 
         Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``own_logits``: of
-        the rows whose logits were overwritten since then, see :meth:`own_logits`.
+        the rows whose logits were overwritten since then, see :meth:`own_logits`. ``place``: as in :meth:`sample`.
         """
-        rows = SampledRows(tokens, sequences)
+        rows = SampledRows(tokens, sequences, place)
         if self._slots.problems:
             for row, sequence in enumerate(sequences):
                 if (problem := self._slots.problems.get(sequence.slot)) is not None:

@@ -157,7 +157,9 @@ class TorchKernels:
 
     def _fixed(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
         """FIXED attention, one sequence at a time, for decodes too. Padding rows are zeros."""
-        starts = range(q.shape[0] + 1) if inputs.spans is None else inputs.spans.starts.tolist()
+        starts = list(range(q.shape[0] + 1))
+        if inputs.spans is not None:
+            starts = [*range(inputs.num_decodes), *inputs.spans.starts.tolist()]
         out = torch.zeros_like(q)
         for begin, end in pairwise(starts):
             slot = int(inputs.slots[begin]) if end > begin else self._cache.padding_slot

@@ -12,13 +12,22 @@ from trtx.worker.served_families import (
     kv_families,
     media_families,
     request_families,
+    speculation_families,
     step_families,
     trtllm_families,
 )
 
 FAMILIES: dict[str, ServedFamily] = {
     name: family
-    for subject in (request_families, step_families, kv_families, media_families, host_families, trtllm_families)
+    for subject in (
+        request_families,
+        step_families,
+        speculation_families,
+        kv_families,
+        media_families,
+        host_families,
+        trtllm_families,
+    )
     for name, family in subject.FAMILIES.items()
 }
 """Every family of a worker, by name."""

@@ -57,6 +57,7 @@ class Row:
     samples: bool
     banned: tuple[int, ...] = ()
     is_processed: bool = False
+    num_drafts: int = 0  # guesses at the end of the tokens
     allowed: list[int] | None = None  # by logits processors and a grammar; None: every token
 
 
@@ -65,12 +66,13 @@ class OracleStep:
         self.runner, self.rows = runner, rows
         self.must_sample = False  # by a call of ``sample``, before results are asked for
 
-    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None) -> None:
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None, masks_per_slot: int = 1) -> None:
         """A logits processor may exclude tokens; all others are equally likely here."""
         assert self.must_sample, "only a step that waits for tokens samples apart, and once"
         assert self.runner.queue[0] is self, "the step before is committed: masks and processors depend on its tokens"
         self.must_sample = False
         masks = self.runner.masks
+        assert masks_per_slot == 1, "the oracle's guided sequences have no guesses"
         logits = {row.slot: torch.zeros(1, 1, VOCAB) for row in self.rows if row.is_processed and row.samples}
         if edit is not None:
             edit(logits, None)
@@ -143,7 +145,7 @@ class OracleRunner:
                 end = part.first + part.count
                 tokens[part.offset : part.offset + part.count] = part.embedding.tensor[part.first : end]
             blocks = [list(ids) for ids in s.block_ids]
-            rows.append(Row(s.slot, tokens, s.start, blocks, s.samples, s.banned_ids, s.is_processed))
+            rows.append(Row(s.slot, tokens, s.start, blocks, s.samples, s.banned_ids, s.is_processed, s.num_drafts))
         self.steps.append((len(rows), sum(len(row.tokens) for row in rows)))
         self.largest_batch = max(self.largest_batch, len(rows))
         step = OracleStep(self, rows)
@@ -166,22 +168,28 @@ class OracleRunner:
                 results.append(Sampled(None))
                 continue
             end = row.start + len(row.tokens)
-            starts = [0 if window is None else max(0, end - window) for window in self.windows]
-            if row.allowed == []:
-                self.last_tokens[row.slot] = 0
-                results.append(Sampled(None, error="no token"))
-                continue
-            token = _said(
-                [
-                    [self.cells[blocks[p // size]][p % size] for p in range(start, end)]
-                    for blocks, start in zip(row.blocks, starts, strict=True)
-                ],
-                among=range(VOCAB) if row.allowed is None else row.allowed,
-            )
-            is_bad = token == self.bad_token
-            self.last_tokens[row.slot] = 0 if is_bad else token
-            results.append(Sampled(None, error="no number") if is_bad else Sampled(token))
+            first, *later = [self._sampled(row, known) for known in range(end - row.num_drafts, end + 1)]
+            first.after_drafts = later
+            results.append(first)
         return results
+
+    def _sampled(self, row: Row, end: int) -> Sampled:
+        """What is sampled after the first ``end`` tokens."""
+        size = self.geometry.tokens_per_block
+        starts = [0 if window is None else max(0, end - window) for window in self.windows]
+        if row.allowed == []:
+            self.last_tokens[row.slot] = 0
+            return Sampled(None, error="no token")
+        token = _said(
+            [
+                [self.cells[blocks[p // size]][p % size] for p in range(start, end)]
+                for blocks, start in zip(row.blocks, starts, strict=True)
+            ],
+            among=range(VOCAB) if row.allowed is None else row.allowed,
+        )
+        is_bad = token == self.bad_token
+        self.last_tokens[row.slot] = 0 if is_bad else token
+        return Sampled(None, error="no number") if is_bad else Sampled(token)
 
     def load_embedding(self, shared: Any) -> Any:
         raise AssertionError("the core asks for none: the thread that reads its socket does")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,17 @@ from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleRunner
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.sampling_plan import SamplingPlan
+
+
+@dataclass
+class KnownTokens:
+    tokens: list[int] = field(default_factory=list)
 
 
 class Harness:
@@ -347,6 +356,27 @@ arrivals = st.lists(
 )
 
 
+class OracleDrafter:
+    """Drafts what the oracle says, with a wrong guess now and then; without the media that it can't see."""
+
+    def __init__(self, windows: tuple[int | None, ...]) -> None:
+        self._windows = windows
+
+    def begin(self, cache_salt: str | None) -> KnownTokens:
+        return KnownTokens()
+
+    def draft(self, state: DraftState, most: int) -> Draft:
+        tokens = list(state.tokens)
+        for _ in range(most):
+            tokens.append((next_token(tokens, windows=self._windows) + (len(tokens) % 5 == 0)) % VOCAB)
+        return Draft(tokens[len(state.tokens) :], 1)
+
+
+def oracle_speculation(most: int, batch: int, windows: tuple[int | None, ...]) -> Speculation | None:
+    lengths = DraftLengths(most, schedule={max(1, batch // 2): most, batch: 1})
+    return Speculation(OracleDrafter(windows), lengths, is_asynchronous=True) if most else None
+
+
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     work=arrivals,
@@ -359,6 +389,7 @@ arrivals = st.lists(
     ends=st.sets(st.integers(0, VOCAB - 1), max_size=8),
     bad_token=st.one_of(st.none(), st.integers(0, VOCAB - 1)),
     windows=some_windows,
+    most_drafts=st.sampled_from([0, 0, 1, 4]),
 )
 def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undisturbed(
     work: list[tuple[int, int, int, int, int | None, list[tuple[str, int]], str]],
@@ -371,6 +402,7 @@ def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undistu
     ends: set[int],
     bad_token: int | None,
     windows: tuple[int | None, ...],
+    most_drafts: int,
 ) -> None:
     """A token ends a sequence where nobody could know it: a step that was launched with it in it must harm nobody.
 
@@ -378,7 +410,7 @@ def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undistu
     """
     h = Harness(
         num_blocks * len(windows), batch=batch, tokens=tokens, chunked=chunked, overlap=overlap, bad_token=bad_token,
-        windows=windows, enable_block_reuse=reuse,
+        windows=windows, enable_block_reuse=reuse, speculation=oracle_speculation(most_drafts, batch, windows),
     )  # fmt: skip
     aborts: dict[int, list[int]] = defaultdict(list)
     now = 0
@@ -416,6 +448,18 @@ def test_any_mix_of_arrivals_aborts_and_tiny_pools_leaves_every_sequence_undistu
         else:
             assert got == whole and not is_bad
     assert h.is_empty() and not h.runner.queue
+
+
+def test_a_draft_saves_steps_takes_no_block_beyond_the_pool_and_registers_accepted_tokens_alone() -> None:
+    h = Harness(batch=1, speculation=oracle_speculation(4, 1, FULL), event_buffer_max_size=100)
+    h.submit(1, prompt_of(9), 13)
+    h.run()
+    whole = prompt_of(9) + undisturbed(prompt_of(9), 13)
+    assert h.tokens[1] == whole[9:]
+    assert len(h.runner.steps) < 10
+    blocks = [block for event in h.events for block in event["data"].get("blocks", ())]
+    tokens = [token["token_id"] for block in blocks for token in block["tokens"]]
+    assert tokens == whole[:20], "the 21 tokens that are computed fill 5 blocks of 4"
 
 
 def test_the_oracle_notices_a_wrong_cell() -> None:

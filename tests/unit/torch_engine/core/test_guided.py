@@ -379,6 +379,6 @@ def test_many_sequences_of_a_grammar_share_several_compiled_copies(vocabulary: A
     ]
     assert len({id(matcher.source) for matcher in matchers}) == 3
     masks = np.zeros((len(matchers), -(-VOCAB // 32)), dtype=np.int32)
-    write_masks(grammars.executor, matchers, masks)
+    write_masks(grammars.executor, dict(enumerate(matchers)), masks)
     assert (masks == masks[0]).all() and masks[0].any()
     grammars.close()

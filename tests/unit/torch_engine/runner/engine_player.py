@@ -12,6 +12,7 @@ from runner_player import VOCAB, random_prompt
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Logprob, Submit
@@ -81,10 +82,11 @@ class Engine:
         transport: KvTransport | None = None,
         step_tokens: int = 24,
         grammars: Grammars | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.core = EngineCore(
             runner, SchedulerLimits(5, step_tokens), disable_overlap_scheduler=not overlap, transport=transport,
-            event_buffer_max_size=10_000, grammars=grammars,
+            event_buffer_max_size=10_000, grammars=grammars, speculation=speculation,
         )  # fmt: skip
         self.answers: dict[int, Answer] = {}
         self.paused = 0
@@ -120,10 +122,16 @@ class Engine:
 
 
 def served(
-    runner: TorchRunner, wishes: list[Wish], *, overlap: bool, step_tokens: int = 24
+    runner: TorchRunner,
+    wishes: list[Wish],
+    *,
+    overlap: bool,
+    step_tokens: int = 24,
+    speculation: Speculation | None = None,
 ) -> tuple[dict[int, Answer], int]:
     """(answers, steps in which a preempted sequence waited)"""
-    engine, aborts = Engine(runner, overlap=overlap, step_tokens=step_tokens), dict[int, list[int]]()
+    engine = Engine(runner, overlap=overlap, step_tokens=step_tokens, speculation=speculation)
+    aborts: dict[int, list[int]] = {}
     for step in range(wishes[-1].arrives + 20):
         for index, wish in enumerate(wishes):
             if wish.arrives == step:

@@ -11,6 +11,7 @@ from runner_player import random_prompt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trtx.torch_engine.core.grammars import Grammars, load_vocabulary
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import TorchRunner
@@ -59,11 +60,16 @@ def guided_workload(seed: int, count: int = 9, *, share: float = 0.7) -> list[Wi
 
 
 def served_guided(
-    runner: TorchRunner, wishes: list[Wish], *, overlap: bool, step_tokens: int = 24
+    runner: TorchRunner,
+    wishes: list[Wish],
+    *,
+    overlap: bool,
+    step_tokens: int = 24,
+    speculation: Speculation | None = None,
 ) -> dict[int, Answer]:
     compiled = threading.Event()
     grammars = Grammars(character_vocabulary(runner.vocab_size), vocab_size=runner.vocab_size, on_compiled=compiled.set)
-    engine = Engine(runner, overlap=overlap, step_tokens=step_tokens, grammars=grammars)
+    engine = Engine(runner, overlap=overlap, step_tokens=step_tokens, grammars=grammars, speculation=speculation)
     for step in range(5000):
         for index, wish in enumerate(wishes):
             if wish.arrives == step:

@@ -19,8 +19,8 @@ UNLIMITED = -1
 class TokenMasks:
     """Bit masks over the vocabulary, one row for each guided slot of a step.
 
-    A slot has ``rows_per_slot`` adjacent rows: one for its next token, and one more for each drafted token that the
-    same step checks. The kernels read ``rows`` [slots] int32, the first row of each slot's mask or ``UNLIMITED``, and
+    A slot has adjacent rows: one for its next token, and one more for each drafted token that the same step checks. The
+    kernels read ``rows`` [slots] int32, the first row of each slot's mask or ``UNLIMITED``, and
     ``on_device`` [most rows, words] int32. On a CPU, ``on_device`` is the host's memory.
     """
 
@@ -28,7 +28,6 @@ class TokenMasks:
         on_cuda = device.type == "cuda"
         slots = max_batch_size + 1  # the last one is the padding slot
         shape = (max_batch_size * rows_per_slot, -(-vocab_size // 32))
-        self._rows_per_slot = rows_per_slot
         self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
         self._host_rows = torch.full((slots,), UNLIMITED, dtype=torch.int32, pin_memory=on_cuda)
         self.values: npt.NDArray[np.int32] = self._host.numpy()
@@ -38,7 +37,7 @@ class TokenMasks:
         self._stream = torch.cuda.Stream(device) if on_cuda else None
         self._is_set = False
 
-    def limit(self, slots: Sequence[int]) -> None:
+    def limit(self, slots: Sequence[int], rows_per_slot: int = 1) -> None:
         """Limits ``slots[i]`` to the masks that begin at row ``i * rows_per_slot``, and no other slot.
 
         With slots, no step in flight may use the masks. The copy runs beside the forward in flight, and the work that
@@ -51,20 +50,23 @@ class TokenMasks:
             return
         rows = self._host_rows.numpy()
         rows.fill(UNLIMITED)
-        rows[list(slots)] = np.arange(len(slots), dtype=np.int32) * self._rows_per_slot
+        rows[list(slots)] = np.arange(len(slots), dtype=np.int32) * rows_per_slot
         self._is_set = True
         if self._stream is None:
             return
-        count = len(slots) * self._rows_per_slot
+        count = len(slots) * rows_per_slot
         with torch.cuda.stream(self._stream):
             self.on_device[:count].copy_(self._host[:count], non_blocking=True)
             self.rows.copy_(self._host_rows, non_blocking=True)
         torch.cuda.current_stream().wait_stream(self._stream)
 
-    def banned(self, slot: int, vocab_size: int) -> Tensor | None:
-        """On a CPU: ``[vocab]`` bool, True for tokens that the slot must not sample; None for an unlimited slot."""
+    def banned(self, slot: int, vocab_size: int, place: int = 0) -> Tensor | None:
+        """On a CPU: ``[vocab]`` bool, True for tokens that the slot must not sample after ``place`` drafted tokens.
+
+        None for an unlimited slot.
+        """
         row = int(self.rows[slot])
         if row == UNLIMITED:
             return None
-        bits = np.unpackbits(self.values[row].view(np.uint8), count=vocab_size, bitorder="little")
+        bits = np.unpackbits(self.values[row + place].view(np.uint8), count=vocab_size, bitorder="little")
         return torch.from_numpy(bits == 0)

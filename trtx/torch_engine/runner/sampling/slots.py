@@ -56,7 +56,10 @@ class SamplingSlots:
         for sequence in sequences:
             if sequence.is_first:
                 self._write(sequence)
-            elif sequence.banned_ids is not banned[sequence.slot]:
+                continue
+            if sequence.dropped_token_ids:
+                self._uncount(sequence)
+            if sequence.banned_ids is not banned[sequence.slot]:
                 self._lift_ban(sequence)
         if self._changed:
             self._upload()
@@ -74,6 +77,17 @@ class SamplingSlots:
         except Exception as error:
             self._set(slot, self._plain, None)
             self.set_problem(slot, error)
+
+    def _uncount(self, sequence: ScheduledSequence) -> None:
+        """Removes the tokens that were sampled after a wrong guess from a slot's counts."""
+        edits = self.edits[sequence.slot]
+        if edits is None or not sequence.sampling.has_penalties or sequence.slot in self.problems:
+            return
+        try:
+            dropped = int32(list(sequence.dropped_token_ids), self._device)
+            edits.index_add_(0, dropped, torch.full_like(dropped, -1))
+        except Exception as error:
+            self.set_problem(sequence.slot, error)
 
     def _lift_ban(self, sequence: ScheduledSequence) -> None:
         """Removes all bans of a slot. The banned ids were not sampled meanwhile, so the host knows their counts."""

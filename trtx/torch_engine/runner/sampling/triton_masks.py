@@ -11,17 +11,18 @@ import triton.language as tl
 from trtx.torch_engine.runner.sampling.triton_arithmetic import PART
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
-def mask_kernel(logits, slots, mask_rows, masks, vocab, words, parts, PROGRAMS: tl.constexpr):
+@triton.jit(do_not_specialize=["place"], do_not_specialize_on_alignment=["slots"])
+def mask_kernel(logits, slots, mask_rows, masks, place, vocab, words, parts, PROGRAMS: tl.constexpr):
     """Overwrites the logits of tokens that a row must not sample with minus infinity.
 
-    ``PROGRAMS`` programs share the parts of a row. A row whose slot is unlimited costs one load.
+    ``PROGRAMS`` programs share the parts of a row. A row whose slot is unlimited costs one load. ``place``: number of
+    drafted tokens before the rows.
     """
     row = tl.program_id(0)
     mask_row = tl.load(mask_rows + tl.load(slots + row))
     if mask_row < 0:
         return
-    bits_of_row = masks + mask_row.to(tl.int64) * words
+    bits_of_row = masks + (mask_row + place).to(tl.int64) * words
     for part in range(tl.program_id(1), parts, PROGRAMS):
         ids = part * PART + tl.arange(0, PART)
         inside = ids < vocab

@@ -56,12 +56,12 @@ class TritonSampling:
         fill_kernel[(token_ids.shape[0],)](token_ids, slots, self._last_tokens, filled, num_warps=1)
         return filled
 
-    def sample(self, tokens: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
+    def sample(self, tokens: Tensor, logits: Tensor, slots: Tensor, positions: Tensor, place: int = 0) -> None:
         """Samples ``tokens`` [n] int64 from ``logits`` [n, vocab], and counts them in their rows' edits.
 
         Overwrites the logits of tokens that the masks exclude. The tokens become their slots' last tokens. ``slots``
         [n] int32: each row's place in ``rows``. ``positions`` [n] int32: positions of the tokens that the logits
-        follow. Does not wait for the device.
+        follow. ``place``: see :meth:`trtx.torch_engine.runner.sampler.Sampler.sample`. Does not wait for the device.
         """
         count = logits.shape[0]
         vocab, groups, parts = self._vocab, self._groups, self._parts
@@ -70,8 +70,8 @@ class TritonSampling:
         most_groups = triton.next_power_of_2(groups)
         if (masks := self._masks) is not None:
             mask_kernel[(count, _EDITING)](
-                logits, slots, masks.rows, masks.on_device, vocab, masks.on_device.shape[1], parts, PROGRAMS=_EDITING,
-                num_warps=8,
+                logits, slots, masks.rows, masks.on_device, place, vocab, masks.on_device.shape[1], parts,
+                PROGRAMS=_EDITING, num_warps=8,
             )  # fmt: skip
         edit_kernel[(count, _EDITING)](
             logits, slots, self._rows, vocab, parts, PROGRAMS=_EDITING, num_warps=8, enable_fp_fusion=False

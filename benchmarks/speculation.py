@@ -1,0 +1,227 @@
+"""Measures speculative decoding: speed-up against acceptance, or tokens a step by task.
+
+    python benchmarks/speculation.py --model synthetic:qwen3-8b --batches 1,8,64,256    # one H100, about 150 s
+    python benchmarks/speculation.py --model synthetic:tiny --batches 1,4 --osl 16      # a CPU
+    python benchmarks/speculation.py --tasks                                            # a CPU, about 1 min
+
+In the first form, acceptance is set by construction: the host takes a scripted token in place of the one that the model
+sampled, and the drafter guesses that token with probability ``--right``. The device does the work of a real engine, and
+each guess is right with the same probability. ``plain`` has no speculation. ``policy`` is the engine's own choice of
+draft lengths; ``fixed`` always verifies ``--most`` tokens. All requests arrive at once. tok/s counts from the first
+step in which all of them decode to the first that ends one. The second form answers held-out prompts of
+``synthetic:tiny-trained`` greedily, and checks that every answer is the one without speculation. The last line of
+stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtx.checkpoint import read_end_ids, resolve_checkpoint
+from trtx.checkpoint.held_out import held_out_passages, held_out_samples
+from trtx.checkpoint.tasks import TASKS
+from trtx.text import load_tokenizer
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.speculation.create import create_speculation
+from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.llm_args import SpeculativeConfig
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.sampling_plan import SamplingPlan
+from trtx.torch_engine.step import Batch, LaunchedStep, Sampled
+
+
+def scripted(position: int, vocab_size: int) -> int:
+    return (position * 7919 + 13) % vocab_size
+
+
+@dataclass
+class ScriptedStep:
+    """A step whose sampled tokens are replaced by scripted ones."""
+
+    launched: LaunchedStep
+    positions: list[int]  # of each sequence's first sampled token
+    vocab_size: int
+
+    def results(self) -> list[Sampled]:
+        results = self.launched.results()
+        for first, result in zip(self.positions, results, strict=True):
+            for place, one in enumerate((result, *result.after_drafts)):
+                if one.token_id is not None:
+                    one.token_id = scripted(first + place, self.vocab_size)
+        return results
+
+
+class ScriptedRunner:
+    """A runner that does all of the work, and whose results are scripted."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def launch(self, batch: Batch) -> ScriptedStep:
+        positions = [one.start + len(one.new_token_ids) - one.num_drafts for one in batch.sequences]
+        return ScriptedStep(self._runner.launch(batch), positions, self._runner.vocab_size)
+
+
+@dataclass
+class KnownTokens:
+    tokens: list[int] = field(default_factory=list)
+
+
+class ScriptedDrafter:
+    def __init__(self, right: float, vocab_size: int) -> None:
+        self._right, self._vocab_size, self._dice = right, vocab_size, random.Random(0)
+
+    def begin(self, cache_salt: str | None) -> KnownTokens:
+        return KnownTokens()
+
+    def draft(self, state: DraftState, most: int) -> Draft:
+        length = len(state.tokens)
+        return Draft([self._guess(position) for position in range(length, length + most)], 1)
+
+    def _guess(self, position: int) -> int:
+        token = scripted(position, self._vocab_size)
+        return token if self._dice.random() < self._right else (token + 1) % self._vocab_size
+
+
+def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculation | None) -> tuple[float, float | None]:
+    """Returns tokens/s while all requests decode, and the acceptance length."""
+    core = EngineCore(
+        runner, SchedulerLimits(batch, max(2048, 8 * batch), enable_chunked_prefill=True), enable_block_reuse=False,
+        speculation=speculation,
+    )  # fmt: skip
+    dice = random.Random(batch)
+    for number in range(batch):
+        prompt = [dice.randrange(runner.vocab_size) for _ in range(isl)]
+        core.submit(Submit(number, prompt, SamplingPlan(is_greedy=False, seed=number, max_tokens=osl)))
+    begun: set[int] = set()
+    tokens, began, now = 0, 0.0, 0.0
+    is_whole = True
+    while core.wait_s is not None:
+        report = core.step()
+        updates = report.updates if report is not None else []
+        if began and is_whole and updates:
+            now = time.perf_counter()
+            tokens += sum(len(update.token_ids) for update in updates)
+        is_whole &= not any(update.finish_reason for update in updates)
+        begun |= {update.sequence_id for update in updates}
+        if len(begun) == batch and not began:
+            began = time.perf_counter()
+    counts = speculation.counts if speculation is not None else None
+    return tokens / (now - began) if now else 0.0, counts.acceptance_length if counts is not None else None
+
+
+def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
+    batches = [int(one) for one in args.batches.split(",")]
+    rights = [float(one) for one in args.right.split(",")]
+    created = create_runner(
+        RunnerArgs(
+            model_dir=resolve_checkpoint(args.model).path, max_batch_size=max(batches), max_seq_len=args.isl + args.osl,
+            max_draft_len=args.most, max_tokens=args.max_tokens,
+        )
+    )  # fmt: skip
+    runner = ScriptedRunner(created)
+    rows = []
+    print(f"{'batch':>5} {'draft':>8} {'right':>5} {'accepted length':>15} {'tok/s':>9} {'against plain':>13}")
+    for batch in batches:
+        measure(runner, batch, args.isl, args.osl, None)  # warms up
+        plain, _ = measure(runner, batch, args.isl, args.osl, None)
+        rows.append({"batch": batch, "draft": "plain", "tokens_per_s": plain})
+        print(f"{batch:>5} {'plain':>8} {'':>5} {'':>15} {plain:>9.0f}")
+        for draft in ("policy", "fixed"):
+            for right in rights:
+                lengths = DraftLengths(args.most, schedule={batch: args.most} if draft == "fixed" else None)
+                drafter = ScriptedDrafter(right, created.vocab_size)
+                speculation = Speculation(drafter, lengths, is_asynchronous=created.is_asynchronous)
+                found, accepted = measure(runner, batch, args.isl, args.osl, speculation)
+                rows.append(
+                    {
+                        "batch": batch, "draft": draft, "right": right, "accepted_length": accepted,
+                        "tokens_per_s": found, "against_plain": found / plain,
+                    }
+                )  # fmt: skip
+                shown = "–" if accepted is None else f"{accepted:.2f}"
+                print(
+                    f"{batch:>5} {draft:>8} {right:>5.2f} {shown:>15} {found:>9.0f} {found / plain:>13.2f}", flush=True
+                )
+    runner.close()
+    return rows
+
+
+def tokens_a_step(
+    core: EngineCore, prompts: Sequence[list[int]], ends: tuple[int, ...], osl: int
+) -> tuple[list[list[int]], float]:
+    """Answers prompts one after the other. Returns the answers, and the tokens of a decode step."""
+    answers, steps = [], 0
+    for number, prompt in enumerate(prompts):
+        answer: list[int] = []
+        core.submit(Submit(number, prompt, SamplingPlan(max_tokens=osl, end_ids=ends)))
+        while core.wait_s is not None:
+            report = core.step()
+            for update in report.updates if report is not None else ():
+                steps += bool(answer) and bool(update.token_ids)
+                answer += update.token_ids
+        answers.append(answer)
+    return answers, sum(len(answer) - 1 for answer in answers) / max(1, steps)
+
+
+def by_task(args: argparse.Namespace) -> list[dict[str, Any]]:
+    model = resolve_checkpoint("synthetic:tiny-trained").path
+    drafters = {
+        "NGram": SpeculativeConfig(
+            decoding_type="NGram", max_draft_len=args.most, max_matching_ngram_size=3, draft_len_schedule={1: args.most}
+        ),
+        "SA": SpeculativeConfig(decoding_type="SA", max_draft_len=args.most, draft_len_schedule={1: args.most}),
+    }
+    tokenizer = load_tokenizer(model)
+    ends = read_end_ids(model)
+    asked = {task: [sample.chat()[0] for sample in held_out_samples(task, args.count)] for task in TASKS}
+    asked["text"] = [text[: len(text) // 3] for text in held_out_passages(args.count)]
+    runner = create_runner(
+        RunnerArgs(model_dir=model, dtype="float32", max_tokens=4096, max_batch_size=1, max_draft_len=args.most)
+    )
+    rows = []
+    print(f"{'task':>12} {'answers':>7} {'tokens':>7} {'drafter':>8} {'tokens a step':>13}")
+    for task, texts in asked.items():
+        prompts = [tokenizer.encode(text).ids for text in texts]
+        plain, _ = tokens_a_step(EngineCore(runner, SchedulerLimits(1, 2048)), prompts, ends, args.osl)
+        for name, config in drafters.items():
+            speculation = create_speculation(config, is_asynchronous=False)
+            core = EngineCore(runner, SchedulerLimits(1, 2048), speculation=speculation)
+            answers, found = tokens_a_step(core, prompts, ends, args.osl)
+            assert answers == plain, "speculation changed an answer"
+            mean = sum(map(len, answers)) / len(answers)
+            rows.append({"task": task, "drafter": name, "tokens_per_step": found, "tokens_per_answer": mean})
+            print(f"{task:>12} {len(answers):>7} {mean:>7.1f} {name:>8} {found:>13.2f}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", action="store_true", help="tokens a step by task, instead of speed by acceptance")
+    parser.add_argument("--model", default="synthetic:qwen3-8b")
+    parser.add_argument("--batches", default="1,8,64,256")
+    parser.add_argument("--right", default="0,0.3,0.6,0.8", help="probabilities that a guess is right")
+    parser.add_argument("--most", type=int, default=4, help="max_draft_len")
+    parser.add_argument("--isl", type=int, default=128)
+    parser.add_argument("--osl", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, help="size of the KV pool")
+    parser.add_argument("--count", type=int, default=100, help="prompts of each task")
+    args = parser.parse_args()
+    print(json.dumps(by_task(args) if args.tasks else by_acceptance(args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What drafters guess, and how many guesses a step verifies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trtx.torch_engine.core.speculation.drafters import Draft, NGramDrafter
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
+
+
+def n_grams(
+    size: int = 2, *, is_keep_all: bool = True, is_use_oldest: bool = True, is_public_pool: bool = True
+) -> NGramDrafter:
+    return NGramDrafter(
+        max_matching_ngram_size=size, is_keep_all=is_keep_all, is_use_oldest=is_use_oldest,
+        is_public_pool=is_public_pool,
+    )  # fmt: skip
+
+
+def drafted(drafter: NGramDrafter | SuffixDrafter, tokens: list[int], most: int = 3, salt: str | None = None) -> Draft:
+    state = drafter.begin(salt)
+    state.tokens += tokens
+    return drafter.draft(state, most)
+
+
+def test_ngrams_continue_the_longest_match_and_say_how_long_it_was() -> None:
+    tokens = [1, 2, 3, 4, 9, 2, 7, 1, 2]
+    assert drafted(n_grams(), tokens) == Draft([3, 4, 9], 2)
+    assert drafted(n_grams(1), tokens) == Draft([3, 4, 9], 1)
+    assert drafted(n_grams(), tokens, most=1) == Draft([3], 2)
+    assert drafted(n_grams(), [5, 6, 7]) == Draft()
+
+
+@pytest.mark.parametrize(("keep", "oldest", "first"), [(True, True, 3), (True, False, 4), (False, False, 3)])
+def test_the_oldest_or_the_newest_continuation_is_used(keep: bool, oldest: bool, first: int) -> None:
+    tokens = [1, 2, 3, 1, 2, 4, 1, 2]
+    assert drafted(n_grams(is_keep_all=keep, is_use_oldest=oldest), tokens).tokens[0] == first
+
+
+def test_the_public_pool_is_shared_by_unsalted_sequences_alone() -> None:
+    public, private = n_grams(), n_grams(is_public_pool=False)
+    for drafter in (public, private):
+        drafted(drafter, [1, 2, 3, 4])
+        drafted(drafter, [6, 7, 8], salt="a")
+    assert drafted(public, [9, 1, 2]).tokens == [3, 4]
+    assert drafted(private, [9, 1, 2]) == Draft()
+    assert drafted(public, [9, 6, 7]) == Draft(), "nothing of a salted sequence reaches another"
+    assert drafted(public, [9, 1, 2], salt="b") == Draft(), "and nothing reaches it"
+
+
+def test_known_tokens_are_indexed_once_as_they_come() -> None:
+    drafter = n_grams()
+    state = drafter.begin(None)
+    state.tokens += [1, 2, 3]
+    assert drafter.draft(state, 3) == Draft()
+    state.tokens += [1, 2]
+    assert drafter.draft(state, 3) == Draft([3, 1, 2], 2)
+
+
+@pytest.mark.parametrize("most", [-1, 2])
+def test_suffixes_continue_the_first_place_of_the_longest_repeated_suffix(most: int) -> None:
+    dice = random.Random(most)
+    for _ in range(200):
+        tokens = [dice.randrange(3) for _ in range(dice.randrange(1, 40))]
+        found = drafted(SuffixDrafter(max_matching_ngram_size=most), tokens)
+        lengths = range(len(tokens) - 1, 0, -1) if most < 0 else range(min(most, len(tokens) - 1), 0, -1)
+        expected = Draft()
+        for length in lengths:
+            ends = [end for end in range(length, len(tokens)) if tokens[end - length : end] == tokens[-length:]]
+            if ends:
+                expected = Draft(tokens[ends[0] : ends[0] + 3], length)
+                break
+        assert found == expected
+
+
+GUESSES = Draft([1, 2, 3, 4], 2)
+
+
+def measured(lengths: DraftLengths, batch: int, plain_s: float, extra_s: float) -> DraftLengths:
+    """``extra_s``: what each drafted token adds to a step."""
+    for _ in range(5):
+        lengths.stepped(batch, 0, plain_s)
+        for drafted_tokens in range(1, 4 * batch + 1):
+            lengths.stepped(batch, drafted_tokens, plain_s + extra_s * drafted_tokens)
+    return lengths
+
+
+def teach(lengths: DraftLengths, accepted: int) -> DraftLengths:
+    for _ in range(200):
+        lengths.verified(GUESSES, 4, accepted)
+    return lengths
+
+
+def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
+    lengths = DraftLengths(4)
+    assert lengths.choose(1, [GUESSES]) == [0]
+    assert measured(lengths, 1, 1.0, 0.01).choose(1, [GUESSES]) != [0]
+
+
+def test_a_cheap_draft_that_is_accepted_is_long_and_an_expensive_one_is_not_made() -> None:
+    assert teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=4).choose(1, [GUESSES]) == [4]
+    assert teach(measured(DraftLengths(4), 1, 1.0, 1.5), accepted=4).choose(1, [GUESSES]) == [0]
+
+
+def test_a_draft_that_is_never_accepted_is_tried_ever_more_seldom() -> None:
+    lengths = teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=0)
+    tried = 0
+    for _ in range(10_000):
+        drafted_tokens = lengths.choose(1, [GUESSES])[0]
+        lengths.stepped(1, drafted_tokens, 1.0 + 0.01 * drafted_tokens)
+        if drafted_tokens:
+            tried += 1
+            lengths.verified(GUESSES, drafted_tokens, 0)
+    assert 10 <= tried <= 40
+
+
+def test_acceptance_that_comes_back_is_noticed() -> None:
+    lengths = teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=0)
+    drafted_steps = 0
+    for _ in range(3_000):
+        drafted_tokens = lengths.choose(1, [GUESSES])[0]
+        lengths.stepped(1, drafted_tokens, 1.0)
+        if drafted_tokens:
+            drafted_steps += 1
+            lengths.verified(GUESSES, drafted_tokens, drafted_tokens)
+    assert drafted_steps > 1_000
+
+
+def test_each_draft_gets_what_its_own_matches_were_worth() -> None:
+    lengths = measured(DraftLengths(4), 2, 1.0, 0.05)
+    weak = Draft([5, 6, 7, 8], 1)
+    for _ in range(200):
+        lengths.verified(GUESSES, 4, 4)
+        lengths.verified(weak, 4, 0)
+    assert lengths.choose(2, [GUESSES, weak]) == [4, 0]
+
+
+def test_limits_follow_max_concurrency_and_the_schedule() -> None:
+    assert [DraftLengths(4, max_concurrency=8).limit(batch) for batch in (1, 8, 9)] == [4, 4, 0]
+    scheduled = DraftLengths(4, schedule={2: 4, 8: 1})
+    assert [scheduled.limit(batch) for batch in (1, 2, 3, 8, 9)] == [4, 4, 1, 1, 0]
+    assert scheduled.choose(1, [GUESSES]) == [4], "a schedule decides alone"

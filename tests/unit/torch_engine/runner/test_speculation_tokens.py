@@ -1,0 +1,173 @@
+"""The whole engine over a real model: the very tokens that no speculation would give, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_player import Answer, Engine, Wish, assert_equal, served, workload
+from guided_player import guided_workload, served_guided
+from knowing_drafter import KnowingDrafter
+from runner_player import VOCAB, build, random_prompt, save
+
+from trtx.torch_engine.core.speculation.drafters import Drafter, NGramDrafter
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
+from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+MOST = 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
+
+
+def new_runner(checkpoint: Path, *, deterministic: bool = False) -> TorchRunner:
+    return create_runner(
+        RunnerArgs(
+            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5, guided=True,
+            max_draft_len=MOST, deterministic=deterministic,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runner(checkpoint: Path) -> TorchRunner:
+    return new_runner(checkpoint)
+
+
+def n_grams(*, is_public_pool: bool = True) -> NGramDrafter:
+    return NGramDrafter(
+        max_matching_ngram_size=2, is_keep_all=True, is_use_oldest=True, is_public_pool=is_public_pool
+    )  # fmt: skip
+
+
+def knowing(wishes: list[Wish], answers: dict[int, Answer], *, right: float = 0.8) -> KnowingDrafter:
+    known = [wish.prompt + answers[index].tokens for index, wish in enumerate(wishes)]
+    return KnowingDrafter(known, right=right, vocab_size=VOCAB)
+
+
+def always(drafter: Drafter, *, is_asynchronous: bool = False) -> Speculation:
+    """Verifies all that is drafted."""
+    return Speculation(drafter, DraftLengths(MOST, schedule={5: MOST}), is_asynchronous=is_asynchronous)
+
+
+DRAFTERS: dict[str, Callable[[list[Wish], dict[int, Answer]], Drafter]] = {
+    "knowing": knowing,
+    "NGram": lambda wishes, answers: n_grams(),
+    "SA": lambda wishes, answers: SuffixDrafter(max_matching_ngram_size=-1),
+}
+
+
+def accepted(counts: SpeculationCounts) -> int:
+    return sum(counts.accepted)
+
+
+def play(runner: TorchRunner, seed: int, drafter: str) -> Speculation:
+    wishes = workload(seed)
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(DRAFTERS[drafter](wishes, expected))
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    return speculation
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_tokens_are_the_same_with_and_without_speculation(runner: TorchRunner, seed: int, drafter: str) -> None:
+    counts = play(runner, seed, drafter).counts
+    assert accepted(counts)
+    assert sum(counts.drafted) > accepted(counts), "no guess was wrong"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_are_the_same_with_and_without_speculation_in_many_workloads(runner: TorchRunner, drafter: str) -> None:
+    """2,100 requests for each drafter."""
+    for seed in range(200, 350):
+        play(runner, seed, drafter)
+
+
+def play_guided(runner: TorchRunner, seed: int) -> int:
+    wishes = guided_workload(seed)
+    expected = served_guided(runner, wishes, overlap=False)
+    speculation = always(knowing(wishes, expected))
+    assert_equal(served_guided(runner, wishes, overlap=True, speculation=speculation), expected, wishes)
+    return accepted(speculation.counts)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_guided_tokens_are_the_same_with_and_without_speculation(runner: TorchRunner, seed: int) -> None:
+    assert play_guided(runner, seed) > 10
+
+
+@pytest.mark.proof
+def test_guided_tokens_are_the_same_with_and_without_speculation_in_many_workloads(runner: TorchRunner) -> None:
+    """2,070 requests."""
+    for seed in range(400, 630):
+        play_guided(runner, seed)
+
+
+def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(checkpoint: Path) -> None:
+    runner = new_runner(checkpoint, deterministic=True)
+    wishes = [
+        Wish(index, random_prompt(9 + index, index), kind | {"max_tokens": 10, "logprobs": 2, "seed": index}, None)
+        for index, kind in enumerate(({}, {"temperature": 1.0}, {"temperature": 1.0, "frequency_penalty": 0.5}))
+    ]
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(knowing(wishes, expected))
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert accepted(speculation.counts) > 10
+    for index in range(len(wishes)):
+        assert found[index] == expected[index]
+
+
+def test_overlap_goes_on_where_nothing_is_drafted_and_tokens_are_the_same(runner: TorchRunner) -> None:
+    """As on a GPU: the step in flight is waited for where a draft is likely, and only there."""
+    wishes = workload(3)
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(knowing(wishes, expected), is_asynchronous=True)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    assert accepted(speculation.counts)
+
+
+def test_a_padded_pass_gives_the_same_tokens(checkpoint: Path, runner: TorchRunner) -> None:
+    wishes = workload(1)
+    expected, _ = served(runner, wishes, overlap=False)
+    padded = create_runner(
+        RunnerArgs(
+            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5,
+            max_draft_len=MOST, merges_passes=True, pass_sizes=(4, 8, 24),
+        )
+    )  # fmt: skip
+    speculation = always(knowing(wishes, expected))
+    found, _ = served(padded, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    assert accepted(speculation.counts)
+
+
+def test_a_right_draft_saves_steps_and_one_beyond_the_limits_is_not_made(runner: TorchRunner) -> None:
+    wish = Wish(0, random_prompt(10, 0), {"max_tokens": 9}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    speculation = always(knowing([wish], expected, right=1.0))
+    engine = Engine(runner, overlap=True, speculation=speculation)
+    engine.core.submit(Submit(0, wish.prompt, wish.plan))
+    engine.finish()
+    assert engine.answers[0].tokens == expected[0].tokens
+    # The prompt's step samples one token; 3 + 1 and 3 + 1 follow, and no step has room for a token beyond the ninth.
+    assert (speculation.counts.drafts, speculation.counts.accepted) == (2, [2, 2, 2])
+
+
+def test_nothing_is_drafted_above_max_concurrency(runner: TorchRunner) -> None:
+    wishes = [Wish(0, random_prompt(8, index), {"max_tokens": 8}, None) for index in range(3)]
+    expected, _ = served(runner, wishes, overlap=False)
+    lengths = DraftLengths(MOST, max_concurrency=2)
+    speculation = Speculation(knowing(wishes, expected), lengths, is_asynchronous=False)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    assert speculation.counts.drafts == 0

@@ -1,0 +1,38 @@
+"""The drafted tokens of one sequence in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
+from trtx.torch_engine.core.speculation.drafters import Draft
+
+
+@dataclass(slots=True, eq=False)
+class Drafted:
+    """``tokens``: the drafted tokens that the step verifies, the first ones of ``draft``.
+
+    ``matchers``: for a guided sequence, its place in the grammar after each of them.
+    """
+
+    draft: Draft
+    tokens: list[int]
+    matchers: list[TokenMatcher] = field(default_factory=list)
+
+    def cut(self, count: int) -> None:
+        """Keeps the first ``count`` tokens."""
+        del self.tokens[count:], self.matchers[count:]
+
+    def follow(self, matcher: TokenMatcher) -> None:
+        """Keeps the tokens that the grammar allows one after the other, and that do not complete its text."""
+        place = matcher
+        for token in self.tokens:
+            place = place.fork()
+            try:
+                is_complete = place.accept(token)
+            except GrammarProblem:
+                break
+            if is_complete or place.is_exhausted:
+                break
+            self.matchers.append(place)
+        self.cut(len(self.matchers))

@@ -1,0 +1,144 @@
+"""Speculation in the step loop: drafts for the scheduler, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.core.speculation.drafted import Drafted
+from trtx.torch_engine.core.speculation.drafters import NO_DRAFT, Draft, Drafter
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+
+_PROBED = 2  # the token in flight, and one after it
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """``drafted`` and ``accepted`` count tokens by their position in a draft. ``drafts``: sequences with a draft."""
+
+    drafts: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    drafting_s: float = 0.0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        missing = drafted - len(self.drafted)
+        self.drafted += [0] * missing
+        self.accepted += [0] * missing
+        self.drafts += 1
+        for place in range(drafted):
+            self.drafted[place] += 1
+            self.accepted[place] += place < accepted
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean number of tokens that a sequence with a draft gained in a step; None without drafts."""
+        return (sum(self.accepted) + self.drafts) / self.drafts if self.drafts else None
+
+
+class Speculation:
+    """Chooses the sequences that get drafts. Called by the step loop's thread, between steps.
+
+    A draft continues known tokens. So a sequence gets one only if no step in flight computes it, and a step with drafts
+    is committed before the next one is scheduled.
+    """
+
+    def __init__(self, drafter: Drafter, lengths: DraftLengths, *, is_asynchronous: bool) -> None:
+        """``is_asynchronous``: of the runner. If it is not, to wait for the step in flight costs nothing."""
+        self._drafter = drafter
+        self._lengths = lengths
+        self._is_asynchronous = is_asynchronous
+        self.counts = SpeculationCounts()
+        """Of the steps since the last :meth:`take_counts`."""
+
+    def take_counts(self) -> SpeculationCounts:
+        counts, self.counts = self.counts, SpeculationCounts()
+        return counts
+
+    def wants_tokens(self, running: Iterable[Sequence]) -> bool:
+        """Whether to commit the step in flight before the next is scheduled, as drafts would probably pay.
+
+        On a device that computes beside the host, this costs the overlap of one step. So it depends on drafts that
+        continue the tokens before the one in flight.
+        """
+        decodes = [one for one in running if one.num_uncomputed == 1 and not one.is_complete]
+        limit = self._lengths.limit(len(decodes))
+        able = [one for one in decodes if limit and _may_draft(one)]
+        if not able or not self._is_asynchronous:
+            return bool(able)
+        began = time.perf_counter()
+        probes = [self._draft(one, _PROBED) for one in able]
+        later = [Draft(probe.tokens[1:], probe.strength) for probe in probes]
+        wants = any(self._lengths.choose(len(decodes), later))
+        self.counts.drafting_s += time.perf_counter() - began
+        return wants
+
+    def draft(self, decodes: SequenceOf[Sequence], most_tokens: int) -> list[tuple[Sequence, Drafted]]:
+        """Returns the sequences among ``decodes`` that get drafts, of ``most_tokens`` tokens in all."""
+        limit = self._lengths.limit(len(decodes))
+        if not limit:
+            return []
+        began = time.perf_counter()
+        drafts = [self._draft(one, min(limit, _most_tokens(one))) for one in decodes]
+        lengths = self._lengths.choose(len(decodes), drafts)
+        chosen: list[tuple[Sequence, Drafted]] = []
+        for sequence, draft, length in zip(decodes, drafts, lengths, strict=True):
+            if not (length := min(length, most_tokens)):
+                continue
+            drafted = Drafted(draft, draft.tokens[:length])
+            drafted.cut(_first_end(drafted.tokens, sequence))
+            if sequence.matcher is not None:
+                drafted.follow(sequence.matcher)
+            if drafted.tokens:
+                chosen.append((sequence, drafted))
+                most_tokens -= len(drafted.tokens)
+        self.counts.drafting_s += time.perf_counter() - began
+        return chosen
+
+    def _draft(self, sequence: Sequence, most: int) -> Draft:
+        if most < 1:
+            return NO_DRAFT
+        state = sequence.drafting
+        if state is None:
+            state = sequence.drafting = self._drafter.begin(sequence.cache_salt)
+        state.tokens += sequence.tokens(len(state.tokens), sequence.num_known)
+        return self._drafter.draft(state, most)
+
+    def verified(self, drafted: Drafted, num_accepted: int) -> None:
+        """Counts a committed draft."""
+        self.counts.add(len(drafted.tokens), num_accepted)
+        self._lengths.verified(drafted.draft, len(drafted.tokens), num_accepted)
+
+    def stepped(self, batch: int, drafted: int, seconds: float) -> None:
+        """See :meth:`DraftLengths.stepped`."""
+        self._lengths.stepped(batch, drafted, seconds)
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """Logits processors see one row of logits in each step, and no drafted tokens."""
+    return not sequence.is_processed and sequence.most_tokens - sequence.num_tokens > 1
+
+
+def _most_tokens(sequence: Sequence) -> int:
+    """The longest draft that a sequence can use now.
+
+    The token after the last drafted one must not exceed ``max_tokens``. Banned ids hold for all rows of a step, so none
+    may lie beyond ``min_tokens``. A grammar may complete its text before ``min_tokens``, which ends the sequence with
+    an error after the tokens before: such a sequence decodes token by token.
+    """
+    if not _may_draft(sequence) or sequence.num_steps:
+        return 0
+    most = sequence.most_tokens - sequence.num_tokens - 1
+    before_min = sequence.min_tokens - len(sequence.output_token_ids)
+    if before_min > 0:
+        most = 0 if sequence.matcher is not None else min(most, before_min - 1)
+    return most
+
+
+def _first_end(tokens: list[int], sequence: Sequence) -> int:
+    """Index of the first token that would end the sequence: nothing after it is needed."""
+    ends = (at for at, token in enumerate(tokens) if token in sequence.end_ids or token in sequence.stop_ids)
+    return next(ends, len(tokens))
