@@ -73,6 +73,9 @@ class DraftTotals:
 
     def collect(self) -> Iterator[Any]:
         yield speculation_families.DRAFTS.of(self._drafts)
-        for family, total in ((speculation_families.DRAFT_TOKENS, self._drafted), (speculation_families.ACCEPTED_DRAFT_TOKENS, self._accepted)):
+        for family, total in (
+            (speculation_families.DRAFT_TOKENS, self._drafted),
+            (speculation_families.ACCEPTED_DRAFT_TOKENS, self._accepted),
+        ):
             yield family.family([((str(position),), count) for position, count in sorted(total.items())])
         yield speculation_families.DRAFTING_SECONDS.of(self._seconds)
