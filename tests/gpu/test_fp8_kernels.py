@@ -25,6 +25,7 @@ from kernel_cases import (
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.linear import PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp
 from trtx.torch_engine.runner.weights import LayerWeights
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -63,7 +64,7 @@ def test_rope_writes_float8_under_the_layers_scales(dtype: torch.dtype) -> None:
     pair = pair_of(config(heads=6, kv_heads=2, head_dim=24))
     unused = torch.empty(0, device=DEVICE)
     linear, norms = PlainLinear(unused), [random(24, dtype=dtype) for _ in range(2)]
-    weights = LayerWeights(unused, linear, *norms, linear, unused, linear, linear)
+    weights = LayerWeights(unused, linear, *norms, linear, unused, DenseMlp(linear, linear))
     inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])  # the last is padding: no write
     qkv = random(5, 10 * 24, dtype=dtype)
     before = pair.cache.pool.clone()

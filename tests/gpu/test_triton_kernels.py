@@ -21,6 +21,7 @@ from kernel_cases import (
 
 from trtx.torch_engine.runner.kernels import KvCache
 from trtx.torch_engine.runner.linear import PlainLinear
+from trtx.torch_engine.runner.mlp import DenseMlp
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import LayerWeights
 
@@ -51,7 +52,7 @@ def test_rope_writes_only_the_cells_of_its_tokens(dtype: torch.dtype, normed: bo
     norms = [random(24, dtype=dtype) if normed else None for _ in range(2)]
     unused = torch.empty(0, device=DEVICE)
     linear = PlainLinear(unused)
-    weights = LayerWeights(unused, linear, *norms, linear, unused, linear, linear)
+    weights = LayerWeights(unused, linear, *norms, linear, unused, DenseMlp(linear, linear))
     positions, slots = [0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS]  # the last is padding: no write
     inputs = decode_inputs(positions + [0] * padding, slots + [SLOTS] * padding)
     qkv = random(5 + padding, 10 * 24, dtype=dtype)
@@ -69,7 +70,7 @@ def test_angles_that_come_with_the_tokens_are_taken_in_place_of_the_tables(dtype
     pair = Pair(shape, dtype)
     unused = torch.empty(0, device=DEVICE)
     linear = PlainLinear(unused)
-    weights = LayerWeights(unused, linear, None, None, linear, unused, linear, linear)
+    weights = LayerWeights(unused, linear, None, None, linear, unused, DenseMlp(linear, linear))
     inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])
     by_token = replace(inputs, rotary=torch.randn(5, 24, device=DEVICE))
     qkv = random(5, 10 * 24, dtype=dtype)

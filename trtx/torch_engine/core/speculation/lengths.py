@@ -12,8 +12,10 @@ from trtx.torch_engine.core.speculation.drafters import Draft
 _THRESHOLDS = (0.8, 0.6, 0.4, 0.25, 0.1)  # a drafted token must be accepted with at least this probability
 _MARGIN = 1.02  # expected gain that a step with drafts must have
 _KEPT_TIMES, _ENOUGH_TIMES = 9, 3
+_BOUND_BY_READING = 256  # tokens: a pass of fewer takes about as long as reading the weights, on an H100
 _REFRESH = 256  # steps with drafts after which one goes without, to measure it anew
 _FIRST_TRY, _LAST_TRY = 8, 512  # steps without drafts after which one is tried in spite of the estimate
+_TRIED_SHARE = 8  # a try drafts about one token for so many sequences
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 8.0
 _KEPT = 0.98  # decay of the counts of a strength with each draft
 _STRONGEST = 8
@@ -58,8 +60,8 @@ def _bucket(batch: int, drafted: int) -> tuple[int, int]:
 class DraftLengths:
     """Chooses draft lengths from measured acceptance and measured durations of steps.
 
-    A step's throughput is estimated as expected tokens per second. A draft that may not pay is tried now and then, and
-    ever more seldom while all of its tokens are rejected, so that the estimates follow the requests.
+    A step's throughput is estimated as expected tokens per second. Where no draft is expected to pay, few tokens are
+    tried now and then, and ever more seldom until drafts pay again, so that the estimates follow the requests.
     """
 
     def __init__(
@@ -104,17 +106,19 @@ class DraftLengths:
             if not total:
                 continue
             gain = sum(_expected(rate, length) for rate, length in zip(rates, lengths, strict=True))
-            seconds = self._times.expected(batch, total) or plain  # an unknown duration is tried
+            seconds = self._times.expected(batch, total) or plain * _slowdown(batch, total)
             if (batch + gain) / seconds > best:
                 best, chosen = (batch + gain) / seconds, lengths
-        if not any(chosen) and self._since_draft >= self._next_try:
-            return whole
+        if any(chosen):
+            self._next_try = _FIRST_TRY
+        elif self._since_draft >= self._next_try:
+            self._next_try = min(2 * self._next_try, _LAST_TRY)
+            return _few(whole, max(1, batch // _TRIED_SHARE))
         return chosen
 
     def verified(self, draft: Draft, drafted: int, accepted: int) -> None:
         """Learns how many of ``drafted`` tokens were accepted."""
         self._rate(draft).add(drafted, accepted)
-        self._next_try = _FIRST_TRY if accepted else min(2 * self._next_try, _LAST_TRY)
 
     def stepped(self, batch: int, drafted: int, seconds: float) -> None:
         """Learns how long a step took that had decoding sequences only, and ``drafted`` tokens in all."""
@@ -124,6 +128,20 @@ class DraftLengths:
 
     def _rate(self, draft: Draft) -> AcceptanceRate:
         return self._rates.setdefault(min(draft.strength, _STRONGEST), AcceptanceRate())
+
+
+def _slowdown(batch: int, drafted: int) -> float:
+    """Estimates how many times as long a step of unknown duration takes as one without drafts."""
+    return max(1.0, (batch + drafted) / max(batch, _BOUND_BY_READING))
+
+
+def _few(whole: Sequence[int], most: int) -> list[int]:
+    """Returns lengths for the first drafts only: whole ones, until there are ``most`` tokens."""
+    lengths = [0] * len(whole)
+    for index, length in enumerate(whole):
+        if sum(lengths) < most:
+            lengths[index] = length
+    return lengths
 
 
 def _length(rate: float, most: int, threshold: float) -> int:
