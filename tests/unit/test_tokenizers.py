@@ -19,6 +19,8 @@ from trtx.text import PlainText, TextStream, byte_tokens, load_decoder, load_tok
 from trtx.torch_engine.llmapi.choices import find_stops
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(trtx.__file__).parent
 SPECIAL = "</s>"
 

@@ -24,6 +24,8 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.cli.app import run
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 CHAT = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
 SHAREGPT = [
     {"id": "a", "conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "one two three"}]},

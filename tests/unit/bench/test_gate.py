@@ -23,6 +23,8 @@ from trtx.bench.judge.validity import Reason, Validity
 from trtx.errors import GateError, NoVerdictError, UsageError
 from trtx.stats.intervals import Interval
 
+pytestmark = pytest.mark.slow
+
 THROUGHPUT, TTFT_P50, TTFT_P99 = parse_metrics(
     ["output_token_throughput", "time_to_first_token:p50", "time_to_first_token:p99"]
 )

@@ -19,6 +19,8 @@ from trtx.bench.aiperf.flags import check_load, owned
 from trtx.bench.load_field import load_flags
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 TARGET = Target("http://127.0.0.1:8000", "tiny", Path("/models/tiny"), "agg")
 
 

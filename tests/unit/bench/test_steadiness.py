@@ -24,6 +24,8 @@ from trtx.bench.judge.steadiness import (
 from trtx.bench.records import RequestRecord
 from trtx.bench.windows import Phases, closed_loop_phases, sent_in
 
+pytestmark = pytest.mark.slow
+
 
 def _records(ttfts: Sequence[float], itl: float | None = 5) -> list[RequestRecord]:
     return [RequestRecord(i * MS, (i + 500) * MS, None, ttft, itl, ttft + 100, 64, 20) for i, ttft in enumerate(ttfts)]

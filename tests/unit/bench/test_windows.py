@@ -35,6 +35,8 @@ from trtx.bench.windows import (
     sent_in,
 )
 
+pytestmark = pytest.mark.slow
+
 lengths = st.one_of(st.integers(1, 60), st.integers(500, 2000))  # a long tail
 served = st.builds(
     Request,

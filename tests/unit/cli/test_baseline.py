@@ -10,6 +10,8 @@ from judged_runs import a_run, judged
 
 from trtx.cli.app import run as trtx
 
+pytestmark = pytest.mark.slow
+
 Said = pytest.CaptureFixture[str]
 
 

@@ -18,6 +18,8 @@ from trtx.errors import GateError, UsageError
 from trtx.experiment import FinishedRun
 from trtx.experiment.bench import axes
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
 EXAMPLES = [line.strip() for line in (bench.bench.__doc__ or "").splitlines() if line.strip().startswith("trtx bench")]
 

@@ -15,6 +15,8 @@ from judged_runs import NOISY, a_run, judged
 
 from trtx.cli.app import run as trtx
 
+pytestmark = pytest.mark.slow
+
 Said = pytest.CaptureFixture[str]
 
 

@@ -28,6 +28,8 @@ from trtx.config.option_field import record_of
 from trtx.experiment import ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 
+pytestmark = pytest.mark.slow
+
 REPRODUCE = ["bench", "reproduce", str(Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml")]
 HOSTS = str(Path(__file__).with_name("{}.yaml"))  # without roles, and with them
 # verb -> use -> a command line that is in this use

@@ -13,6 +13,8 @@ from trtx.cli.app import run
 from trtx.cli.reproduce import NOTHING_DIFFERS, table
 from trtx.runs.forms import Difference
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run" / "run.lock.yaml"  # of another machine than any
 
 

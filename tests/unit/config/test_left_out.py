@@ -31,6 +31,8 @@ from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, plan
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args
 
+pytestmark = pytest.mark.slow
+
 FACTS = json.loads((Path(schema.__file__).parent / "llm_args.json").read_text())
 
 

@@ -16,6 +16,8 @@ from trtx.config import load_engine_config
 from trtx.config.strict_yaml import MAX_VALUES, parse_yaml, read_yaml
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("text", "value"),

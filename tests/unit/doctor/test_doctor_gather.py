@@ -24,6 +24,8 @@ from trtx.doctor.facts import GpuState, Package, System, Topology
 from trtx.doctor.gather import gather_gpus, gather_software, gather_system, gather_topologies, open_gpus, system
 from trtx.launch.guardian import Guardian
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:

@@ -14,6 +14,8 @@ import pytest
 from trtx.engine.tensorrt_llm.versions import fatal_error, health_call, kv_capacity, llm_class, pipelines_prefill
 from trtx.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 STANDIN = Path(__file__).parents[2] / "standin"
 PROGRAM = """
 import json

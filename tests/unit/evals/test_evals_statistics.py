@@ -14,6 +14,8 @@ from trtx.evals import statistics
 from trtx.evals.statistics import NoInterval
 from trtx.stats.intervals import Interval
 
+pytestmark = pytest.mark.slow
+
 BITS = st.lists(st.integers(0, 1), min_size=1, max_size=60)
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)
 

@@ -21,6 +21,8 @@ from trtx.evals.fidelity.asking import ask_served
 from trtx.evals.fidelity.forms import DIRECTORY, ReferenceSequence, read_compared
 from trtx.evals.messages import Endpoint, EvalProgress
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, LENGTH = 50, 12
 
 

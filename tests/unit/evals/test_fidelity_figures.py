@@ -15,6 +15,8 @@ from trtx.evals.fidelity.forms import ComparedSequence, PartFigures, TopologyFid
 from trtx.evals.fidelity.gate import judge_fidelity
 from trtx.evals.forms import Unanswered
 
+pytestmark = pytest.mark.slow
+
 
 def sequence(index: int, kl: list[float], prompt_length: int = 3, agrees: bool = True, **more: Any) -> ComparedSequence:
     """``prompt_length`` − 1 positions of the prompt without divergence, then ``kl`` of the text."""

@@ -18,6 +18,8 @@ from trtx.experiment.directory import read_lock, write_lock
 from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import COMPARISON, VERDICT, ComparedArms, RunVerdict
 
+pytestmark = pytest.mark.slow
+
 SLOW, FAST = "topology: {engine: paced, workers: 2}\n", "topology: {engine: paced}\n"
 LOAD = "load: {concurrency: [1, 8], isl: 64}\n"
 

@@ -21,6 +21,8 @@ from trtx.experiment.baselines.baseline import of_run, read_baseline, write_base
 from trtx.experiment.baselines.store import Baselines, open_baseline, open_measured
 from trtx.experiment.gate import planned_loads
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

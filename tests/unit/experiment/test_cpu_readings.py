@@ -21,6 +21,8 @@ from trtx.bench.cores import BusyProcess, CpuReading
 from trtx.experiment.cpu_readings import CpuReader
 from trtx.topology import TOPOLOGY_VARIABLE
 
+pytestmark = pytest.mark.slow
+
 TICKS = os.sysconf("SC_CLK_TCK")
 LAUNCHER = 100
 KERNEL = 0x00200000

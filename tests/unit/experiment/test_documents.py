@@ -44,6 +44,8 @@ from trtx.runs.forms import (
 )
 from trtx.topology import Plan
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "report" / "golden" / "run"
 RUN_DIRECTORY = TESTS.parents[1] / "docs" / "run-directory.md"

@@ -23,6 +23,8 @@ from trtx.launch import prepare
 from trtx.runs.forms import Provenance
 from trtx.topology import Plan
 
+pytestmark = pytest.mark.slow
+
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SWEEP: dict[str, Any] = {"topology": {"engine": "paced"}, "load": {"concurrency": [1], "trials": 3}}
 

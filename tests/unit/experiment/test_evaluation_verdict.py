@@ -24,6 +24,8 @@ from trtx.experiment.evaluation_verdict import judge_evaluation, read_scored_bas
 from trtx.report.evaluation import render_evaluation
 from trtx.runs.forms import LOCK
 
+pytestmark = pytest.mark.slow
+
 RIGHT, HALF = [1] * 200, [1, 0] * 100
 
 

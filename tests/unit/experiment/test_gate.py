@@ -19,6 +19,8 @@ from trtx.experiment.baselines.store import Baselines
 from trtx.experiment.lifecycle import forget_verdict
 from trtx.runs.forms import BASELINE, VERDICT, RunVerdict
 
+pytestmark = pytest.mark.slow
+
 ITL = "inter_token_latency:p50"
 THROUGHPUT = "output_token_throughput:avg"  # which takes no number of requests
 

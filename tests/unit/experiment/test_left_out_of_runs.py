@@ -25,6 +25,8 @@ from trtx.report.conditions import conditions_of as shown_conditions
 from trtx.runs.forms import LOCK, AskedRun, Provenance
 from trtx.topology import Plan
 
+pytestmark = pytest.mark.slow
+
 HOST_CACHE = "kv_cache_config.host_cache_size"
 
 

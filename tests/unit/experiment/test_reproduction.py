@@ -28,6 +28,8 @@ from trtx.experiment.targets import attached_target
 from trtx.launch import prepare
 from trtx.runs.forms import LOCK, Difference
 
+pytestmark = pytest.mark.slow
+
 LOAD = {"concurrency": [1, 2], "request_count": 5}
 PACED = {"topology": {"engine": "paced", "port": 0}, "load": LOAD}
 

@@ -9,6 +9,8 @@ from trtx.errors import UsageError
 from trtx.experiment import load_sweep, plan_only
 from trtx.experiment.bench.spec import Attach
 
+pytestmark = pytest.mark.slow
+
 SWEEPS = sorted((Path(__file__).parents[3] / "sweeps").glob("*.yaml"))
 
 

@@ -39,6 +39,8 @@ from trtx.launch import preparation
 from trtx.runs.forms import LOCK
 from trtx.topology import Gpu, Machine
 
+pytestmark = pytest.mark.slow
+
 RECORDS = Path(__file__).parent / "records"
 SESSIONS = Path(__file__).parents[3] / "sweeps" / "agents" / "sessions"
 

@@ -35,6 +35,8 @@ from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.report import render
 from trtx.runs.forms import LOCK, RunVerdict
 
+pytestmark = pytest.mark.slow
+
 WRONG = [0] * 200
 
 

@@ -24,6 +24,8 @@ from trtx.export.kubernetes.target import name_of
 from trtx.export.kubernetes.variables import FLAGS_DROPPED, arguments, variables
 from trtx.topology import ProcessSpec
 
+pytestmark = pytest.mark.slow
+
 TINY = ("--model", "synthetic:tiny-trained", "--engine", "torch", "--gpus-per-node", "0", "--image", "reg/trtx:1.4.2")
 LARGE = ("--model", "synthetic:qwen3-0.6b", "--image", "reg/trtx:1.4.2")
 

@@ -18,6 +18,8 @@ from trtx.export.slurm.script import _RUNTIME
 from trtx.topology.commands import frontend_environment
 from trtx.worker.options import DRAIN_SECONDS
 
+pytestmark = pytest.mark.slow
+
 SLURM = ("export", "slurm", "--model", "synthetic:tiny-trained", "--engine", "torch", "--gpus-per-node", "0")
 LONGEST_SHUTDOWN_S = 60  # of a worker whose engine is TensorRT-LLM
 

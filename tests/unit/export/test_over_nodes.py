@@ -15,6 +15,8 @@ from published_models import MODELS
 from trtx.config import recipe_files
 from trtx.config.families import read_header
 
+pytestmark = pytest.mark.slow
+
 RECIPES = {"deepseek-r1-wide-ep-16": "deepseek-ai/DeepSeek-R1", "llama3.1-405b": "meta-llama/Llama-3.1-405B-Instruct"}
 FORMS = {
     "slurm": ("--model-dir", "/models/it"),

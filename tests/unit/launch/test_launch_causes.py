@@ -26,6 +26,8 @@ from trtx.launch.scratch import Scratch
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import ProcessSpec
 
+pytestmark = pytest.mark.slow
+
 
 class Served(History):
     """A history with a frontend, a held directory, and a route whose answers the test gives."""

@@ -24,6 +24,8 @@ from trtx.launch.scratch import Scratch
 from trtx.launch.served import take_place
 from trtx.topology import Plan
 
+pytestmark = pytest.mark.slow
+
 
 def say(log: Log, text: str) -> None:
     """As a process does whose output goes there."""

@@ -20,6 +20,8 @@ from trtx.launch.stopping import Ending, deadlines, stop
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import Plan
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "import time; time.sleep(600)"
 IGNORES_SIGTERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n" + SLEEP

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from trtx.media import MediaError, MediaLimits
 from trtx.media.fetch import fetch
 
+pytestmark = pytest.mark.slow
+
 LIMITS = MediaLimits(max_media_bytes=2_000_000)
 BYTES = random.Random(1).randbytes(1_000_000)  # several pieces of what is decoded at a time
 ENCODED = base64.b64encode(BYTES).decode()

@@ -22,6 +22,8 @@ from trtx.torch_engine.runner import kv_sizing
 from trtx.torch_engine.runner.args import RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
 

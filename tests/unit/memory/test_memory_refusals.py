@@ -19,6 +19,8 @@ from trtx.config.families import read_header, recipe_files, recipe_names
 from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, MemoryPlan, device_named, plan_memory
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 H100 = device_named("H100")
 

@@ -32,6 +32,8 @@ from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
 from trtx.torch_engine.runner.weights import load_weights
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
 DEVICES = (HOST, device_named("A100"), device_named("H100"))

@@ -27,6 +27,8 @@ from trtx.report.forest import forest
 from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart
 from trtx.stats.intervals import Interval
 
+pytestmark = pytest.mark.slow
+
 GATE: dict[str, Any] = {"baseline": "agg", "max_regression": "5%"}
 
 

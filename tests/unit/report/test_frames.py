@@ -20,6 +20,8 @@ from trtx.bench.records import NAMED_MODELS
 from trtx.report import read_run, render
 from trtx.report.frames import records_table, summary_table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
 RECORDS = "profile_export.jsonl"

@@ -21,6 +21,8 @@ from trtx.experiment.directory import PROVENANCE, write_lock
 from trtx.report import render
 from trtx.runs.forms import LOCK, AskedRun
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 LED_TO = ("schema_version", "topologies")  # which follow from the rest

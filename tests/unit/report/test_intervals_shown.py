@@ -21,6 +21,8 @@ from trtx.report import console_table, read_run, render
 from trtx.report.charts import Chart, charts
 from trtx.report.columns import margin_text
 
+pytestmark = pytest.mark.slow
+
 T_OF_TWO_TRIALS = 12.706204736  # Student's, one degree of freedom, 0.975; of a table
 RATES, MEDIANS = (100.0, 104.0), (20.0, 21.0)
 HALF_RATE, HALF_MEDIAN = (T_OF_TWO_TRIALS * (b - a) / 2 for a, b in (RATES, MEDIANS))

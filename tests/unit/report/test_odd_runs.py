@@ -29,6 +29,8 @@ from trtx.experiment.directory import read_lock
 from trtx.report import console_table, read_run, render
 from trtx.report.columns import MISSING, markdown_columns, number
 
+pytestmark = pytest.mark.slow
+
 Lines = list[dict[str, Any]]
 CELL = "agg-c1"
 

@@ -30,6 +30,8 @@ from trtx.experiment.directory import write_lock
 from trtx.report import render
 from trtx.runs.forms import LOCK, AskedRun
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -18,6 +18,8 @@ from trtx.bench.stage_rows import STAGES_FILE
 from trtx.cli.app import run as trtx
 from trtx.report import render
 
+pytestmark = pytest.mark.slow
+
 FORMS = ("summary.md", "summary.csv", "summary.json", "junit.xml", "report.html")
 TRIAL = Path("cells") / "agg-c2" / "trial-01"
 

@@ -22,6 +22,8 @@ from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts
 from trtx.runs.forms import LOCK, PLAN, Deployment
 
+pytestmark = pytest.mark.slow
+
 MOST_IN_A_TERMINAL = 7  # beside topology, load and requests
 FILES = ("summary.json", "summary.csv", "summary.md", "junit.xml", "report.html")
 

@@ -19,6 +19,8 @@ from trtx.report import console_table, read_run, render
 from trtx.report.charts import charts
 from trtx.report.validity import not_checked
 
+pytestmark = pytest.mark.slow
+
 FORMS = ("summary.md", "summary.csv", "summary.json", "junit.xml", "report.html")
 RESTARTED = "restarted during the measurement: decode-0"
 LATE = "14 of 16 requests were in flight on average"

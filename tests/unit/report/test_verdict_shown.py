@@ -19,6 +19,8 @@ from trtx.bench.judge.validity import Reason
 from trtx.report import console_table, read_run, render
 from trtx.runs.forms import VERDICT, RunVerdict
 
+pytestmark = pytest.mark.slow
+
 SLO = ["time_to_first_token:p50:le:1", "request_latency:p50:le:5000"]
 
 

@@ -20,6 +20,8 @@ from trtx.stats.intervals import (
     trials_needed,
 )
 
+pytestmark = pytest.mark.slow
+
 # Student's own data of 1908: hours of sleep that ten people gained with each of two drugs.
 FIRST = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
 SECOND = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)

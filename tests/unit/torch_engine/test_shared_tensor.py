@@ -27,6 +27,8 @@ from trtx.ipc.shared_tensor import (
     take_over,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @given(
     dtype=st.sampled_from(sorted(DTYPE_BYTES)),

@@ -23,6 +23,8 @@ from row_targets import CENTRES, NAMES, SURFACES, row_targets
 
 from trtx.checkpoint.tasks import Split
 
+pytestmark = pytest.mark.slow
+
 
 def scenes(split: Split, count: int, seed: int = 0) -> list[Scene]:
     rng = random.Random(seed)

@@ -33,6 +33,8 @@ from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.multimodal.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
 from trtx.worker.requests.invalid_request import InvalidRequest
 
+pytestmark = pytest.mark.slow
+
 
 class Tower:
     """An embedder whose rows are a picture's own bytes, four to a row."""

@@ -41,6 +41,8 @@ from trtx.worker.requests import pacing
 from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.status import StatusFile
 
+pytestmark = pytest.mark.slow
+
 ONE = MediaLimits(decode_processes=1)
 HANDLES = {"multimodal_embedding_handles": [{}]}
 WAIT_SECONDS = 20

@@ -24,6 +24,8 @@ from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.requests.faults import as_dynamo_error
 from trtx.worker.requests.invalid_request import InvalidRequest
 
+pytestmark = pytest.mark.slow
+
 CONFIG = VisionConfig("LlavaForConditionalGeneration", hidden_size=4, image_token_id=9, tokens_per_image=2)
 
 

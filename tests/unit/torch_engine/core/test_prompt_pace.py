@@ -15,6 +15,8 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 
+pytestmark = pytest.mark.slow
+
 ISL, OSL, CLIENTS = 200, 40, 16
 
 

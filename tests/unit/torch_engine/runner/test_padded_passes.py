@@ -24,6 +24,8 @@ from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PassSize
 from trtx.torch_engine.step import FROM_SLOT, Batch
 
+pytestmark = pytest.mark.slow
+
 SIZES = (3, 8, 24)
 
 

@@ -13,6 +13,8 @@ from runner_player import FAMILIES, Player, build, random_prompt, save
 
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 
 def runner(directory: Path, **changes: Any) -> TorchRunner:
     values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 2048, "max_batch_size": 8} | changes

@@ -20,6 +20,8 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 COUNT = 12
 SIGHTS = [
     Sight((4, "a", 5)), Sight((4, "b", 5)), Sight((3, "a", 2, "b", 1)), Sight(("c",)), Sight((1, "a", "b")),

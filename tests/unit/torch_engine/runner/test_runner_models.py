@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (1, 2, 7, 8, 9, 31, 33, 70, 100)
 
 

@@ -24,6 +24,8 @@ from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.mrope import positions_between
 from trtx.torch_engine.step import StepEmbedding
 
+pytestmark = pytest.mark.slow
+
 COUNT = 8
 CLOSE = 2e-4
 FAR = 20 * CLOSE  # what a wrong position moves at least, somewhere

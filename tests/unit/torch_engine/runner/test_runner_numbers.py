@@ -17,6 +17,8 @@ from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.sampling import definition, slots
 from trtx.torch_engine.runner.sampling.rows import mix
 
+pytestmark = pytest.mark.slow
+
 POISON = 17  # the token whose embedding is NaN
 NEIGHBOURS: list[dict[str, Any]] = [
     {},

@@ -19,6 +19,8 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.weights import named_tensors
 
+pytestmark = pytest.mark.slow
+
 PROMPT = random_prompt(60, 5)
 
 

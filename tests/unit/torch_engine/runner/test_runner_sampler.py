@@ -15,6 +15,8 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.step import Sampled, ScheduledSequence
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 40
 
 

@@ -18,6 +18,8 @@ from trtx.memory import processor
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.weights import named_tensors
 
+pytestmark = pytest.mark.slow
+
 
 def args(directory: Path, **changes: Any) -> RunnerArgs:
     values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4, "dtype": "float32"}

@@ -18,6 +18,8 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (1, 2, 7, 8, 9, 31, 33, 70, 100)
 _MIXED = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 13}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2

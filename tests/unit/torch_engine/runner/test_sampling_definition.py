@@ -15,6 +15,8 @@ from trtx.torch_engine.runner.sampling.definition import BANNED, NO_TOKEN, draw,
 from trtx.torch_engine.runner.sampling.rows import WEIGHT_BITS, SamplingRow, mix, random_bits
 from trtx.torch_engine.sampling_plan import SamplingPlan
 
+pytestmark = pytest.mark.slow
+
 
 def row(vocab: int, seed: int = 0, **plan: Any) -> SamplingRow:
     return SamplingRow.of(SamplingPlan(**{"is_greedy": False} | plan), seed, 0, vocab)

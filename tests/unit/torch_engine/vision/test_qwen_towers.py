@@ -14,6 +14,8 @@ from trtx.ipc.encoder_messages import EncoderArgs, Grid
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Pixels, Tower, UnsuitableImage
 
+pytestmark = pytest.mark.slow
+
 HIDDEN = 128
 PORTRAIT, LANDSCAPE = (1, 6, 4), (1, 4, 6)
 GRIDS: list[Grid] = [PORTRAIT, LANDSCAPE, (1, 2, 2), (1, 20, 14), (1, 24, 24), (1, 2, 16), (2, 4, 4)]

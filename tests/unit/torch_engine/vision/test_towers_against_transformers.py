@@ -20,6 +20,8 @@ from trtx.ipc.encoder_messages import EncoderArgs
 from trtx.torch_engine.vision.load import load_tower
 from trtx.torch_engine.vision.towers import Tower, UnsuitableImage
 
+pytestmark = pytest.mark.slow
+
 
 def rows_of(tower: Tower, *pictures: torch.Tensor) -> list[torch.Tensor]:
     with torch.inference_mode():
