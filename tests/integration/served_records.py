@@ -12,7 +12,10 @@ from trtx.worker.upstream_families import UPSTREAM
 # What Dynamo adds to each family of a worker.
 _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model", "model_name", "worker_id"}
 # Families that a torch worker on a CPU, with a text model and without guided decoding, does not serve.
-_ABSENT = ("trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtllm_spec_decode_")
+_ABSENT = (
+    "trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtx_draft", "trtx_accepted_draft",
+    "trtllm_spec_decode_",
+)  # fmt: skip
 _ON_GPU = {
     "trtx_step_device_wait_seconds_total", "trtx_graph_misses_total", "trtllm_gpu_memory_usage_bytes",
     "trtllm_pinned_memory_usage_bytes",

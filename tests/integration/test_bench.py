@@ -88,7 +88,7 @@ def test_without_a_gpu_its_metrics_are_unknown_and_the_reason_is_shown(
     assert len(names) == 10
     assert all(row[prefix + name] is None for row in rows for name in names for prefix in ("", "steady_"))
     run_dir, done = paced_run
-    assert "all cells: the topology uses no GPU" in done.stdout
+    assert "the topology uses no GPU" in done.stdout
     assert "J/out." not in done.stdout and "cost/M" not in done.stdout
     assert yaml.safe_load((run_dir / "run.lock.yaml").read_text())["gpu_hour_price"] == 2.5
 

@@ -129,12 +129,12 @@ def test_guided_decoding_is_refused_without_a_backend(api: Any, model_directory:
         engine.shutdown()
 
 
-def test_stats_have_the_pages_keys(api: Any, llm: Any, facts: dict[str, Any]) -> None:
+def test_stats_have_the_keys_of_page_and_source(api: Any, llm: Any, facts: dict[str, Any]) -> None:
     answer(api, llm)
     row = llm.get_stats(1)[-1]
     listed = facts["page"]["stats"]
     nested = {"kvCacheStats", "inflightBatchingStats"}
-    assert set(row) <= set(listed["top"]) | nested
+    assert set(row) <= {*listed["top"], *facts["source"]["iteration stats"], *nested}
     assert {name: set(row[name]) for name in nested} == {name: set(listed[name]) for name in nested}
 
 

@@ -19,13 +19,15 @@ _TORCH_DEFAULTS: Mapping[str, Any] = {
 _TENSORRT_DEFAULTS: Mapping[str, Any] = {"guided_decoding_backend": "xgrammar"}
 """Defaults that trtx sets for TensorRT-LLM: see :mod:`trtx.engine.tensorrt_llm.arguments`."""
 _NULL_IS_OFF = frozenset(("guided_decoding_backend",))
+_OFF_BY_DEFAULT = frozenset(("speculative_config",))
+"""Sections whose null says what holds without them."""
 
 
 def normal_form(values: Mapping[str, Any], engine: str, version: SchemaVersion = _VERSION) -> dict[str, Any]:
     """Returns ``values``, the fields of a config that the engine acts on, by path and without defaults.
 
-    A null is omitted if the engine treats it as the default. A section that is null is kept, because it switches
-    something off.
+    A null is omitted if the engine treats it as the default. A section that is null is kept if it switches something
+    off.
     """
     return dict(_flat(values, engine, version, "LlmArgs", ""))
 
@@ -40,6 +42,8 @@ def _flat(
             found += _flat(value, engine, version, inner, f"{path}.")
             continue
         value = _spelt(path, value, engine)
+        if value is None and path in _OFF_BY_DEFAULT:
+            continue
         if inner is not None or not _holds_anyway(path, value, engine, version):
             found.append((path, value))
     return found
