@@ -30,7 +30,7 @@ check: $(SETUP) ## lint, types
 	$(VENV)/ruff check .
 	$(VENV)/mypy trtx benchmarks tools/training
 
-unit: $(SETUP) ## the loop of a day's work: some minutes, no server, no aiperf, no model that is more than tiny
+unit: $(SETUP) ## the loop of a day's work: two minutes, no server, no aiperf, no page
 	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
 	  -m "not proof and not gpu and not slow" tests/unit
 
