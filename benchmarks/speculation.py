@@ -8,9 +8,9 @@ In the first form, acceptance is set by construction: the host takes a scripted 
 sampled, and the drafter guesses that token with probability ``--right``. The device does the work of a real engine, and
 each guess is right with the same probability. ``plain`` has no speculation. ``policy`` is the engine's own choice of
 draft lengths; ``fixed`` always verifies ``--most`` tokens. All requests arrive at once. tok/s counts from the first
-step in which all of them decode to the first that ends one. The second form answers held-out prompts of
-``synthetic:tiny-trained`` greedily, and checks that every answer is the one without speculation. The last line of
-stdout is one JSON document.
+step in which all of them decode to the first that ends one. ``steps`` is the number of these steps: a rate over few
+steps is noise. The second form answers held-out prompts of ``synthetic:tiny-trained`` greedily, and checks that every
+answer is the one without speculation. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import Batch, LaunchedStep, Sampled
+
+MOST_TOKENS = 8192  # of a step; prompts take few steps, so that most of a request's steps count
 
 
 def scripted(position: int, vocab_size: int) -> int:
@@ -96,10 +98,18 @@ class ScriptedDrafter:
         return token if self._dice.random() < self._right else (token + 1) % self._vocab_size
 
 
-def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculation | None) -> tuple[float, float | None]:
-    """Returns tokens/s while all requests decode, and the acceptance length."""
+@dataclass(frozen=True, slots=True)
+class DecodeRate:
+    """``tokens_per_s`` and ``steps`` are of the time in which all requests decode."""
+
+    tokens_per_s: float
+    steps: int
+    acceptance_length: float | None
+
+
+def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculation | None) -> DecodeRate:
     core = EngineCore(
-        runner, SchedulerLimits(batch, max(2048, 8 * batch), enable_chunked_prefill=True), enable_block_reuse=False,
+        runner, SchedulerLimits(batch, MOST_TOKENS, enable_chunked_prefill=True), enable_block_reuse=False,
         speculation=speculation,
     )  # fmt: skip
     dice = random.Random(batch)
@@ -107,7 +117,7 @@ def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculatio
         prompt = [dice.randrange(runner.vocab_size) for _ in range(isl)]
         core.submit(Submit(number, prompt, SamplingPlan(is_greedy=False, seed=number, max_tokens=osl)))
     begun: set[int] = set()
-    tokens, began, now = 0, 0.0, 0.0
+    tokens, steps, began, now = 0, 0, 0.0, 0.0
     is_whole = True
     while core.wait_s is not None:
         report = core.step()
@@ -115,12 +125,14 @@ def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculatio
         if began and is_whole and updates:
             now = time.perf_counter()
             tokens += sum(len(update.token_ids) for update in updates)
+            steps += 1
         is_whole &= not any(update.finish_reason for update in updates)
         begun |= {update.sequence_id for update in updates}
         if len(begun) == batch and not began:
             began = time.perf_counter()
     counts = speculation.counts if speculation is not None else None
-    return tokens / (now - began) if now else 0.0, counts.acceptance_length if counts is not None else None
+    accepted = counts.acceptance_length if counts is not None else None
+    return DecodeRate(tokens / (now - began) if now else 0.0, steps, accepted)
 
 
 def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -133,28 +145,38 @@ def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
         )
     )  # fmt: skip
     runner = ScriptedRunner(created)
+
+    def scripted_speculation(batch: int, draft: str, right: float) -> Speculation:
+        lengths = DraftLengths(args.most, schedule={batch: args.most} if draft == "fixed" else None)
+        drafter = ScriptedDrafter(right, created.vocab_size)
+        return Speculation(drafter, lengths, is_asynchronous=created.is_asynchronous)
+
     rows = []
-    print(f"{'batch':>5} {'draft':>8} {'right':>5} {'accepted length':>15} {'tok/s':>9} {'against plain':>13}")
+    print(
+        f"{'batch':>5} {'draft':>8} {'right':>5} {'accepted length':>15} {'steps':>5} {'tok/s':>9} "
+        f"{'against plain':>13}"
+    )
     for batch in batches:
-        measure(runner, batch, args.isl, args.osl, None)  # warms up
-        plain, _ = measure(runner, batch, args.isl, args.osl, None)
-        rows.append({"batch": batch, "draft": "plain", "tokens_per_s": plain})
-        print(f"{batch:>5} {'plain':>8} {'':>5} {'':>15} {plain:>9.0f}")
+        for one in (None, scripted_speculation(batch, "fixed", 0.0)):
+            measure(runner, batch, args.isl, args.osl // 4, one)  # warms up
+        plain = measure(runner, batch, args.isl, args.osl, None)
+        rows.append({"batch": batch, "draft": "plain", "steps": plain.steps, "tokens_per_s": plain.tokens_per_s})
+        print(f"{batch:>5} {'plain':>8} {'':>5} {'':>15} {plain.steps:>5} {plain.tokens_per_s:>9.0f}")
         for draft in ("policy", "fixed"):
             for right in rights:
-                lengths = DraftLengths(args.most, schedule={batch: args.most} if draft == "fixed" else None)
-                drafter = ScriptedDrafter(right, created.vocab_size)
-                speculation = Speculation(drafter, lengths, is_asynchronous=created.is_asynchronous)
-                found, accepted = measure(runner, batch, args.isl, args.osl, speculation)
+                found = measure(runner, batch, args.isl, args.osl, scripted_speculation(batch, draft, right))
                 rows.append(
                     {
-                        "batch": batch, "draft": draft, "right": right, "accepted_length": accepted,
-                        "tokens_per_s": found, "against_plain": found / plain,
+                        "batch": batch, "draft": draft, "right": right, "accepted_length": found.acceptance_length,
+                        "steps": found.steps, "tokens_per_s": found.tokens_per_s,
+                        "against_plain": found.tokens_per_s / plain.tokens_per_s,
                     }
                 )  # fmt: skip
-                shown = "–" if accepted is None else f"{accepted:.2f}"
+                shown = "–" if found.acceptance_length is None else f"{found.acceptance_length:.2f}"
                 print(
-                    f"{batch:>5} {draft:>8} {right:>5.2f} {shown:>15} {found:>9.0f} {found / plain:>13.2f}", flush=True
+                    f"{batch:>5} {draft:>8} {right:>5.2f} {shown:>15} {found.steps:>5} {found.tokens_per_s:>9.0f} "
+                    f"{found.tokens_per_s / plain.tokens_per_s:>13.2f}",
+                    flush=True,
                 )
     runner.close()
     return rows
