@@ -69,6 +69,8 @@ def test_a_batched_processor_works_on_the_stream_that_it_is_given(checkpoint: Pa
 
     def only(req_ids: list[int], logits: list[torch.Tensor], _: Any, stream_ptr: Any, __: Any) -> None:
         calls.append(len(req_ids))
+        assert stream_ptr == torch.cuda.current_stream().cuda_stream
+        assert stream_ptr, "torch.cuda.ExternalStream(0) is a stream that nothing waits for"
         masks = [torch.full(row.shape, -torch.inf).pin_memory() for row in logits]
         with torch.cuda.stream(torch.cuda.ExternalStream(stream_ptr)):
             for request, row, mask in zip(req_ids, logits, masks, strict=True):

@@ -54,6 +54,7 @@ class TorchStep:
     forwards: list[SampledForward] = field(default_factory=list)  # those with rows to sample
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
     prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
+    edits_on: Any = None  # the CUDA stream on which logits are edited; None on a CPU
     done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
 
     @torch.inference_mode()
@@ -62,7 +63,7 @@ class TorchStep:
         for forward in self.forwards:
             forward.own_logits = self.sampler.own_logits(forward.logits, forward.sequences)
         if edit is not None:
-            edit(self._edited_rows(), torch.cuda.current_stream().cuda_stream if self.done is not None else None)
+            self._edit_logits(edit)
         if self.sampler.masks is not None:
             self.sampler.masks.limit(slots, masks_per_slot)
         for forward in self.forwards:
@@ -72,6 +73,21 @@ class TorchStep:
             self.parts.append((forward.places, collected))
         if self.done is not None:
             self.done.record()
+
+    def _edit_logits(self, edit: LogitsEdit) -> None:
+        """Calls users' code on a stream of its own, which the rest of the step waits for.
+
+        The engine works on the default stream, whose address is 0. ``torch.cuda.ExternalStream(0)`` is another stream
+        (seen in torch 2.11), so code that is given this address would not run in the engine's order.
+        """
+        if self.edits_on is None:
+            edit(self._edited_rows(), None)
+            return
+        engine = torch.cuda.current_stream()
+        self.edits_on.wait_stream(engine)
+        with torch.cuda.stream(self.edits_on):
+            edit(self._edited_rows(), self.edits_on.cuda_stream)
+        engine.wait_stream(self.edits_on)
 
     def _edited_rows(self) -> dict[int, Tensor]:
         return {
@@ -141,6 +157,7 @@ class TorchRunner:
         self._graph_misses = 0
         self._most_rows = max(cache.padding_slot, MOST_SAMPLED_AFTER_DRAFTS)  # of logits at once
         self._block_table = BlockTable(cache)
+        self._edit_stream = torch.cuda.Stream(pool.device) if self.is_asynchronous else None
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
         self.masks = None if sampler.masks is None else sampler.masks.values
@@ -166,7 +183,7 @@ class TorchRunner:
         merges = self.merges_passes or any(sequence.num_drafts for sequence in sequences)
         merged = num_decodes if merges and num_decodes < len(sequences) else 0
         decodes, others = sequences[: num_decodes - merged], sequences[num_decodes - merged :]
-        step = TorchStep(len(sequences), self._sampler)
+        step = TorchStep(len(sequences), self._sampler, edits_on=self._edit_stream)
         if decodes:
             logits, sample = self._decode(decodes)
             step.forwards.append(SampledForward(logits, decodes, list(range(num_decodes - merged)), sample))
