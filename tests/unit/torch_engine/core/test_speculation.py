@@ -117,6 +117,20 @@ def test_a_draft_that_is_never_accepted_is_tried_ever_more_seldom() -> None:
     assert 10 <= tried <= 40
 
 
+def test_to_ask_whether_drafts_are_wanted_does_not_use_up_a_try() -> None:
+    """A step that overlaps another asks, commits the other one, and only then chooses."""
+    lengths = teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=0)
+    for _ in range(1_000):
+        if lengths.wants(1, [GUESSES]):
+            break
+        assert lengths.choose(1, [GUESSES]) == [0]
+        lengths.stepped(1, 0, 1.0)
+    assert lengths.wants(1, [GUESSES])
+    lengths.stepped(1, 0, 1.0)
+    assert lengths.choose(1, [GUESSES]) != [0]
+    assert not lengths.wants(1, [GUESSES])
+
+
 def test_acceptance_that_comes_back_is_noticed() -> None:
     lengths = teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=0)
     drafted_steps = 0

@@ -90,14 +90,38 @@ class DraftLengths:
             return min(self._most, scheduled)
         return self._most
 
+    def wants(self, batch: int, drafts: Sequence[Draft]) -> bool:
+        """Whether :meth:`choose` would draft any token now."""
+        lengths = self._paying(batch, drafts)
+        return lengths is not None and (any(lengths) or (self._is_try_due and any(draft.tokens for draft in drafts)))
+
     def choose(self, batch: int, drafts: Sequence[Draft]) -> list[int]:
-        """Returns the number of tokens to verify for each draft in a step of ``batch`` decoding sequences."""
+        """Returns the number of tokens to verify for each draft in a step of ``batch`` decoding sequences.
+
+        Call it once for a step.
+        """
+        lengths = self._paying(batch, drafts)
+        if lengths is None:
+            return [0] * len(drafts)
+        if any(lengths):
+            self._next_try = _FIRST_TRY
+        elif self._is_try_due:
+            self._next_try, self._since_draft = min(2 * self._next_try, _LAST_TRY), 0
+            return _few([len(draft.tokens) for draft in drafts], max(1, batch // _TRIED_SHARE))
+        return lengths
+
+    @property
+    def _is_try_due(self) -> bool:
+        return self._since_draft >= self._next_try
+
+    def _paying(self, batch: int, drafts: Sequence[Draft]) -> list[int] | None:
+        """Returns the lengths that are expected to pay; None if a step without drafts has to be measured first."""
         whole = [len(draft.tokens) for draft in drafts]
         if self._schedule is not None or not any(whole):
             return whole
         plain = self._times.expected(batch, 0)
         if plain is None or self._since_plain >= _REFRESH:
-            return [0] * len(drafts)
+            return None
         best, chosen = _MARGIN * batch / plain, [0] * len(drafts)
         rates = [self._rate(draft).value for draft in drafts]
         for threshold in _THRESHOLDS:
@@ -109,11 +133,6 @@ class DraftLengths:
             seconds = self._times.expected(batch, total) or plain * _slowdown(batch, total)
             if (batch + gain) / seconds > best:
                 best, chosen = (batch + gain) / seconds, lengths
-        if any(chosen):
-            self._next_try = _FIRST_TRY
-        elif self._since_draft >= self._next_try:
-            self._next_try = min(2 * self._next_try, _LAST_TRY)
-            return _few(whole, max(1, batch // _TRIED_SHARE))
         return chosen
 
     def verified(self, draft: Draft, drafted: int, accepted: int) -> None:

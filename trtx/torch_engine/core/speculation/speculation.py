@@ -72,7 +72,7 @@ class Speculation:
         began = time.perf_counter()
         probes = [self._draft(one, _PROBED) for one in able]
         later = [Draft(probe.tokens[1:], probe.strength) for probe in probes]
-        wants = any(self._lengths.choose(len(decodes), later))
+        wants = self._lengths.wants(len(decodes), later)
         self.counts.drafting_s += time.perf_counter() - began
         return wants
 
