@@ -1,0 +1,79 @@
+"""The ranks' collectives: NCCL between GPUs, gloo between processes on a CPU. Both on this machine's loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_NEVER = timedelta(days=365)  # a step may wait for a request's own logits processor; dead ranks are noticed otherwise
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+# torch 2.13 renamed it, and warns of the old name.
+_all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+class DistributedGroup:
+    """A :class:`trtx.torch_engine.runner.split.RankGroup` on torch's default process group."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, *, ordered: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self._device = device
+        # A library may add a number's parts in an order that depends on its place in the tensor. With two parts, every
+        # order gives the same bits.
+        self._adds_in_order = ordered and size > 2
+
+    @classmethod
+    def join_at(cls, meeting: Path, rank: int, size: int, device: torch.device, *, ordered: bool) -> DistributedGroup:
+        """Joins the group whose ranks meet in the file ``meeting``; returns once all have joined.
+
+        ``ordered``: sums are added in the order of ranks, so that a number's bits depend on its parts alone.
+        """
+        for name, interface in _LOOPBACK.items():
+            os.environ.setdefault(name, interface)
+        store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
+        is_gpu = device.type == "cuda"
+        if is_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=_NEVER,
+            device_id=device if is_gpu else None,
+        )  # fmt: skip
+        group = cls(rank, size, device, ordered=ordered)
+        group.smallest(rank)  # connects, and allocates the library's buffers before the KV pool takes the rest
+        return group
+
+    def add(self, partial: Tensor) -> Tensor:
+        if not self._adds_in_order:
+            dist.all_reduce(partial)
+            return partial
+        parts = self._gathered(partial)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part.float()
+        return partial.copy_(total)
+
+    def join(self, part: Tensor) -> Tensor:
+        return self._gathered(part).transpose(0, 1).flatten(1)
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        """Returns the parts of all ranks: ``[size, *part.shape]``."""
+        parts = part.new_empty(self.size * part.shape[0], *part.shape[1:])
+        _all_gather(parts, part.contiguous())
+        return parts.view(self.size, *part.shape)
+
+    def share(self, value: Tensor) -> None:
+        dist.broadcast(value, 0)
+
+    def smallest(self, number: int) -> int:
+        value = torch.tensor([number], device=self._device)
+        dist.all_reduce(value, dist.ReduceOp.MIN)
+        return int(value)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
