@@ -11,8 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trtx.torch_engine.ranks.peer_memory import PeerSums, can_read_peers
+
 _NEVER = timedelta(days=365)  # a step may wait for a request's own logits processor; dead ranks are noticed otherwise
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    # Many hosts forbid NVLink multicast.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
 # torch 2.13 renamed it, and warns of the old name.
 _all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -27,15 +35,19 @@ class DistributedGroup:
         # A library may add a number's parts in an order that depends on its place in the tensor. With two parts, every
         # order gives the same bits.
         self._adds_in_order = ordered and size > 2
+        self._peer_sums: PeerSums | None = None
 
     @classmethod
-    def join_at(cls, meeting: Path, rank: int, size: int, device: torch.device, *, ordered: bool) -> DistributedGroup:
+    def join_at(
+        cls, meeting: Path, rank: int, size: int, device: torch.device, *, ordered: bool, reads_peers: bool = True
+    ) -> DistributedGroup:
         """Joins the group whose ranks meet in the file ``meeting``; returns once all have joined.
 
         ``ordered``: sums are added in the order of ranks, so that a number's bits depend on its parts alone.
+        ``reads_peers``: small sums may go through memory that the GPUs share, if they can.
         """
-        for name, interface in _LOOPBACK.items():
-            os.environ.setdefault(name, interface)
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
         is_gpu = device.type == "cuda"
         if is_gpu:
@@ -45,10 +57,15 @@ class DistributedGroup:
             device_id=device if is_gpu else None,
         )  # fmt: skip
         group = cls(rank, size, device, ordered=ordered)
-        group.smallest(rank)  # connects, and allocates the library's buffers before the KV pool takes the rest
+        # The first collective allocates the library's buffers, before the KV pool takes the rest of the memory.
+        is_wanted = reads_peers and is_gpu and not group._adds_in_order
+        if group.smallest(int(is_wanted and can_read_peers(rank, size))):
+            group._peer_sums = PeerSums(device)
         return group
 
     def add(self, partial: Tensor) -> Tensor:
+        if self._peer_sums is not None and self._peer_sums.takes(partial):
+            return self._peer_sums(partial)
         if not self._adds_in_order:
             dist.all_reduce(partial)
             return partial

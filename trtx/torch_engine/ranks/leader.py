@@ -152,7 +152,9 @@ def create_ranked_runner(args: RunnerArgs, size: int, died: Callable[[Exception]
         meeting = directory / "meeting"
         ranks = [Rank(RankStart(own[rank], rank, size, str(meeting)), died) for rank in range(1, size)]
         device = resolve_device(own[0].device)
-        group = DistributedGroup.join_at(meeting, 0, size, device, ordered=args.deterministic)
+        group = DistributedGroup.join_at(
+            meeting, 0, size, device, ordered=args.deterministic, reads_peers=args.reads_peers
+        )
         runner = create_runner(own[0], group)
         for rank in ranks:
             rank.wait_ready()

@@ -74,7 +74,12 @@ def _follow(pipe: Pipe) -> None:
 def _create(start: RankStart) -> TorchRunner:
     args = start.args
     group = DistributedGroup.join_at(
-        Path(start.meeting), start.rank, start.size, resolve_device(args.device), ordered=args.deterministic
+        Path(start.meeting),
+        start.rank,
+        start.size,
+        resolve_device(args.device),
+        ordered=args.deterministic,
+        reads_peers=args.reads_peers,
     )
     return create_runner(args, group)
 

@@ -30,7 +30,7 @@ class RankGroup(Protocol):
     def size(self) -> int: ...
 
     def add(self, partial: Tensor) -> Tensor:
-        """Replaces ``partial`` by the sum over all ranks, the same bits on each, and returns it."""
+        """Returns the sum of the ranks' ``partial``, the same bits on each rank. May overwrite ``partial``."""
 
     def join(self, part: Tensor) -> Tensor:
         """Returns the parts ``[n, columns]`` of all ranks side by side: ``[n, size * columns]``."""
