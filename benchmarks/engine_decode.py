@@ -21,7 +21,8 @@ import torch
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
-from trtx.torch_engine.ranks import create_ranked_runner
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import Batch, ModelRunner, ScheduledSequence
@@ -103,7 +104,7 @@ def main() -> None:
         max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
         reads_peers=not options.nccl_only,
     )  # fmt: skip
-    runner = create_runner(args) if options.tp == 1 else create_ranked_runner(args, options.tp, end_with)
+    runner = create_runner(args) if options.tp == 1 else create_ranked_runner(args, start_ranks(options.tp, end_with))
     start_s = time.perf_counter() - begin
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     memory_gib = runner.device_memory_bytes() / 2**30

@@ -10,7 +10,8 @@ import torch
 from engine_player import assert_equal, served, workload
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.torch_engine.ranks import create_ranked_runner
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 
 pytestmark = [
@@ -36,7 +37,7 @@ def test_two_gpus_give_the_tokens_of_one(model: str, reads_peers: bool) -> None:
     one = create_runner(args)
     expected = [served(one, wishes, overlap=True)[0] for wishes in workloads]
     one.close()
-    two = create_ranked_runner(args, 2, _end)
+    two = create_ranked_runner(args, start_ranks(2, _end))
     try:
         for wishes, answers in zip(workloads, expected, strict=True):
             assert_equal(served(two, wishes, overlap=True)[0], answers, wishes)

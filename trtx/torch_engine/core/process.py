@@ -240,9 +240,12 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
         from trtx.torch_engine.runner import create_runner
 
         return create_runner(runner_args(args))
-    from trtx.torch_engine.ranks import create_ranked_runner
+    from trtx.torch_engine.ranks.children import start_ranks
 
-    return create_ranked_runner(runner_args(args), args.tensor_parallel_size, partial(_end, channel))
+    ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
+    from trtx.torch_engine.ranks.leader import create_ranked_runner
+
+    return create_ranked_runner(runner_args(args), ranks)
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

@@ -1,16 +1,9 @@
-"""Rank 0's end: starts the other ranks, and runs its own share with every step's plan sent to them first."""
+"""Rank 0's end: its own share of the model, with every step's plan sent to the other ranks first."""
 
 from __future__ import annotations
 
-import pickle
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,69 +14,12 @@ from trtx.checkpoint.tensor_parallel import check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.ranks.children import Rank
 from trtx.torch_engine.ranks.group import DistributedGroup
-from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
+from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.step import Batch, LaunchedStep, StepEmbedding
-
-_EXIT_GRACE_S = 5.0
-
-
-class Rank:
-    """One of the other ranks, as a child process."""
-
-    def __init__(self, start: RankStart, died: Callable[[Exception], None]) -> None:
-        ours, theirs = socket.socketpair()
-        self.rank = start.rank
-        self._died = died
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trtx.torch_engine.ranks.process", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._pipe = Pipe(ours)
-        self._ready = threading.Event()
-        self._is_closing = False
-        with suppress(OSError):  # dead already: the watcher reads its end of file
-            self._pipe.send(pickle.dumps(start))
-        threading.Thread(target=self._watch, name=f"rank-{start.rank}", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_ready(self) -> None:
-        self._ready.wait()
-
-    def send(self, plan: bytes) -> None:
-        with suppress(OSError):  # the watcher reads its end of file
-            self._pipe.send(plan)
-
-    def close(self) -> None:
-        self._is_closing = True
-        self._pipe.close()
-        try:
-            self._process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _watch(self) -> None:
-        while (frame := self._pipe.receive()) is not None:
-            message = pickle.loads(frame)
-            if isinstance(message, RankReady):
-                self._ready.set()
-            elif isinstance(message, RankFailed):
-                text = f"rank {self.rank}: {message.text}"
-                self._died(UsageError(text) if message.is_usage else RuntimeError(text))
-                return
-        if not self._is_closing:
-            code = self._process.wait()
-            self._died(
-                RuntimeError(f"rank {self.rank} ended: pid {self.pid}, exit code {code}; the log above has the rest")
-            )
 
 
 class LeadingRunner:
@@ -128,36 +64,39 @@ class LeadingRunner:
         self._own.close()
 
 
-def create_ranked_runner(args: RunnerArgs, size: int, died: Callable[[Exception], None]) -> LeadingRunner:
-    """Creates a runner of ``size`` ranks. Call it in a thread that lives as long as the runner.
+def create_ranked_runner(args: RunnerArgs, ranks: list[Rank]) -> LeadingRunner:
+    """Creates rank 0's runner for the other ``ranks``, as :func:`start_ranks` returned them; it closes them.
 
-    ``died`` gets the reason if another rank ends before :meth:`LeadingRunner.close`, in a thread of its own. This
-    process may then wait for that rank forever, so ``died`` should end it. Raises UsageError for a model that can't be
-    split over ``size`` ranks, and for fewer GPUs.
+    Raises UsageError for a model that can't be split over the ranks, and for fewer GPUs.
     """
+    directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))
+    try:
+        return _create(args, ranks, directory / "meeting")
+    except BaseException:
+        for rank in ranks:
+            rank.close()
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _create(args: RunnerArgs, ranks: list[Rank], meeting: Path) -> LeadingRunner:
+    size = 1 + len(ranks)
     check_ranks(read_model_config(args.model_dir), size)
     if args.cpu_threads is None:
         args = replace(args, cpu_threads=max(1, torch.get_num_threads() // size))
     if (is_gpu := resolve_device(args.device).type == "cuda") and (found := torch.cuda.device_count()) < size:
         raise UsageError(
             f"tensor_parallel_size is {size}, and {found} GPU{'s are' if found > 1 else ' is'} visible to this "
-            f"engine; expected one for each rank: lower --tp, or name more GPUs with --gpus"
+            "engine; expected one for each rank: lower --tp, or name more GPUs with --gpus"
         )
-    own = [
-        replace(args, device=f"cuda:{rank}" if is_gpu else "cpu", guided=args.guided and not rank)
-        for rank in range(size)
-    ]
-    directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))
-    try:
-        meeting = directory / "meeting"
-        ranks = [Rank(RankStart(own[rank], rank, size, str(meeting)), died) for rank in range(1, size)]
-        device = resolve_device(own[0].device)
-        group = DistributedGroup.join_at(
-            meeting, 0, size, device, ordered=args.deterministic, reads_peers=args.reads_peers
-        )
-        runner = create_runner(own[0], group)
-        for rank in ranks:
-            rank.wait_ready()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    for rank in ranks:
+        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False)
+        rank.start(RankStart(own, rank.rank, size, str(meeting)))
+    args = replace(args, device="cuda:0" if is_gpu else "cpu")
+    device = resolve_device(args.device)
+    group = DistributedGroup.join_at(meeting, 0, size, device, ordered=args.deterministic, reads_peers=args.reads_peers)
+    runner = create_runner(args, group)
+    for rank in ranks:
+        rank.wait_ready()
     return LeadingRunner(runner, ranks, group, args.max_batch_size)

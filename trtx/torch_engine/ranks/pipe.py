@@ -6,8 +6,10 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trtx.torch_engine.runner import RunnerArgs
+if TYPE_CHECKING:
+    from trtx.torch_engine.runner import RunnerArgs
 
 _LENGTH = struct.Struct("<I")
 
