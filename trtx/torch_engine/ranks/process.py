@@ -18,13 +18,10 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
-from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.parent import die_with_parent
-from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
 from trtx.torch_engine.ranks.plans import PlanReader
-from trtx.torch_engine.runner import TorchRunner, create_runner
-from trtx.torch_engine.step import LaunchedStep
+from trtx.torch_engine.step import LaunchedStep, ModelRunner
 
 
 def main() -> None:
@@ -56,6 +53,8 @@ def _end(pipe: Pipe, failed: RankFailed) -> None:
 
 
 def _follow(pipe: Pipe) -> None:
+    import torch  # noqa: F401 - while rank 0 imports it too
+
     first = pipe.receive()
     if first is None:
         return
@@ -71,7 +70,11 @@ def _follow(pipe: Pipe) -> None:
             launched.popleft().results()
 
 
-def _create(start: RankStart) -> TorchRunner:
+def _create(start: RankStart) -> ModelRunner:
+    from trtx.torch_engine.device import resolve_device
+    from trtx.torch_engine.ranks.group import DistributedGroup
+    from trtx.torch_engine.runner import create_runner
+
     args = start.args
     group = DistributedGroup.join_at(
         Path(start.meeting),

@@ -48,20 +48,21 @@ def unexpected(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", pytest.param("llama", marks=pytest.mark.proof)])
-def test_two_ranks_add_biases_once_and_split_a_tied_head(family: str, tmp_path: Path) -> None:
+def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(family: str, tmp_path: Path) -> None:
     args = new_args(family, tmp_path)
-    ranked = create_ranked_runner(args, start_ranks(2, unexpected))
+    ranked = create_ranked_runner(args, start_ranks(4, unexpected))
     try:
-        wishes = workload(1)
+        wishes = workload(1, count=6)
         expected, _ = served(create_runner(args), wishes, overlap=True)
         assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
     finally:
         ranked.close()
 
 
-def test_more_ranks_than_kv_heads_give_the_tokens_of_one_rank_whatever_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.proof)])
+def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, tmp_path: Path) -> None:
     args = new_args("qwen3_moe", tmp_path)
-    one, ranked = create_runner(args), create_ranked_runner(args, start_ranks(4, unexpected))
+    one, ranked = create_runner(args), create_ranked_runner(args, start_ranks(size, unexpected))
     try:
         for seed in (0, 1):
             wishes = workload(seed)
@@ -83,6 +84,7 @@ def test_more_ranks_than_kv_heads_give_the_tokens_of_one_rank_whatever_is_asked(
         ranked.close()
 
 
+@pytest.mark.proof
 def test_a_deterministic_engine_of_four_ranks_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     ranked = create_ranked_runner(new_args("qwen3", tmp_path, deterministic=True), start_ranks(4, unexpected))
     try:
