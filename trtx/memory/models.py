@@ -71,7 +71,8 @@ def _for_torch(
     weights = Weights(
         layers=tuple(Counter({"whole": count}) for count in layers),  # of one rank already
         embedding=vocabulary,
-        head=0 if config.tied_head else vocabulary,
+        # A rank has this share of its rows, filled up so that all ranks have as many.
+        head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * width,
         source=f"counted, {kept or width_text(width)}",

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.dense import HEAD, checkpoint_tensors
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.tensor_parallel import rank_config
 from trtx.torch_engine.runner.linear import Linear, Multiplier
@@ -62,9 +62,9 @@ class RankSplit:
         """
         shares = checkpoint_tensors(self.config)
         for name, tensor in tensors:
-            share = tensor
+            share = self.head(tensor) if name == HEAD else tensor
             for dimension, length in enumerate(shares[name].shape):
-                parts = tensor.shape[dimension] // length
+                parts = share.shape[dimension] // length
                 if parts > 1:
                     share = share.narrow(dimension, self.group.rank * parts // self.group.size * length, length)
             if name.endswith("o_proj.bias") and self.group.rank:

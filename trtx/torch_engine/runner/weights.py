@@ -104,8 +104,8 @@ def load_weights(
         if device.type == "cuda":
             torch.cuda.empty_cache()  # freed parts do not fit the next merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
-    head = embedding if config.tied_head else tensors.pop(HEAD)
-    head = split.head(head) if split is not None else head
+    tied = embedding if split is None else split.head(embedding)
+    head = tied if config.tied_head else tensors.pop(HEAD)
     multiplier.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
