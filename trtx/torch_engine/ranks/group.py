@@ -20,6 +20,7 @@ _ENVIRONMENT = {
     # Many hosts forbid NVLink multicast.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # dead ranks are noticed by their sockets
 }
 # torch 2.13 renamed it, and warns of the old name.
 _all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -93,4 +94,8 @@ class DistributedGroup:
         return int(value)
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        """Leaves the group. The other ranks may be gone already."""
+        if self._device.type == "cuda":
+            dist.distributed_c10d._abort_process_group()  # to destroy it would wait for the other ranks
+        else:
+            dist.destroy_process_group()

@@ -25,10 +25,14 @@ from trtx.torch_engine.step import Batch, LaunchedStep, StepEmbedding
 class LeadingRunner:
     """A :class:`trtx.torch_engine.step.ModelRunner`: rank 0's runner, which the other ranks follow."""
 
-    def __init__(self, own: TorchRunner, ranks: list[Rank], group: DistributedGroup, max_batch_size: int) -> None:
+    def __init__(
+        self, own: TorchRunner, ranks: list[Rank], group: DistributedGroup, directory: Path, max_batch_size: int
+    ) -> None:
+        """``directory``: of the group's files, to remove at the end."""
         self._own = own
         self.ranks = ranks
         self._group = group
+        self._directory = directory
         self._plans = PlanWriter(max_batch_size)
         self.geometry = own.geometry
         self.num_blocks = own.num_blocks
@@ -58,10 +62,11 @@ class LeadingRunner:
         return self._own.device_memory_bytes()
 
     def close(self) -> None:
+        self._own.close()  # its CUDA graphs use the group
         for rank in self.ranks:
             rank.close()
         self._group.close()
-        self._own.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def create_ranked_runner(args: RunnerArgs, ranks: list[Rank]) -> LeadingRunner:
@@ -69,19 +74,18 @@ def create_ranked_runner(args: RunnerArgs, ranks: list[Rank]) -> LeadingRunner:
 
     Raises UsageError for a model that can't be split over the ranks, and for fewer GPUs.
     """
-    directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))
+    directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))  # in TMPDIR, which is removed with the topology
     try:
-        return _create(args, ranks, directory / "meeting")
+        return _create(args, ranks, directory)
     except BaseException:
         for rank in ranks:
             rank.close()
-        raise
-    finally:
         shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
-def _create(args: RunnerArgs, ranks: list[Rank], meeting: Path) -> LeadingRunner:
-    size = 1 + len(ranks)
+def _create(args: RunnerArgs, ranks: list[Rank], directory: Path) -> LeadingRunner:
+    size, meeting = 1 + len(ranks), directory / "meeting"
     check_ranks(read_model_config(args.model_dir), size)
     if args.cpu_threads is None:
         args = replace(args, cpu_threads=max(1, torch.get_num_threads() // size))
@@ -99,4 +103,4 @@ def _create(args: RunnerArgs, ranks: list[Rank], meeting: Path) -> LeadingRunner
     runner = create_runner(args, group)
     for rank in ranks:
         rank.wait_ready()
-    return LeadingRunner(runner, ranks, group, args.max_batch_size)
+    return LeadingRunner(runner, ranks, group, directory, args.max_batch_size)

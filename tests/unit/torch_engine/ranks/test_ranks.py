@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-import torch
 from engine_player import assert_equal, served, workload
 from guided_player import guided_workload, served_guided
 from processed_player import processed_workload, served_processed
@@ -20,20 +18,10 @@ from trtx.torch_engine.core.speculation.drafters import NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.ranks.children import start_ranks
-from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
+from trtx.torch_engine.ranks.leader import create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 
 pytestmark = pytest.mark.slow
-
-Create = Callable[[str, int], tuple[RunnerArgs, LeadingRunner]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def new_args(family: str, directory: Path, *, deterministic: bool = False) -> RunnerArgs:
