@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from trtx.torch_engine.ranks.group import DistributedGroup
-from trtx.torch_engine.ranks.peer_memory import MOST_BYTES
+from trtx.torch_engine.ranks.peer_memory import most_bytes
 
 CALLS = 200
 REPLAYS = 10
@@ -60,7 +60,7 @@ def run(rank: int, ranks: int, meeting: str, hidden: int, rows: list[int]) -> No
     found = []
     for count in rows:
         size = count * hidden * 2
-        shared_us = measure(group, count, hidden, device) if size <= MOST_BYTES else None
+        shared_us = measure(group, count, hidden, device) if size <= most_bytes(ranks) else None
         peer_sums, group._peer_sums = group._peer_sums, None
         nccl_us = measure(group, count, hidden, device)
         group._peer_sums = peer_sums
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=5120)
-    parser.add_argument("--rows", default="1,8,16,51,64,256,2048")
+    parser.add_argument("--rows", default="1,8,16,64,128,256,400,2048")
     options = parser.parse_args()
     print(f"{'rows':>6}  {'bytes':>10}  {'shared us':>9}  {'NCCL us':>8}  {'GB/s':>7}")
     spawn = multiprocessing.get_context("spawn")

@@ -16,7 +16,7 @@ from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
 _EXIT_GRACE_S = 5.0
 
 
-class Rank:
+class RankProcess:
     """One of the other ranks, as a child process."""
 
     def __init__(self, rank: int, died: Callable[[Exception], None]) -> None:
@@ -74,10 +74,10 @@ class Rank:
             )
 
 
-def start_ranks(size: int, died: Callable[[Exception], None]) -> list[Rank]:
+def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:
     """Starts the processes of ranks 1 to ``size - 1``. Call it in a thread that lives as long as they should.
 
-    ``died`` gets the reason if one of them ends before :meth:`Rank.close`, in a thread of its own. This process may
+    ``died`` gets the reason if one of them ends before :meth:`RankProcess.close`, in a thread of its own. This process may
     then wait for that rank forever, so ``died`` should end it.
     """
-    return [Rank(rank, died) for rank in range(1, size)]
+    return [RankProcess(rank, died) for rank in range(1, size)]

@@ -61,7 +61,7 @@ class DistributedGroup:
         # The first collective allocates the library's buffers, before the KV pool takes the rest of the memory.
         is_wanted = reads_peers and is_gpu and not group._adds_in_order
         if group.smallest(int(is_wanted and can_read_peers(rank, size))):
-            group._peer_sums = PeerSums(device)
+            group._peer_sums = PeerSums(device, size)
         return group
 
     def add(self, partial: Tensor) -> Tensor:

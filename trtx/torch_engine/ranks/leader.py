@@ -14,7 +14,7 @@ from trtx.checkpoint.tensor_parallel import check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
-from trtx.torch_engine.ranks.children import Rank
+from trtx.torch_engine.ranks.children import RankProcess
 from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
@@ -26,7 +26,7 @@ class LeadingRunner:
     """A :class:`trtx.torch_engine.step.ModelRunner`: rank 0's runner, which the other ranks follow."""
 
     def __init__(
-        self, own: TorchRunner, ranks: list[Rank], group: DistributedGroup, directory: Path, max_batch_size: int
+        self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int
     ) -> None:
         """``directory``: of the group's files, to remove at the end."""
         self._own = own
@@ -69,7 +69,7 @@ class LeadingRunner:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def create_ranked_runner(args: RunnerArgs, ranks: list[Rank]) -> LeadingRunner:
+def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingRunner:
     """Creates rank 0's runner for the other ``ranks``, as :func:`start_ranks` returned them; it closes them.
 
     Raises UsageError for a model that can't be split over the ranks, and for fewer GPUs.
@@ -84,7 +84,7 @@ def create_ranked_runner(args: RunnerArgs, ranks: list[Rank]) -> LeadingRunner:
         raise
 
 
-def _create(args: RunnerArgs, ranks: list[Rank], directory: Path) -> LeadingRunner:
+def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path) -> LeadingRunner:
     size, meeting = 1 + len(ranks), directory / "meeting"
     check_ranks(read_model_config(args.model_dir), size)
     if args.cpu_threads is None:

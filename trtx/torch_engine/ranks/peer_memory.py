@@ -11,10 +11,14 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 19
-"""The largest tensor that is summed in one kernel: each rank reads it whole from every other one."""
+_MOST_BYTES, _MOST_BYTES_OF_TWO = 1 << 19, 1 << 22
 _DTYPES = (torch.bfloat16, torch.float32)  # what the kernel adds
 _ALIGNMENT = 16  # bytes that a thread reads at once
+
+
+def most_bytes(size: int) -> int:
+    """The largest tensor that ``size`` ranks sum in one kernel: each rank reads it whole from every other one."""
+    return _MOST_BYTES_OF_TWO if size == 2 else _MOST_BYTES
 
 
 class PeerSums:
@@ -23,8 +27,9 @@ class PeerSums:
     It uses no NVLink multicast, which many hosts forbid.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._buffer = symmetric_memory.empty(MOST_BYTES, dtype=torch.uint8, device=device)
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._most_bytes = most_bytes(size)
+        self._buffer = symmetric_memory.empty(self._most_bytes, dtype=torch.uint8, device=device)
         world = dist.group.WORLD
         assert world is not None
         self._group_name = world.group_name
@@ -33,7 +38,7 @@ class PeerSums:
     def takes(self, partial: Tensor) -> bool:
         size = partial.numel() * partial.element_size()
         return (
-            size <= MOST_BYTES
+            size <= self._most_bytes
             and not size % _ALIGNMENT
             and not partial.data_ptr() % _ALIGNMENT
             and partial.dtype in _DTYPES
