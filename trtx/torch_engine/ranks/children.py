@@ -77,7 +77,7 @@ class RankProcess:
 def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:
     """Starts the processes of ranks 1 to ``size - 1``. Call it in a thread that lives as long as they should.
 
-    ``died`` gets the reason if one of them ends before :meth:`RankProcess.close`, in a thread of its own. This process may
-    then wait for that rank forever, so ``died`` should end it.
+    ``died`` gets the reason if one of them ends before :meth:`RankProcess.close`, in a thread of its own. This process
+    may then wait for that rank forever, so ``died`` should end it.
     """
     return [RankProcess(rank, died) for rank in range(1, size)]
