@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,13 +21,15 @@ import torch
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import create_ranked_runner
+from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan
-from trtx.torch_engine.step import Batch, ScheduledSequence
+from trtx.torch_engine.step import Batch, ModelRunner, ScheduledSequence
 
 
 def measure(
-    runner: TorchRunner, sampling: SamplingPlan, *, batch: int, isl: int, osl: int, max_num_tokens: int
+    runner: ModelRunner, sampling: SamplingPlan, *, batch: int, isl: int, osl: int, max_num_tokens: int
 ) -> dict[str, float]:
     """Measures prefill, in chunks of whole prompts, and then ``osl - 1`` decode steps of all sequences."""
     per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
@@ -65,6 +68,12 @@ def measure(
     }
 
 
+def end_with(error: Exception) -> None:
+    """Ends this process, because another rank has ended and a collective would wait for it forever."""
+    print(f"engine_decode.py: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic:qwen3-0.6b", help="synthetic:<shape> or a checkpoint directory")
@@ -74,6 +83,8 @@ def main() -> None:
     parser.add_argument("--max-num-tokens", type=int, default=8192)
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--no-cuda-graphs", action="store_true")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share each layer")
+    parser.add_argument("--nccl-only", action="store_true", help="with --tp: NCCL adds small tensors too")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
@@ -87,17 +98,19 @@ def main() -> None:
     checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
     begin = time.perf_counter()
     blocks = max(batches) * -(-(options.isl + options.osl) // options.tokens_per_block)
-    runner = create_runner(
-        RunnerArgs(
-            model_dir=Path(checkpoint.path), max_batch_size=max(batches), max_num_tokens=options.max_num_tokens,
-            max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
-            max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
-        )
+    args = RunnerArgs(
+        model_dir=Path(checkpoint.path), max_batch_size=max(batches), max_num_tokens=options.max_num_tokens,
+        max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
+        max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
+        reads_peers=not options.nccl_only,
     )  # fmt: skip
+    runner = create_runner(args) if options.tp == 1 else create_ranked_runner(args, start_ranks(options.tp, end_with))
     start_s = time.perf_counter() - begin
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     memory_gib = runner.device_memory_bytes() / 2**30
-    print(f"{options.model}, {device}, torch {torch.__version__}, ISL {options.isl}, OSL {options.osl}")
+    print(
+        f"{options.model}, {device}, torch {torch.__version__}, tp {options.tp}, ISL {options.isl}, OSL {options.osl}"
+    )
     print(f"start {start_s:.1f} s, device memory {memory_gib:.1f} GiB, KV pool {runner.pool.nbytes / 2**30:.1f} GiB")
     print(f"{'batch':>5}  {'':<7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
     rows = []
@@ -113,7 +126,19 @@ def main() -> None:
                 f"{row['decode_step_ms']:>8.3f}"
             )
             sys.stdout.flush()
-    print(json.dumps({"model": options.model, "sampling": asked, "device": device, "start_s": start_s, "rows": rows}))
+    runner.close()
+    print(
+        json.dumps(
+            {
+                "model": options.model,
+                "tp": options.tp,
+                "sampling": asked,
+                "device": device,
+                "start_s": start_s,
+                "rows": rows,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

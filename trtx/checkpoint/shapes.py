@@ -275,6 +275,11 @@ _SHAPES = (
         _qwen3(4096, 36, 32, 8, 12288, tied=False),
     ),
     SyntheticShape(
+        "qwen3-32b",
+        "Qwen3-32B, random weights drawn on the device",
+        _qwen3(5120, 64, 64, 8, 25600, tied=False),
+    ),
+    SyntheticShape(
         "qwen3-30b-a3b",
         "Qwen3-30B-A3B (128 experts, 8 for a token), random weights drawn on the device",
         _qwen3_moe(2048, 48, 32, 4, experts=128, per_token=8, expert_width=768),

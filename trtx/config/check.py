@@ -184,9 +184,8 @@ def _finding(
     )
 
 
-# The number of GPUs of a worker. The topology room knows --tp and refuses more than one GPU for the torch engine, so
-# the check here skips these fields.
-_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+# The topology room refuses these for the torch engine, in a sentence that names --tp, so the check here skips them.
+_SIZES = ("pipeline_parallel_size", "context_parallel_size")
 
 
 def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:

@@ -102,7 +102,11 @@ class TopologySpec(BaseModel):
     # Limits on media from clients, for models that take images.
     media: Annotated[MediaLimits, TopologyField(since=5)] = MediaLimits()
     tp: Annotated[
-        int, TopologyField(help="GPUs of each worker (tensor parallel), for engine tensorrt-llm.", ignored=("no GPU",))
+        int,
+        TopologyField(
+            help="GPUs of each worker (tensor parallel). Without GPUs, the torch engine's ranks share the CPU.",
+            ignored=("no GPU",),
+        ),
     ] = Field(default=1, ge=1, le=MAX_TP)
     deterministic: Annotated[
         bool,

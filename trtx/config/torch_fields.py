@@ -45,7 +45,8 @@ _HONOURED: Mapping[str, Honoured] = {
         _of(
             "",
             "model tokenizer skip_tokenizer_init trust_remote_code max_seq_len enable_chunked_prefill "
-            "disable_overlap_scheduler enable_iter_perf_stats max_stats_len guided_decoding_backend",
+            "disable_overlap_scheduler enable_iter_perf_stats max_stats_len guided_decoding_backend "
+            "tensor_parallel_size",
         ),
         Honoured(),
     ),
@@ -70,10 +71,10 @@ _HONOURED: Mapping[str, Honoured] = {
 
 _SCHEDULER = Unused("the torch engine has only one batching policy")
 _KERNELS = Unused("the torch engine has kernels of its own")
-_PROCESSES = Unused("the torch engine has one process, which this does not shape")
+_PROCESSES = Unused("the torch engine starts a process for each GPU, which this does not shape")
 _LOADING = Unused("the torch engine has one way to load weights and to move KV")
 _OBSERVING = Unused("the torch engine does not report it")
-_EXPERTS = Unused("the torch engine has one way to compute experts, on one device")
+_EXPERTS = Unused("the torch engine has one way to compute experts")
 _ABSENT = Unused("the torch engine has nothing that it would apply to")
 _KV = Unused("the torch engine keeps KV on its device alone, in one pool of equal blocks")
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
@@ -200,8 +201,11 @@ class FieldRefusal:
     unused: bool = False
 
 
-_ONE_DEVICE = "the torch engine runs on one device"
-_MORE_DEVICES = "use the tensorrt-llm engine for more"
+_SPLIT = "the torch engine splits every layer, and each of its experts, over the GPUs of a worker"
+_USE_TP = "use --tp, or the tensorrt-llm engine"
+_PIPELINE = (
+    "the torch engine has no pipeline stages: on one machine they answer later than --tp at the same number of GPUs"
+)
 _WEIGHTS = "the torch engine takes weights and their quantization as the checkpoint has them"
 _ATTENTION = "the torch engine computes exact attention, and skips no token of a layer's context"
 _WINDOW = (
@@ -215,19 +219,22 @@ _HOOK = "the torch engine calls no code of others"
 _BEAMS = "the torch engine samples and searches no beams"
 
 REFUSED: Mapping[str, FieldRefusal] = {
+    "pipeline_parallel_size": FieldRefusal(_PIPELINE, (1,), _USE_TP),
     **{
-        f"{name}_parallel_size": FieldRefusal(_ONE_DEVICE, harmless, _MORE_DEVICES)
+        f"{name}_parallel_size": FieldRefusal(_SPLIT, harmless, _USE_TP)
         for name, harmless in {
-            "tensor": (1,),
-            "pipeline": (1,),
             "context": (1,),
             "moe_expert": (1, -1),
             "moe_tensor": (1, -1),
             "moe_cluster": (1, -1),
         }.items()
     },
-    "cp_config": FieldRefusal(_ONE_DEVICE, ({},), _MORE_DEVICES),
-    "enable_attention_dp": FieldRefusal(_ONE_DEVICE, (False,), _MORE_DEVICES),
+    "cp_config": FieldRefusal(_SPLIT, ({},), _USE_TP),
+    "enable_attention_dp": FieldRefusal(
+        "the torch engine splits the attention heads of every layer over the GPUs of a worker",
+        (False,),
+        "use more workers, or the tensorrt-llm engine",
+    ),
     "max_beam_width": FieldRefusal(_BEAMS, (1,)),
     "encode_only": FieldRefusal("the torch engine has no encoder", (False,)),
     "mm_encoder_only": FieldRefusal("the torch engine has no encoder", (False,)),

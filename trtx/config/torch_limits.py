@@ -39,6 +39,7 @@ def _one_of(*names: str) -> FieldLimit:
 
 
 LIMITS: Mapping[str, FieldLimit] = {
+    "tensor_parallel_size": FieldLimit("from 1 to 8, the GPUs of one machine", lambda value: 1 <= value <= 8),
     "dtype": _one_of("auto", *DTYPES),
     "max_batch_size": _at_least(1),
     "max_num_tokens": _at_least(1),

@@ -34,7 +34,9 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
         return 1
     asked = f"{role} asks for {size} GPUs a worker, and nodes have {per_node} (--gpus-per-node)"
     if engine != "tensorrt-llm":
-        raise UsageError(f"{asked}; engine {engine} runs a worker on one GPU, so use --tp 1, or --engine tensorrt-llm")
+        raise UsageError(
+            f"{asked}; engine {engine} runs a worker on one node, so lower --tp, or use --engine tensorrt-llm"
+        )
     if size % per_node:
         raise UsageError(
             f"{asked}; expected at most {per_node}, or a multiple of it, as every node of an engine has equally many"

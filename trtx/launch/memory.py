@@ -10,6 +10,7 @@ import psutil
 
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import EMBEDDING_CACHE_BYTES
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
 from trtx.memory import (
     ENCODER_TOKENS,
@@ -177,7 +178,7 @@ def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> Mem
     indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:
-        host, count = psutil.virtual_memory(), plan.worker_count
+        host, count = psutil.virtual_memory(), sum(world_size(plan.engine_configs[one.role]) for one in plan.workers)
         return MemoryDevice("CPU", host.total // count, host.available // count, is_gpu=False)
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes if gpu.memory_free_bytes is None else gpu.memory_free_bytes)
     return MemoryDevice(gpu.name, gpu.memory_bytes, gpu.memory_free_bytes)

@@ -11,6 +11,7 @@ from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import read_quantization
+from trtx.checkpoint.tensor_parallel import check_ranks, rank_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
@@ -49,7 +50,9 @@ def _for_torch(
     directory: Path, shape: ModelShape, limits: Limits, device: MemoryDevice, media: MediaMemory | None
 ) -> Model:
     has_tower = media is None or media.has_encoder
-    config = read_model_config(directory)
+    whole = read_model_config(directory)
+    check_ranks(whole, limits.tp)
+    config = rank_config(whole, limits.tp)
     shape = replace(shape, context_length=config.max_position)
     windows = computed_windows(
         config.windows, directory, on_gpu=device.is_gpu, deterministic=False, max_seq_len=limits.max_seq_len
@@ -66,9 +69,10 @@ def _for_torch(
     kept = config.quantization.algorithm if is_kept and config.quantization else None
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
-        layers=tuple(Counter({"whole": count}) for count in layers),  # the engine runs on one GPU
+        layers=tuple(Counter({"whole": count}) for count in layers),  # of one rank already
         embedding=vocabulary,
-        head=0 if config.tied_head else vocabulary,
+        # A rank has this share of its rows, filled up so that all ranks have as many.
+        head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * width,
         source=f"counted, {kept or width_text(width)}",

@@ -87,7 +87,9 @@ def rank_shares(
         held = _layer_bytes((weights.layers[index] for index in layers), shape, limits)
         kv = [LayerKv(token_bytes, windows[index]) for index in layers]
         if is_first:
-            held += ceil(weights.embedding / _vocabulary_ways(limits)) + weights.vision
+            # Each rank of the torch engine has the whole embedding, and its rows of the head.
+            held += ceil(weights.embedding / (1 if limits.engine == "torch" else _vocabulary_ways(limits)))
+            held += weights.vision
         if is_last:
             held += _layer_bytes(drafts, shape, limits) + weights.norm
             kv += [LayerKv(token_bytes, None)] * (len(drafts) + kv_padding)

@@ -232,7 +232,7 @@ def _check_gpus(work: Workload, hosts: HostsSpec) -> None:
     without = [host.name for host in holders if not host.gpu_indices]
     if work.engine in ENGINES_WITHOUT_GPU:
         return
-    if without and (work.wants_gpu or work.spec.tp > 1):
+    if without and (work.wants_gpu or (work.spec.tp > 1 and work.engine != "torch")):
         why = f"engine {work.engine} needs a GPU" if work.wants_gpu else f"--tp {work.spec.tp} needs GPUs"
         raise UsageError(f"{why}, but {without[0]} has none in the hosts file; add gpus to it, or leave the host out")
     if without and len(without) < len(holders) and hosts.has_roles:

@@ -139,7 +139,7 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
             raise UsageError("--gpus is empty; name at least one GPU, or leave it out")
         if work.wants_gpu:
             raise UsageError(f"engine {engine} needs a GPU, but none is visible; use --engine torch")
-        if spec.tp > 1:
+        if spec.tp > 1 and engine != "torch":
             raise UsageError(f"--tp {spec.tp} needs {spec.tp} GPUs per worker, but none is visible; leave --tp out")
         reasons.append(
             f"workers run on the CPU because no GPU is visible; each of {len(workers)} has {threads} CPU threads, "

@@ -337,11 +337,8 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
         f"{short} {int(values.get(f'{long}_parallel_size') or 1)}"
         for short, long in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"))
     )
-    if size > 1 and engine == "torch":
-        raise UsageError(
-            f"engine torch runs a worker on one GPU, but {role} asks for {size} ({how}); "
-            "use --tp 1, or --engine tensorrt-llm"
-        )
+    if engine == "torch":
+        _check_torch(role, values, size, how)
     per_node = values.get("gpus_per_node")
     if per_node is not None and size > int(per_node):
         raise UsageError(
@@ -354,6 +351,21 @@ def _gpus_per_worker(role: Role, values: Mapping[str, Any], engine: str, version
             "fixed in 1.3.0rc10); use tensor_parallel_size, or install a later release"
         )
     return size
+
+
+def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> None:
+    """Raises UsageError for GPUs that the torch engine can't use together."""
+    if size != int(values.get("tensor_parallel_size") or 1):
+        raise UsageError(
+            f"{role} asks for {size} GPUs per worker ({how}), and engine torch splits layers, not the model into "
+            "stages or sequences: stages on one machine answer later than --tp at as many GPUs; use --tp alone, or "
+            "--engine tensorrt-llm"
+        )
+    if size > 1 and role in ("prefill", "decode"):
+        raise UsageError(
+            f"{role} asks for {size} GPUs per worker, and engine torch hands KV off between workers of one GPU only; "
+            "use --tp 1, --mode agg, or --engine tensorrt-llm"
+        )
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:

@@ -44,7 +44,7 @@ def serve(*arguments: str) -> int:
         (("--set", "nonsense"), ("nonsense", "a.b=value")),
         (("--engine", "turbo"), ("turbo", "torch")),
         (("--engine", "tensorrt-llm"), ("tensorrt-llm",)),
-        (("--tp", "2", "--engine", "torch"), ("tp",)),
+        (("--tp", "2", "--engine", "torch", "--mode", "disagg"), ("hands KV off", "--tp 1")),
         (("--workers", "0"), ("--workers 0", "greater than or equal to 1")),
         (("--model", "/no/such/model"), ("/no/such/model",)),
     ],

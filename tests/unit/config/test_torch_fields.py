@@ -91,7 +91,10 @@ def test_speculation_that_can_not_run_is_refused_in_one_sentence(spec: dict[str,
         ({"load_format": "DUMMY"}, "load_format is 'DUMMY'; expected 'AUTO'"),
         ({"model_kwargs": {"num_hidden_layers": 2}}, "model_kwargs is {'num_hidden_layers': 2}; expected {}"),
         ({"quant_config": {"quant_algo": "FP8"}}, "quant_config.quant_algo is 'FP8'; expected none"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; expected 1, the torch engine runs on one device"),
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size is 2; expected 1, the torch engine has no pipeline stages",
+        ),
     ],
 )
 def test_a_value_that_would_change_answers_is_refused_with_the_way_out(values: dict[str, Any], says: str) -> None:

@@ -9,6 +9,7 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
@@ -26,10 +27,12 @@ from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.families import FAMILIES
 from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.tensor_parallel import check_ranks
 from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, device_named, plan_memory, torch_engine
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
+from trtx.torch_engine.runner.split import RankSplit
 from trtx.torch_engine.runner.weights import load_weights
 
 pytestmark = pytest.mark.slow
@@ -39,6 +42,26 @@ HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
 DEVICES = (HOST, device_named("A100"), device_named("H100"))
 LIMITS = {"max_batch_size": 3, "max_num_tokens": 64}
 GROUP = 32
+
+
+@dataclass(frozen=True)
+class FirstOf:
+    """A :class:`RankGroup` for loading alone."""
+
+    size: int
+    rank: int = 0
+
+    def add(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    def share(self, value: torch.Tensor) -> None:
+        return None
+
+    def smallest(self, number: int) -> int:
+        return number
 
 
 @st.composite
@@ -133,6 +156,7 @@ def _tensors(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
     stored=st.sampled_from(DTYPES),
     asked=st.sampled_from(("auto", "auto", *DTYPES)),
     cache=st.sampled_from(("auto", "auto", "fp8", "bfloat16")),
+    ranks=st.sampled_from((1, 1, 2)),
 )
 def test_planned_memory_is_what_the_runner_takes(
     tmp_path: Path,
@@ -141,10 +165,17 @@ def test_planned_memory_is_what_the_runner_takes(
     stored: str,
     asked: str,
     cache: str,
+    ranks: int,
 ) -> None:
-    config = _write(tmp_path, *drawn, stored)
+    whole = _write(tmp_path, *drawn, stored)
+    try:
+        check_ranks(whole, ranks)
+    except UsageError:  # blocks of a quantized format that two ranks would cut
+        ranks = 1
+    split = RankSplit(FirstOf(ranks), whole) if ranks > 1 else None
+    config = whole if split is None else split.config
     algorithm = config.quantization.algorithm if config.quantization else None
-    values = LIMITS | {"dtype": asked, "kv_cache_config": {"dtype": cache}}
+    values = LIMITS | {"dtype": asked, "kv_cache_config": {"dtype": cache}, "tensor_parallel_size": ranks}
     for device in DEVICES:
         dtype = torch_engine.compute_dtype(asked, config.dtype, is_gpu=device.is_gpu)
         try:
@@ -158,7 +189,7 @@ def test_planned_memory_is_what_the_runner_takes(
         plan = plan_memory(tmp_path, "agg", values, engine="torch", device=device)
         weights = load_weights(
             tmp_path, config, device=torch.device("cpu"), dtype=getattr(torch, dtype),
-            scaled_products=has_scaled_products(device.capability, dtype),
+            scaled_products=has_scaled_products(device.capability, dtype), split=split,
         )  # fmt: skip
         held = _held_bytes(weights)
         assert plan.weight_bytes == held, (

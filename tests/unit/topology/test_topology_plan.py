@@ -212,7 +212,8 @@ def test_gpus_are_indices_into_what_the_caller_sees() -> None:
         ({"mode": "agg", "gpus": (0, 5)}, ("no GPU 5", "0,1, which are visible")),
         ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
         ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
-        ({"mode": "agg", "tp": 2}, ("torch", "tp 2", "--engine tensorrt-llm")),
+        ({"mode": "agg", "workers": 2, "tp": 2}, ("2 agg of 2 GPUs each", "4 GPUs", "2 are visible", "--workers 1")),
+        ({"mode": "disagg", "tp": 2}, ("prefill asks for 2 GPUs", "hands KV off", "--mode agg")),
         (
             {"mode": "disagg", "encode": 1},
             ("1 encode + 1 prefill + 1 decode", "3 GPUs", "leave --encode out", "--encode-shared 1 in its place"),
@@ -226,6 +227,17 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(spec: dict[str,
         plan_of(machine(2), **spec)
     for word in words:
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "context_parallel_size"])
+def test_the_torch_engine_splits_layers_alone(name: str) -> None:
+    with pytest.raises(UsageError, match="splits layers, not the model into stages or sequences.*use --tp alone"):
+        plan_of(machine(4), values={name: 2})
+
+
+def test_ranks_of_the_torch_engine_share_the_cpu_where_no_gpu_is_visible() -> None:
+    (worker,) = plan_of(machine(0, cores=8), mode="agg", tp=2).workers
+    assert (worker.env["OMP_NUM_THREADS"], worker.gpu_indices) == ("4", ())
 
 
 def test_gpus_on_a_machine_without_any_are_refused() -> None:

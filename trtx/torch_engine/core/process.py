@@ -138,7 +138,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
-    runner = _create_runner(args)
+    runner = _create_runner(args, channel)
     transport = None
     if args.transport is not None:
         from trtx.torch_engine.handoff import create_transport
@@ -235,10 +235,23 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
     )
 
 
-def _create_runner(args: LlmArgs) -> ModelRunner:
-    from trtx.torch_engine.runner import create_runner
+def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
+    if args.tensor_parallel_size == 1:
+        from trtx.torch_engine.runner import create_runner
 
-    return create_runner(runner_args(args))
+        return create_runner(runner_args(args))
+    from trtx.torch_engine.ranks.children import start_ranks
+
+    ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
+    from trtx.torch_engine.ranks.leader import create_ranked_runner
+
+    return create_ranked_runner(runner_args(args), ranks)
+
+
+def _end(channel: Channel[ToEngine], error: Exception) -> None:
+    """Ends this process because another rank has ended: a collective would wait for that rank forever."""
+    with exits_after(channel):
+        raise error
 
 
 def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:

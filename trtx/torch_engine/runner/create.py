@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -25,20 +27,23 @@ from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Layer
 from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
+from trtx.torch_engine.runner.rank_sampler import FollowingSampler, LeadingSampler
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.slots import new_block_tables
+from trtx.torch_engine.runner.split import RankGroup, RankSplit, VocabularyMultiplier
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weights import DecoderWeights, load_weights
 
 _OVERLAPS = (9, 0)  # compute capability from which programmatic dependent launch is available
 
 
-def create_runner(args: RunnerArgs) -> TorchRunner:
+def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunner:
     """Creates a runner: loads weights, allocates the KV pool, compiles kernels and captures CUDA graphs.
 
+    ``group``: the runner is one rank of a tensor-parallel engine; the other ranks create theirs at the same time.
     Takes seconds to a minute. Like TensorRT-LLM, lowers a ``max_seq_len`` that exceeds the model's number of positions.
     Raises UsageError for an unusable checkpoint, device, dtype or size.
     """
@@ -46,7 +51,7 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
         torch.set_num_threads(args.cpu_threads)
     device = resolve_device(args.device)
     try:
-        return _create(args, device)
+        return _create(args, device, group)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise UsageError(
@@ -56,7 +61,7 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
 
 
 @torch.inference_mode()
-def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
+def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> TorchRunner:
     config = read_model_config(args.model_dir)
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     windows = computed_windows(
@@ -64,6 +69,8 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         max_seq_len=max_seq_len,
     )  # fmt: skip
     config = replace(config, windows=windows)
+    split = RankSplit(group, config) if group is not None else None
+    config = split.config if split is not None else config
     capability = capability_of(device)
     computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
     cached = kv_dtype(args.kv_dtype, config.quantization, computed, capability)
@@ -76,17 +83,18 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     overlaps = capability is not None and capability >= _OVERLAPS
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
-        experts=_experts(args, config, multiplier, device, overlaps=overlaps),
+        experts=_experts(args, config, multiplier, device, overlaps=overlaps), split=split,
     )  # fmt: skip
     geometry = KvGeometry(
         layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
         args.tokens_per_block, cached,
         _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
-        _arithmetic(device, computed) if args.deterministic else "",
+        _arithmetic(device, computed, split) if args.deterministic else "",
     )  # fmt: skip
     # Zeros, not uninitialized memory: a masked position must not hold a NaN.
+    blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype)
     pool = torch.zeros(
-        num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
+        blocks if group is None else group.smallest(blocks),
         *geometry.block_shape, dtype=getattr(torch, cached), device=device,
     )  # fmt: skip
     tables = new_block_tables(
@@ -103,14 +111,15 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
         overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0,
     )  # fmt: skip
-    few_tokens = _layer_products(weights, kernels, config.norm_eps, overlaps=overlaps) if is_fused else None
-    decoder = Decoder(
-        weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens
-    )
+    few_tokens = _layer_products(weights, kernels, config.norm_eps, group, overlaps=overlaps) if is_fused else None
+    of_head = VocabularyMultiplier(multiplier, group, config.vocab_size) if group is not None else multiplier
+    decoder = Decoder(weights, kernels, multiplier=of_head, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens)
     masks = None
     if args.guided:
         masks = TokenMasks(args.max_batch_size, config.vocab_size, device, rows_per_slot=1 + args.max_draft_len)
-    sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks)
+    sampler = _sampler(group)(
+        args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks
+    )
     graphs = padded = None
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
@@ -129,17 +138,24 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     )  # fmt: skip
 
 
+def _sampler(group: RankGroup | None) -> Callable[..., Sampler]:
+    if group is None:
+        return Sampler
+    return partial(FollowingSampler if group.rank else LeadingSampler, group=group)
+
+
 def _digest(scales: torch.Tensor) -> str:
     return blake2b(scales.cpu().numpy().tobytes(), digest_size=4).hexdigest()
 
 
-def _arithmetic(device: torch.device, dtype: str) -> str:
-    """Describes all that a deterministic engine's bits depend on, apart from the checkpoint: dtype, device, torch."""
+def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> str:
+    """Describes all that a deterministic engine's bits depend on, apart from the checkpoint."""
     if device.type == "cpu":
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
         on = torch.cuda.get_device_name(device)
-    return f"{dtype} on {on}, torch {torch.__version__}"
+    ranks = f" x {split.group.size}" if split is not None else ""
+    return f"{dtype} on {on}{ranks}, torch {torch.__version__}"
 
 
 def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
@@ -168,14 +184,14 @@ def _experts(
 
 
 def _layer_products(
-    weights: DecoderWeights, kernels: Kernels, norm_eps: float, *, overlaps: bool
+    weights: DecoderWeights, kernels: Kernels, norm_eps: float, group: RankGroup | None, *, overlaps: bool
 ) -> LayerProducts | None:
     """Returns the fused layer matmuls, or None for weights that they do not support."""
     from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace, can_fuse
 
     if not can_fuse(weights):
         return None
-    return FewRowsLayers(weights, kernels, norm_eps, Workspace.of(weights.head.device), overlaps=overlaps)
+    return FewRowsLayers(weights, kernels, norm_eps, Workspace.of(weights.head.device), group, overlaps=overlaps)
 
 
 def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:

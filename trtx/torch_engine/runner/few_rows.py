@@ -15,6 +15,7 @@ from torch import Tensor
 from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
 from trtx.torch_engine.runner.mlp import DenseMlp, ExpertMlp
+from trtx.torch_engine.runner.split import RankGroup, without_sum
 from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
@@ -141,10 +142,15 @@ class FewRowsLayers:
         kernels: Kernels,
         norm_eps: float,
         workspace: Workspace,
+        group: RankGroup | None = None,
         *,
         overlaps: bool,
     ) -> None:
-        """``weights`` must satisfy :func:`can_fuse`. ``overlaps`` needs Hopper or later."""
+        """``weights`` must satisfy :func:`can_fuse`. ``overlaps`` needs Hopper or later.
+
+        ``group``: the ranks that add up their partial sums. Rank 0's contains the residual.
+        """
+        self._group = group
         self._layers = weights.layers
         self._linears = [_plain(layer) for layer in weights.layers]
         self._kernels = kernels
@@ -159,14 +165,19 @@ class FewRowsLayers:
         return self._multiply_normed(residual, self._layers[layer].input_norm, self._linears[layer][0])
 
     def output(self, attended: Tensor, layer: int, residual: Tensor) -> Tensor:
-        return self._multiply(attended, self._linears[layer][1], residual=residual)
+        return self._multiply_summed(attended, self._linears[layer][1], residual)
 
     def mlp(self, residual: Tensor, layer: int) -> Tensor:
         weights, linears = self._layers[layer], self._linears[layer]
         if isinstance(weights.mlp, ExpertMlp):
             return weights.mlp.added(self._kernels.rms_norm(residual, weights.mlp_norm), self._kernels, residual)
         gated = self._multiply_normed(residual, weights.mlp_norm, linears[2], gated=True)
-        return self._multiply(gated, linears[3], residual=residual)
+        return self._multiply_summed(gated, linears[3], residual)
+
+    def _multiply_summed(self, x: Tensor, linear: PlainLinear, residual: Tensor) -> Tensor:
+        if self._group is None:
+            return self._multiply(x, linear, residual=residual)
+        return self._group.add(self._multiply(x, linear, residual=None if self._group.rank else residual))
 
     def _multiply_normed(self, x: Tensor, norm: Tensor, linear: PlainLinear, *, gated: bool = False) -> Tensor:
         if x.shape[0] > 1:
@@ -205,9 +216,11 @@ def _fits(weight: Tensor) -> bool:
 
 
 def _linears(layer: LayerWeights) -> tuple[Linear, ...]:
-    """Returns a layer's matmuls, without those of experts."""
-    attention = (layer.qkv, layer.output)
-    return (*attention, layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp) else attention
+    """Returns a layer's matmuls, without those of experts. Of a rank: those that give its partial sums."""
+    attention = (layer.qkv, without_sum(layer.output))
+    return (
+        (*attention, layer.mlp.gate_up, without_sum(layer.mlp.down)) if isinstance(layer.mlp, DenseMlp) else attention
+    )
 
 
 def _plain(layer: LayerWeights) -> list[PlainLinear]:

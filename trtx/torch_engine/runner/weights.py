@@ -35,6 +35,7 @@ from trtx.torch_engine.runner.mlp import (
     LayerMlp,
     LoopedExperts,
 )
+from trtx.torch_engine.runner.split import RankSplit
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class DecoderWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself if tied
+    head: Tensor  # [vocab, hidden]; the embedding itself if tied; of a rank: its rows
     kv_scales: Tensor  # [num_layers, 2] float32: dequantization scales of a layer's (k, v) in a float8 pool
 
 
@@ -79,24 +80,32 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 
 def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
-    multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None,
+    multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None, split: RankSplit | None = None,
 ) -> DecoderWeights:  # fmt: skip
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
+    ``split``: ``config`` is one rank's share of the model; only that share stays on the device.
     Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
     to its place when it is read. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
-    found = tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype)
+    whole = split.whole if split is not None else config
+    found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype)
+    if split is not None:
+        found = split.share(found)
     tensors = dict(found) if config.experts is None else _stacked(found, config, config.experts)
-    loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts or LoopedExperts(multiplier))
+    experts = experts or LoopedExperts(multiplier)
+    if split is not None:
+        experts = split.summed_experts(experts)
+    loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts, split)
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
         if device.type == "cuda":
             torch.cuda.empty_cache()  # freed parts do not fit the next merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
-    head = embedding if config.tied_head else tensors.pop(HEAD)
+    tied = embedding if split is None else split.head(embedding)
+    head = tied if config.tied_head else tensors.pop(HEAD)
     multiplier.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
@@ -132,7 +141,9 @@ class _Loader:
         scaled: bool,
         multiplier: Multiplier,
         experts: ExpertBackend,
+        split: RankSplit | None,
     ) -> None:
+        self._split = split
         self._config = config
         self._tensors = tensors
         self._dtype = dtype
@@ -149,7 +160,7 @@ class _Loader:
             qkv=self._linear(products["qkv"]),
             q_norm=take(f"{at}.self_attn.q_norm.weight", None),
             k_norm=take(f"{at}.self_attn.k_norm.weight", None),
-            output=self._linear(products["output"]),
+            output=self._summed(products["output"]),
             mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
             mlp=self._mlp(index, products),
         )
@@ -157,7 +168,7 @@ class _Loader:
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
         experts = self._config.layer_experts(index)
         if experts is None:
-            return DenseMlp(self._linear(products["gate_up"]), self._linear(products["down"]))
+            return DenseMlp(self._linear(products["gate_up"]), self._summed(products["down"]))
         weights = self._expert_weights(index, experts)
         self._experts.admit(weights)
         return ExpertMlp(weights, self._experts)
@@ -201,6 +212,11 @@ class _Loader:
             for index in range(self._config.num_layers)
         ]
         return torch.stack(pairs)
+
+    def _summed(self, product: Product) -> Linear:
+        """Returns a matmul whose input the ranks have split."""
+        linear = self._linear(product)
+        return linear if self._split is None else self._split.summed(linear)
 
     def _linear(self, product: Product) -> Linear:
         names, take = [module.name for module in product.modules], self._tensors.pop

@@ -87,7 +87,11 @@ def test_config_objects_are_as_good_as_mappings() -> None:
     [
         ({"max_batchsize": 4}, "max_batchsize; did you mean max_batch_size"),
         ({"kv_cache_config": {"token_per_block": 4}}, "did you mean kv_cache_config.tokens_per_block"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; expected 1"),
+        ({"tensor_parallel_size": 9}, "tensor_parallel_size is 9; expected from 1 to 8"),
+        (
+            {"tensor_parallel_size": 2, "cache_transceiver_config": {"backend": "DEFAULT"}},
+            "tensor_parallel_size is 2; expected 1, as KV is handed off",
+        ),
         ({"max_beam_width": 4}, "max_beam_width is 4"),
         ({"max_num_tokens": "many"}, "max_num_tokens"),
         ({"max_seq_len": 0}, "max_seq_len is 0; expected at least 1"),

@@ -1,0 +1,66 @@
+"""Which numbers of ranks a model can be split over, and the shape of a rank's share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.tensor_parallel import check_ranks, rank_config
+from trtx.errors import UsageError
+
+
+def shape(directory: Path, **changes: Any) -> ModelConfig:
+    config = json.loads((resolve_checkpoint("synthetic:tiny").path / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return read_model_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "says"),
+    [
+        ({}, 3, "does not divide the model's 8 attention heads; expected 1, 2, 4 or 8"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 6},
+            4,
+            "does not divide the model's 6 KV heads; expected 1, 2, 3 or 6",
+        ),
+        ({"intermediate_size": 771}, 2, "does not divide the 771 columns of the model's MLP; expected 1"),
+    ],
+)
+def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do(
+    changes: dict[str, Any], ranks: int, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_ranks(shape(tmp_path, **changes), ranks)
+    assert str(refused.value) == f"tensor_parallel_size is {ranks}, which {says}"
+
+
+def test_columns_of_experts_must_divide_and_those_of_an_absent_mlp_need_not() -> None:
+    config = read_model_config(resolve_checkpoint("synthetic:tiny-moe").path)
+    check_ranks(config, 4)
+    with pytest.raises(UsageError, match="the model's 4 attention heads"):
+        check_ranks(config, 8)
+
+
+def test_a_model_that_takes_images_is_refused() -> None:
+    with pytest.raises(UsageError, match="takes images, which the torch engine computes on one GPU; use --tp 1"):
+        check_ranks(read_model_config(resolve_checkpoint("synthetic:tiny-vl").path), 2)
+
+
+def test_blocks_of_a_quantized_weight_are_not_cut(tmp_path: Path) -> None:
+    quantization = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantization))
+    config = shape(tmp_path, intermediate_size=96, head_dim=32)
+    check_ranks(config, 2)
+    with pytest.raises(UsageError, match=r"does not divide the blocks of .*down_proj.*, which is quantized to NVFP4"):
+        check_ranks(config, 4)
+
+
+def test_with_more_ranks_than_kv_heads_each_rank_has_one(tmp_path: Path) -> None:
+    share = rank_config(shape(tmp_path), 4)
+    assert (share.num_heads, share.num_kv_heads, share.intermediate_size) == (2, 1, 192)

@@ -1,0 +1,104 @@
+"""Ranks over gloo on a CPU: the tokens of one rank, whatever is asked, and a death that is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from engine_player import assert_equal, served, workload
+from guided_player import guided_workload, served_guided
+from processed_player import processed_workload, served_processed
+from runner_player import build, save
+
+from trtx.errors import UsageError
+from trtx.torch_engine.core.speculation.drafters import NGramDrafter
+from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import create_ranked_runner
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+
+pytestmark = pytest.mark.slow
+
+
+def new_args(family: str, directory: Path, *, deterministic: bool = False) -> RunnerArgs:
+    return RunnerArgs(
+        model_dir=save(build(family), directory), device="cpu", dtype="float32", tokens_per_block=8, num_blocks=11,
+        max_batch_size=5, guided=True, max_draft_len=3, cpu_threads=1, deterministic=deterministic,
+    )  # fmt: skip
+
+
+def unexpected(error: Exception) -> None:
+    print(error)  # the test then fails at its time limit, with this in its output
+
+
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("llama", marks=pytest.mark.proof)])
+def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(family: str, tmp_path: Path) -> None:
+    args = new_args(family, tmp_path)
+    ranked = create_ranked_runner(args, start_ranks(4, unexpected))
+    try:
+        wishes = workload(1, count=6)
+        expected, _ = served(create_runner(args), wishes, overlap=True)
+        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
+    finally:
+        ranked.close()
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.proof)])
+def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, tmp_path: Path) -> None:
+    args = new_args("qwen3_moe", tmp_path)
+    one, ranked = create_runner(args), create_ranked_runner(args, start_ranks(size, unexpected))
+    try:
+        for seed in (0, 1):
+            wishes = workload(seed)
+            expected, _ = served(one, wishes, overlap=False)
+            found, paused = served(ranked, wishes, overlap=bool(seed))
+            assert_equal(found, expected, wishes)
+            assert paused, "nothing was preempted"
+        drafter = NGramDrafter(max_matching_ngram_size=2, is_keep_all=True, is_use_oldest=True, is_public_pool=True)
+        drafts = Speculation(drafter, DraftLengths(3, schedule={5: 3}), is_asynchronous=False)
+        assert_equal(served(ranked, wishes, overlap=True, speculation=drafts)[0], expected, wishes)
+        assert drafts.take_counts() is not None
+        wishes, hooks = processed_workload(2)
+        expected, _ = served_processed(one, wishes, hooks, overlap=False)
+        assert_equal(served_processed(ranked, wishes, hooks, overlap=True)[0], expected, wishes)
+        wishes = guided_workload(3)
+        expected = served_guided(one, wishes, overlap=False)
+        assert_equal(served_guided(ranked, wishes, overlap=True), expected, wishes)
+    finally:
+        ranked.close()
+
+
+@pytest.mark.proof
+def test_a_deterministic_engine_of_four_ranks_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    ranked = create_ranked_runner(new_args("qwen3", tmp_path, deterministic=True), start_ranks(4, unexpected))
+    try:
+        wishes = [wish for wish in workload(5) if wish.aborts is None]
+        together, _ = served(ranked, wishes, overlap=True)
+        for index, wish in enumerate(wishes[:5]):
+            alone, _ = served(ranked, [wish], overlap=True, step_tokens=7)
+            assert alone[0].tokens == together[index].tokens
+            assert alone[0].logprobs == together[index].logprobs
+    finally:
+        ranked.close()
+
+
+def test_a_killed_rank_is_reported_with_its_pid(tmp_path: Path) -> None:
+    reasons: SimpleQueue[Exception] = SimpleQueue()
+    ranked = create_ranked_runner(new_args("qwen3", tmp_path), start_ranks(2, reasons.put))
+    (rank,) = ranked.ranks
+    os.kill(rank.pid, signal.SIGKILL)
+    assert f"rank 1 ended: pid {rank.pid}, exit code -9" in str(reasons.get(timeout=30))
+    ranked.close()
+
+
+def test_a_model_that_can_not_be_split_ends_the_ranks_again(tmp_path: Path) -> None:
+    ranks = start_ranks(3, unexpected)
+    with pytest.raises(UsageError, match="does not divide the model's 4 attention heads; expected 1, 2 or 4"):
+        create_ranked_runner(new_args("qwen3", tmp_path), ranks)
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank.pid, 0)

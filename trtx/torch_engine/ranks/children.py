@@ -1,0 +1,83 @@
+"""The other ranks as child processes of rank 0. Imports no torch, so that they import it while rank 0 does."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from trtx.errors import UsageError
+from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
+
+_EXIT_GRACE_S = 5.0
+
+
+class RankProcess:
+    """One of the other ranks, as a child process."""
+
+    def __init__(self, rank: int, died: Callable[[Exception], None]) -> None:
+        ours, theirs = socket.socketpair()
+        self.rank = rank
+        self._died = died
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trtx.torch_engine.ranks.process", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._pipe = Pipe(ours)
+        self._ready = threading.Event()
+        self._is_closing = False
+        threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, start: RankStart) -> None:
+        """Tells the process what to load. It is the first frame."""
+        self.send(pickle.dumps(start))
+
+    def wait_ready(self) -> None:
+        self._ready.wait()
+
+    def send(self, frame: bytes) -> None:
+        with suppress(OSError):  # dead already: the watcher reads its end of file
+            self._pipe.send(frame)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._pipe.close()
+        try:
+            self._process.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _watch(self) -> None:
+        while (frame := self._pipe.receive()) is not None:
+            message = pickle.loads(frame)
+            if isinstance(message, RankReady):
+                self._ready.set()
+            elif isinstance(message, RankFailed):
+                text = f"rank {self.rank}: {message.text}"
+                self._died(UsageError(text) if message.is_usage else RuntimeError(text))
+                return
+        if not self._is_closing:
+            code = self._process.wait()
+            self._died(
+                RuntimeError(f"rank {self.rank} ended: pid {self.pid}, exit code {code}; the log above has the rest")
+            )
+
+
+def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:
+    """Starts the processes of ranks 1 to ``size - 1``. Call it in a thread that lives as long as they should.
+
+    ``died`` gets the reason if one of them ends before :meth:`RankProcess.close`, in a thread of its own. This process
+    may then wait for that rank forever, so ``died`` should end it.
+    """
+    return [RankProcess(rank, died) for rank in range(1, size)]

@@ -1,0 +1,106 @@
+"""Rank 0's end: its own share of the model, with every step's plan sent to the other ranks first."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from trtx.checkpoint.model_config import read_model_config
+from trtx.checkpoint.tensor_parallel import check_ranks
+from trtx.errors import UsageError
+from trtx.ipc.shared_tensor import SharedTensor
+from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.ranks.children import RankProcess
+from trtx.torch_engine.ranks.group import DistributedGroup
+from trtx.torch_engine.ranks.pipe import RankStart
+from trtx.torch_engine.ranks.plans import PlanWriter
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.step import Batch, LaunchedStep, StepEmbedding
+
+
+class LeadingRunner:
+    """A :class:`trtx.torch_engine.step.ModelRunner`: rank 0's runner, which the other ranks follow."""
+
+    def __init__(
+        self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int
+    ) -> None:
+        """``directory``: of the group's files, to remove at the end."""
+        self._own = own
+        self.ranks = ranks
+        self._group = group
+        self._directory = directory
+        self._plans = PlanWriter(max_batch_size)
+        self.geometry = own.geometry
+        self.num_blocks = own.num_blocks
+        self.pool = own.pool
+        self.max_position = own.max_position
+        self.vocab_size = own.vocab_size
+        self.needs_grids = own.needs_grids
+        self.paced_steps = own.paced_steps
+        self.is_asynchronous = own.is_asynchronous
+        self.masks = own.masks
+
+    @property
+    def graph_misses(self) -> int | None:
+        return self._own.graph_misses
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        plan = self._plans.write(batch)
+        for rank in self.ranks:
+            rank.send(plan)
+        return self._own.launch(batch)
+
+    def load_embedding(self, shared: SharedTensor) -> StepEmbedding:
+        raise ValueError("the model takes no images")
+
+    def device_memory_bytes(self) -> int:
+        """Bytes on rank 0's device. The other ranks hold as much on theirs."""
+        return self._own.device_memory_bytes()
+
+    def close(self) -> None:
+        self._own.close()  # its CUDA graphs use the group
+        for rank in self.ranks:
+            rank.close()
+        self._group.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingRunner:
+    """Creates rank 0's runner for the other ``ranks``, as :func:`start_ranks` returned them; it closes them.
+
+    Raises UsageError for a model that can't be split over the ranks, and for fewer GPUs.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))  # in TMPDIR, which is removed with the topology
+    try:
+        return _create(args, ranks, directory)
+    except BaseException:
+        for rank in ranks:
+            rank.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path) -> LeadingRunner:
+    size, meeting = 1 + len(ranks), directory / "meeting"
+    check_ranks(read_model_config(args.model_dir), size)
+    if args.cpu_threads is None:
+        args = replace(args, cpu_threads=max(1, torch.get_num_threads() // size))
+    if (is_gpu := resolve_device(args.device).type == "cuda") and (found := torch.cuda.device_count()) < size:
+        raise UsageError(
+            f"tensor_parallel_size is {size}, and {found} GPU{'s are' if found > 1 else ' is'} visible to this "
+            "engine; expected one for each rank: lower --tp, or name more GPUs with --gpus"
+        )
+    for rank in ranks:
+        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False)
+        rank.start(RankStart(own, rank.rank, size, str(meeting)))
+    args = replace(args, device="cuda:0" if is_gpu else "cpu")
+    device = resolve_device(args.device)
+    group = DistributedGroup.join_at(meeting, 0, size, device, ordered=args.deterministic, reads_peers=args.reads_peers)
+    runner = create_runner(args, group)
+    for rank in ranks:
+        rank.wait_ready()
+    return LeadingRunner(runner, ranks, group, directory, args.max_batch_size)

@@ -1,0 +1,75 @@
+"""Frames of bytes over the socket between rank 0 and another rank: a 4-byte length, then the frame."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.runner import RunnerArgs
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """The first frame to a rank, pickled."""
+
+    args: RunnerArgs
+    rank: int
+    size: int
+    meeting: str  # the file in which the ranks meet
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A rank can follow plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """The last frame of a rank that ends."""
+
+    text: str
+    is_usage: bool
+
+
+class Pipe:
+    """One end. Any one thread may send, and any one may receive."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def send(self, frame: bytes) -> None:
+        """Raises OSError if the other end has closed."""
+        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+
+    def receive(self) -> bytes | None:
+        """Returns the next frame, or None at end of file."""
+        head = self._read(_LENGTH.size)
+        return None if head is None else self._read(_LENGTH.unpack(head)[0])
+
+    def _read(self, count: int) -> bytes | None:
+        found = bytearray(count)
+        view = memoryview(found)
+        while view:
+            try:
+                size = self._socket.recv_into(view)
+            except OSError:
+                return None
+            if not size:
+                return None
+            view = view[size:]
+        return bytes(found)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Shuts down both directions; a :meth:`receive` in another thread then returns None."""
+        with suppress(OSError):  # the other end closed first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
