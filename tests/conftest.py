@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ("forks",)
+
 _WHOLE_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)\b(?!\()", re.MULTILINE)
 
 # No deadlines: how long an example takes depends on the machine.
