@@ -112,7 +112,7 @@ def test_without_it_they_are_not(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.proof)])
 def test_a_handoff_and_a_peer_that_is_gone_change_no_bit(checkpoint: Path, kind: tuple[str, str]) -> None:
     wishes = [
         replace(wish, aborts=None)
