@@ -17,6 +17,8 @@ from runner_player import build, random_prompt, save
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,7 +33,6 @@ def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", first_of(1, [{"num_blocks": 11}, {}, {"deterministic": True}]), ids=str)
 def test_tokens_are_the_same_with_and_without_overlap(checkpoint: Path, changes: dict[str, Any]) -> None:
     one, other = new_runner(checkpoint, **changes), new_runner(checkpoint, **changes)

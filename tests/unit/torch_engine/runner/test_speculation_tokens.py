@@ -19,6 +19,8 @@ from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
+pytestmark = pytest.mark.slow
+
 MOST = 3
 
 
