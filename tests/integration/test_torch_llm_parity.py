@@ -15,7 +15,7 @@ from split_experts import split_experts
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
-pytestmark = pytest.mark.proof  # four engines; test_torch_llm.py and test_torch_llm_disagg.py compare them in make test
+pytestmark = pytest.mark.proof  # four engines; make test has test_torch_llm.py and test_worker_torch.py
 
 SPLIT = "trained experts"  # of split_experts.py
 MODELS = ["synthetic:tiny", "synthetic:tiny-moe", SPLIT]
