@@ -30,7 +30,7 @@ check: $(SETUP) ## lint, types
 	$(VENV)/ruff check .
 	$(VENV)/mypy trtx benchmarks tools/training
 
-unit: $(SETUP) ## the loop of a day's work: two minutes, no server, no aiperf, no page
+unit: $(SETUP) ## the loop of a day's work: one minute, no server, no aiperf, no page
 	$(VENV)/python -m pytest -q --forks 2 --hypothesis-profile quick \
 	  -m "not proof and not gpu and not slow" tests/unit
 
