@@ -3,7 +3,7 @@ PYTHON ?=
 VENV := .venv/bin
 SETUP := .venv/.setup-done
 
-# Every process that a test starts would compile trtx's sources anew, and each of pytest's those of the tests.
+# Every process that a test starts would compile trtx's sources anew, and pytest those of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu goldens reference docs lock clean
@@ -30,17 +30,17 @@ check: $(SETUP) ## lint, types
 	$(VENV)/ruff check .
 	$(VENV)/mypy trtx benchmarks tools/training
 
-unit: $(SETUP) ## the loop of a day's work: two minutes, no server, no aiperf, no page
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick \
+unit: $(SETUP) ## the loop of a day's work: one minute, no server, no aiperf, no page
+	$(VENV)/python -m pytest -q --forks 2 --hypothesis-profile quick \
 	  -m "not proof and not gpu and not slow" tests/unit
 
-# Files in the order they are found, or the few long tests would begin last; four, as many of them wait for processes.
+# Four forks on two cores, as many tests wait for processes.
 test: $(SETUP) ## the tests, without the long ones and those for GPUs
-	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not proof and not gpu"
+	$(VENV)/python -m pytest -q --forks 4 -m "not proof and not gpu"
 
 proof: $(SETUP) ## the long ones: random kills, soaks, and every example of the property tests
 	$(VENV)/python -m pytest -q -m proof
-	$(VENV)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile full -m "hypothesis and not proof and not gpu"
+	$(VENV)/python -m pytest -q --forks 2 --hypothesis-profile full -m "hypothesis and not proof and not gpu"
 
 test-gpu: $(SETUP) ## the tests that need a GPU
 	$(VENV)/python -m pytest -q -m gpu

@@ -12,11 +12,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ("forks",)
+
 _WHOLE_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)\b(?!\()", re.MULTILINE)
 
 # No deadlines: how long an example takes depends on the machine.
 hypothesis.settings.register_profile("full", deadline=None)  # make proof: all examples of every property test
-hypothesis.settings.register_profile("trtx", deadline=None, max_examples=25)  # make test
+hypothesis.settings.register_profile("trtx", deadline=None, max_examples=15)  # make test
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)  # make unit
 hypothesis.settings.load_profile("trtx")
 

@@ -13,7 +13,7 @@ from processes import HTTP, Topology, topology
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof  # test_text.py has the bytes, test_worker_torch.py a stop string and log-probabilities
 
 PROMPTS = ("ab", "b a", "ca", "a b c")
 TOKENS = 24

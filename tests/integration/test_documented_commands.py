@@ -30,6 +30,9 @@ LONG = {
     "debug.md",
     "structured-output.md",
     "tools.md",
+    "overload.md",
+    "speculation.md",
+    "several-hosts.md",
 }
 SERVES_S = 120.0
 ONE_S = 600.0

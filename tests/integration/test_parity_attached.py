@@ -15,6 +15,8 @@ from topology_clients import trtx_serve
 from trtx.cli.app import run
 from trtx.evals.parity import read_answers, read_parity
 
+pytestmark = pytest.mark.proof  # a server of its own; test_bench_attach.py and test_parity.py have the halves
+
 MODEL = "synthetic:tiny"
 SMALL = ("--prompts", "12", "--isl", "48", "--osl", "4")
 
@@ -65,7 +67,6 @@ def test_a_server_of_another_make_is_compared_by_what_it_gives_and_no_more_is_cl
     assert len(read_answers(run_dir, "against")) == 12
 
 
-@pytest.mark.proof
 def test_one_that_answers_otherwise_fails_and_where_rounding_might_explain_it_there_is_no_verdict(
     url: str, tmp_path: Path
 ) -> None:
@@ -76,7 +77,6 @@ def test_one_that_answers_otherwise_fails_and_where_rounding_might_explain_it_th
         assert judgements(only(tmp_path / "said"))["url", "logprob_distance:max"] == "missed"
 
 
-@pytest.mark.proof
 def test_an_answer_that_names_another_model_is_told_and_of_several_models_there_is_no_verdict(
     url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +90,6 @@ def test_an_answer_that_names_another_model_is_told_and_of_several_models_there_
         assert "answers name several models, 'o" in capfd.readouterr().err
 
 
-@pytest.mark.proof
 def test_a_server_that_is_gone_in_the_middle_is_told_and_resumed_once_it_is_back(
     url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +114,6 @@ def test_a_server_that_is_gone_in_the_middle_is_told_and_resumed_once_it_is_back
         assert "ended early" not in (run_dir / "summary.md").read_text()
 
 
-@pytest.mark.proof
 def test_a_server_is_held_against_a_model_that_is_served_for_it(url: str, tmp_path: Path) -> None:
     assert parity(tmp_path, "--url", url, "--against", MODEL, "--dtype", "float32") == 0
     run_dir = only(tmp_path)

@@ -13,10 +13,10 @@ from topology_clients import PACED
 from trtx.bench.digests import FOLLOWED, NOT_COVERED, why_not_noted
 from trtx.bench.journal import JOURNAL, RunEnded, read_journal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof  # runs of its own; make test has unit/experiment/test_records_checked.py
 LOAD = ("--concurrency", "2", "--request-count", "4", "--isl", "16", "--osl", "4", "--prompt-corpus", "random")
 EVAL = ("eval", "--tasks", "trtx_arithmetic", "--limit", "2")
-VERBS = pytest.mark.parametrize("verb", [pytest.param("bench", marks=pytest.mark.proof), "eval"])
+VERBS = pytest.mark.parametrize("verb", ["bench", "eval"])
 REFUSED = ("have changed since the run ended (", "have changed since the measurement")
 
 
@@ -72,7 +72,6 @@ def test_an_edited_file_is_refused_or_is_listed_as_not_covered(request: pytest.F
     assert "unchanged since the run ended" in (run / "report.html").read_text()
 
 
-@pytest.mark.proof
 def test_a_cell_that_was_taken_away_is_named(bench: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -32,6 +32,8 @@ from trtx.torch_engine.embeddings.handle import parse_handle
 from trtx.torch_engine.llmapi import Embedding, MultimodalEncoder, PreparedPicture, RequestError, RequestFailed
 from trtx.torch_engine.llmapi.picture_inputs import pictures_of
 
+pytestmark = pytest.mark.proof  # an encoder; make test has test_images.py and unit/torch_engine/vision
+
 
 @pytest.fixture(scope="module", autouse=True)
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -251,7 +253,6 @@ def test_inputs_of_another_form_are_refused(inputs: Any, said: str) -> None:
         pictures_of(inputs)
 
 
-@pytest.mark.proof  # an encoder of its own
 async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path) -> None:
     encoder = MultimodalEncoder(model_dir, max_num_tokens=ROWS - 1, kv_cache_config={"max_tokens": 64})
     assert encoder.unsupported_fields == {"kv_cache_config.max_tokens": "an encoder keeps no tokens and samples none"}
@@ -271,7 +272,6 @@ async def test_limits_are_kept_and_what_is_open_at_shutdown_ends(model_dir: Path
     assert not psutil.pid_exists(encoder.encoder_pid)
 
 
-@pytest.mark.proof  # an encoder of its own; test_torch_llm.py asks it of engines
 def test_the_encoder_ends_with_its_parent(model_dir: Path) -> None:
     script = (
         "import os, sys; from trtx.torch_engine.llmapi import MultimodalEncoder\n"
@@ -285,7 +285,6 @@ def test_the_encoder_ends_with_its_parent(model_dir: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.proof  # an encoder's start for each sentence
 def test_what_cannot_be_loaded_is_said(model_dir: Path) -> None:
     with pytest.raises(UsageError, match="has no vision tower"):
         MultimodalEncoder("synthetic:tiny")

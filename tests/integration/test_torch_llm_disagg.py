@@ -14,6 +14,8 @@ import pytest
 
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
 
+pytestmark = pytest.mark.proof  # three engines; make test has test_worker_torch.py
+
 MODEL = "synthetic:tiny"
 AGGREGATED: dict[str, Any] = {
     "max_batch_size": 16,

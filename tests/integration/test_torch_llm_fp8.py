@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.proof  # four engines; make test has unit/torch_engine/runner/test_runner_fp8_kv.py
+
 ROOMY: dict[str, Any] = {
     "skip_tokenizer_init": True, "max_batch_size": 16, "max_seq_len": 256, "kv_cache_config": {"max_tokens": 8192},
 }  # fmt: skip

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, Logprob, RequestError, RequestFailed, SamplingParams
 from trtx.torch_engine.llmapi.sampling import FIELDS
 
+pytestmark = pytest.mark.proof  # an engine; make test has test_worker.py and test_sampling_params.py
+
 CONTEXT = 128
 LONG_PROMPT = [7 + at % 50 for at in range(CONTEXT - 8)]  # leaves room for 8 tokens, whatever max_tokens says
 NEIGHBOURS = [

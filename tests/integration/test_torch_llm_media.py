@@ -24,6 +24,7 @@ from trtx.torch_engine.llm_args import KvCacheConfig, LlmArgs
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, MediaNeeded, MediaSpan, RequestError, SamplingParams
 from trtx.torch_engine.messages import EmbeddingTaken, FromEngine, PutEmbedding, Ready, Start
 
+pytestmark = pytest.mark.proof  # three engines; make test has test_images.py
 MODEL = "synthetic:tiny-vl"
 ARGS: dict[str, Any] = {
     "max_batch_size": 8,

@@ -15,8 +15,10 @@ from split_experts import split_experts
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 
+pytestmark = pytest.mark.proof  # four engines; make test has test_torch_llm.py and test_worker_torch.py
+
 SPLIT = "trained experts"  # of split_experts.py
-MODELS = ["synthetic:tiny", *(pytest.param(name, marks=pytest.mark.proof) for name in ("synthetic:tiny-moe", SPLIT))]
+MODELS = ["synthetic:tiny", "synthetic:tiny-moe", SPLIT]
 LEAST_MARGIN = {"synthetic:tiny": 1e-4, "synthetic:tiny-moe": 1e-4, SPLIT: 3e-5}
 COUNT = {"synthetic:tiny": 64, "synthetic:tiny-moe": 64, SPLIT: 500}
 AT_ONCE = 64

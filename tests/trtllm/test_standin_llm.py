@@ -12,7 +12,7 @@ import pytest
 from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
 REFUSED = {name for name, known in FIELDS.items() if known.torch is FieldUse.REFUSED}
-pytestmark = pytest.mark.usefixtures("only_standin")
+pytestmark = [pytest.mark.proof, pytest.mark.usefixtures("only_standin")]
 
 PROMPT = "12 + 13 = "
 WIDE, NARROW = 512, 128

@@ -20,3 +20,18 @@ def test_the_document_names_every_integration_test() -> None:
     files = {str(path.relative_to(TESTS)) for path in (TESTS / "integration").rglob("test_*.py")}
     missing = sorted(file for file in files if not any(file == name or file.startswith(f"{name}/") for name in NAMED))
     assert not missing, f"no promise in {DOCUMENT} names {missing}; add each to the row of what it protects"
+
+
+def test_a_promise_that_make_test_checks_names_files_that_make_test_runs() -> None:
+    """A file that is marked ``proof`` as a whole protects nothing in ``make test``."""
+    of_proof = re.compile(r"^pytestmark = \[?pytest\.mark\.proof\b", re.MULTILINE)
+    rows = [row.split("|") for row in DOCUMENT.read_text(encoding="utf-8").splitlines() if row.startswith("|")]
+    wrong = {
+        (row[1].strip(), name)
+        for row in rows
+        for name in re.findall(r"`([\w/]+\.py)`", row[2])
+        if of_proof.search((TESTS / name).read_text(encoding="utf-8"))
+    }
+    assert not wrong, (
+        f"{sorted(wrong)}: name a test that make test runs, or move the file to the last column of {DOCUMENT}"
+    )

@@ -12,11 +12,12 @@ import trtx
 from trtx.config.media import MediaLimits
 from trtx.media.pool import PicturePool
 
+pytestmark = pytest.mark.slow
+
 ROOMS = ("launch", "media", "torch_engine", "worker", "frontend")
 _WHOLE = ("dict(os.environ)", "{**os.environ", "os.environ.copy()", "env=os.environ")
 
 
-@pytest.mark.slow
 async def test_a_decoder_of_images_has_no_secret_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_AUTH_PASSWORD", "hunter2")
     monkeypatch.setenv("HF_TOKEN", "hunter2")

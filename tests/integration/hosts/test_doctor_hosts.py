@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from host_shares import write_hosts
 from host_topology import Servers
 from namespaces import Host, Hosts
@@ -51,6 +52,7 @@ def test_two_doctors_see_each_other_etcd_and_nats(hosts: Hosts, servers: Servers
     assert of_second["host 1 ports"]["seen"] == "9 planned ports reached"
 
 
+@pytest.mark.proof
 def test_a_port_that_is_blocked_on_the_way_is_named(hosts: Hosts, servers: Servers, tmp_path: Path) -> None:
     file = write_hosts(hosts, tmp_path, node1={"roles": {"agg": 1}}, node2={"roles": {"agg": 1}})
     blocked = ("ip", "-n", hosts.second.namespace, "rule")
@@ -69,6 +71,7 @@ def test_a_port_that_is_blocked_on_the_way_is_named(hosts: Hosts, servers: Serve
     assert of_second["host 1 ports"]["status"] == "ok"
 
 
+@pytest.mark.proof
 def test_a_host_without_a_doctor_is_not_judged(hosts: Hosts, servers: Servers, tmp_path: Path) -> None:
     file = write_hosts(hosts, tmp_path, node1={"roles": {"agg": 1}}, node2={"roles": {"agg": 1}})
     found = rows(start(hosts.first, file, "--wait", "0.5"))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from source_trees import FILES, ROOT, nodes_of
 
+pytestmark = pytest.mark.slow
+
 Source = str | Path  # or the file that it stands in
 READERS = {
     "config.json": ("checkpoint/documents.py", "read_config of trtx.checkpoint.facts, or read_model_config"),
@@ -129,7 +131,6 @@ def _transformers_configs(source: Source) -> set[str]:
     return found
 
 
-@pytest.mark.slow
 def test_the_path_of_a_file_of_a_checkpoint_is_made_where_it_is_opened() -> None:
     naming = set()
     for path in FILES:
@@ -198,7 +199,6 @@ def test_a_config_of_transformers_is_seen_however_it_is_spelt(source: str) -> No
     assert _transformers_configs(source) == {"AutoConfig"}
 
 
-@pytest.mark.slow
 def test_a_file_of_a_checkpoint_is_opened_in_one_place() -> None:
     for path in FILES:
         module = str(path.relative_to(ROOT))

@@ -38,11 +38,10 @@ HEAD_DIMS = {
     "synthetic:qwen2.5-7b": 128,
     "synthetic:qwen2.5-vl-7b": 128,
 }
-LIKE_ANOTHER = (
-    "synthetic:qwen3-1.7b",
-    "synthetic:qwen3-8b",
-    "synthetic:qwen3-32b",
-)  # synthetic:qwen3-0.6b, but for sizes
+LIKE_ANOTHER = {  # of the family of another one of the list, with other sizes
+    "synthetic:qwen3-1.7b", "synthetic:qwen3-8b", "synthetic:qwen3-32b", "synthetic:qwen3-30b-a3b",
+    "synthetic:llama-3.1-8b", "synthetic:qwen2.5-7b", "synthetic:qwen2.5-vl-7b",
+}  # fmt: skip
 SEEING = ["synthetic:tiny-vl", "synthetic:tiny-vl-trained", "synthetic:tiny-qwen2.5-vl", "synthetic:tiny-qwen3-vl"]
 PLAIN = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
 STORED = [*PLAIN, "synthetic:tiny-tools", "synthetic:tiny-moe"]

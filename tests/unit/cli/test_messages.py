@@ -13,6 +13,8 @@ from source_trees import FILES, ROOT, nodes_of
 from trtx.cli import app
 from trtx.cli.verb_help import option_name
 
+pytestmark = pytest.mark.slow
+
 # Programs with options of their own, which trtx starts itself.
 _OTHER_PROGRAMS = ("worker", "frontend", "launch/guardian.py")
 # Options of other tools, in the commands that a fix spells out.

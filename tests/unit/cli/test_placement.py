@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from certificates import make
+from examples import first_of
 from other_values import another
 
 from trtx.bench import LoadSpec
@@ -442,9 +443,7 @@ def is_of_share(number: int, place: int, share: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
-@pytest.mark.parametrize(
-    "share", [3, pytest.param(1, marks=pytest.mark.proof)], ids=["a third of the uses", "all uses"]
-)
+@pytest.mark.parametrize("share", first_of(1, [6, 1]), ids=["a sixth of the uses", "all uses"])
 def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
     verb: str, share: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

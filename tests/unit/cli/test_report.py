@@ -12,6 +12,8 @@ from trtx.cli.app import run as trtx
 from trtx.cli.step_summary import VARIABLE, add_step_summary
 from trtx.report import render
 
+pytestmark = pytest.mark.slow
+
 Said = pytest.CaptureFixture[str]
 
 

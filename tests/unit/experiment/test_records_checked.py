@@ -19,6 +19,8 @@ from trtx.cli.app import run as trtx
 from trtx.errors import UsageError
 from trtx.experiment import gate
 
+pytestmark = pytest.mark.slow
+
 Said = pytest.CaptureFixture[str]
 RECORDS = Path("cells") / "agg-c2" / "trial-01" / RECORDS_FILE
 CHANGED = "records of agg-c2 have changed since the measurement"
@@ -54,7 +56,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(a_run(Path("older")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [

@@ -194,8 +194,8 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
 
 @pytest.mark.parametrize(
     "sweep",
-    [  # a sweep that scores has lm-eval's process read its tasks
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if "eval" in path.stem else []) for path in SWEEPS
+    [  # a sweep that scores has lm-eval's process read its tasks, as gate-ci.md's of test_documented_commands.py does
+        pytest.param(path, id=path.stem, marks=[pytest.mark.proof] if "eval" in path.stem else []) for path in SWEEPS
     ],
 )
 def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:

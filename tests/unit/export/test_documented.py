@@ -12,6 +12,8 @@ from exported_manifests import ASKED, fields, manifests, pods, variables
 from trtx.export.kubernetes.variables import FLAGS_DROPPED
 from trtx.export.plan_variables import VARIABLES, table
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 
 

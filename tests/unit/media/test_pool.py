@@ -124,6 +124,7 @@ sys.meta_path.insert(0, Noting())
 """
 
 
+@pytest.mark.proof
 async def test_first_pictures_do_not_wait_for_imports_at_a_low_priority_but_where_a_file_ended_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def most_memory(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 
 
+@pytest.mark.proof
 async def test_memory_stays_bounded_over_large_pictures() -> None:
     """Of the process that decodes, and of the one that asks, which gets pixels that it does not keep."""
     async with PicturePool(None, PATIENT) as pool:
@@ -401,6 +403,7 @@ def test_the_callers_process_imports_no_decoder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), path], check=True, timeout=120)
 
 
+@pytest.mark.proof
 @pytest.mark.proof
 async def test_a_process_maps_no_memory_anew_for_each_picture(tmp_path: Path) -> None:
     """To clear it took as long as all that is computed of a picture."""

@@ -11,11 +11,14 @@ import numpy as np
 import picture_files as files
 import pytest
 import torch
+from examples import first_of
 from PIL import Image
 
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensorError, open_shared, remove_shared
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, Prepared, content_key, processor_options
+
+pytestmark = pytest.mark.slow
 
 ONE = MediaLimits(decode_processes=1, decode_timeout_s=300)
 _MEAN, _STD = [0.48, 0.45, 0.4], [0.26, 0.27, 0.28]
@@ -72,7 +75,6 @@ async def check_against_transformers(pool: PicturePool, model: Path) -> None:
         assert counted == (None if grid is None else int(np.prod(grid[0]))), name
 
 
-@pytest.mark.slow
 async def test_pixels_of_a_fixed_size_are_those_of_transformers(tmp_path: Path) -> None:
     """And of a picture of just that size, where nothing but arithmetic is left, they are what is computed here, with
     the picture turned by EXIF and on white before."""
@@ -89,7 +91,6 @@ async def test_pixels_of_a_fixed_size_are_those_of_transformers(tmp_path: Path) 
     assert not list(tmp_path.glob("*.tensor")), "whoever got a tensor removed it, and nobody made another"
 
 
-@pytest.mark.slow
 async def test_pixels_with_a_grid_are_those_of_transformers(tmp_path: Path) -> None:
     """And a shape that the model can't take is the picture's fault, not the process's."""
     model = checkpoint(tmp_path, QWEN)
@@ -100,7 +101,6 @@ async def test_pixels_with_a_grid_are_those_of_transformers(tmp_path: Path) -> N
         await check_against_transformers(pool, model)
 
 
-@pytest.mark.slow
 async def test_what_can_not_be_opened_is_refused_alike_by_whoever_counts_and_by_whoever_decodes(tmp_path: Path) -> None:
     """Also where there is not memory enough to look at a header: that is not a broken file."""
     saved = files.saved(Image.new("RGB", (30, 30)), "PNG")
@@ -122,16 +122,18 @@ async def test_what_can_not_be_opened_is_refused_alike_by_whoever_counts_and_by_
         assert await pool.patches(Blob(saved, "a picture"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "says"),
-    [
-        (None, "no image processor"),
-        ({"image_processor_type": "NoSuchImageProcessor"}, "no image processor"),
-        ({"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [[56, 56]]}, "image_sizes"),
-        ({**QWEN, "patch_size": 0}, "image processor"),
-    ],
-    ids=["missing", "unknown", "other outputs", "broken"],
+    first_of(
+        2,
+        [
+            (None, "no image processor"),
+            ({"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [[56, 56]]}, "image_sizes"),
+            ({"image_processor_type": "NoSuchImageProcessor"}, "no image processor"),
+            ({**QWEN, "patch_size": 0}, "image processor"),
+        ],
+    ),
+    ids=["missing", "other outputs", "unknown", "broken"],
 )
 async def test_a_checkpoint_without_a_usable_processor_is_refused_at_the_start(
     tmp_path: Path, processor: dict[str, Any] | None, says: str

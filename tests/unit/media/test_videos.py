@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import picture_files
 import pytest
+import pytest_asyncio
 import torch
 import video_files as files
 
@@ -18,7 +19,7 @@ from trtx.ipc.shared_tensor import open_shared, remove_shared
 from trtx.media import Blob, MediaError, MediaLimits, PicturePool, VideoRule, content_key, processor_options
 from trtx.media import video_options as video_options_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 LIMITS = MediaLimits(
     decode_processes=1, decode_timeout_s=300, max_video_frames=6, max_video_s=20, max_image_pixels=200 * 200
 )
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(model: Path) -> AsyncIterator[PicturePool]:
     async with PicturePool(model, LIMITS, videos="each") as one:
         yield one
@@ -226,6 +227,6 @@ async def test_a_video_is_no_picture_and_models_may_take_none(model: Path) -> No
             await pool.prepare(Blob(VIDEO, "a video", "video"))
 
 
-def test_a_key_tells_a_video_from_a_picture_and_how_many_frames_are_taken(model: Path) -> None:
+async def test_a_key_tells_a_video_from_a_picture_and_how_many_frames_are_taken(model: Path) -> None:
     options = [processor_options(model), video_options_of(model, 6), video_options_of(model, 8)]
     assert len({content_key(VIDEO, model="m", options=one) for one in options}) == 3

@@ -26,6 +26,8 @@ from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
 from trtx.report import console_table, read_run, render
 
+pytestmark = pytest.mark.slow
+
 SECOND = 10**9
 EVERY_NS = SECOND // 5
 HIDDEN = ("J/out.", "cost/M", 'aria-label="GPUs"', "## GPUs")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from examples import examples
+from examples import examples, first_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.special import stdtrit
@@ -59,21 +59,29 @@ SUPPORTED = '"time_to_first_token_percentiles_supported": "p50'
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
-    [
-        (CELL, "26.8770013", "26.8770014", "trial-01.figures.time_to_first_token.p90"),
-        (CELL, '"steady": {', '"steady": {"tokens": 1,', "trial-01.steady.tokens"),
-        (CELL, '"status": "ok"', '"status": "errors"', "ok"),
-        (CELL, '"output_token_throughput_per_device": 1', '"output_token_throughput_per_device": 2', "per_device"),
-        ("summary.json", '"steady_request_latency_p99": 1', '"steady_request_latency_p99": 2', "steady_request_laten"),
-        ("summary.json", SUPPORTED, f"{SUPPORTED} p90", "p50 p90"),
-        ("summary.json", 'throughput_low": null', 'throughput_low": 0', "agg-c1.output_token_throughput_low"),
-        ("summary.csv", "1.313557681", "1.313557682", "agg-c1.benchmark_duration"),
-        ("summary.csv", "request_throughput_low", "request_throughput_floor", "request_throughput_floor"),
-        ("summary.md", "| 146 |", "| 147 |", "agg-c1.tokens/s"),
-        ("summary.md", "| ~", "| ", "agg-c1.TTFT p99"),
-        (RECORDS, '"benchmark_phase":"profiling"', '"benchmark_phase":"warmup"', "trial-01: records"),
-        (RECORDS, '"benchmark_phase":"warmup"', '"benchmark_phase":"profiling"', "trial-01: records"),
-    ],
+    first_of(
+        5,
+        [
+            (CELL, "26.8770013", "26.8770014", "trial-01.figures.time_to_first_token.p90"),
+            (
+                "summary.json",
+                '"steady_request_latency_p99": 1',
+                '"steady_request_latency_p99": 2',
+                "steady_request_laten",
+            ),
+            ("summary.csv", "1.313557681", "1.313557682", "agg-c1.benchmark_duration"),
+            ("summary.md", "| 146 |", "| 147 |", "agg-c1.tokens/s"),
+            (RECORDS, '"benchmark_phase":"profiling"', '"benchmark_phase":"warmup"', "trial-01: records"),
+            (CELL, '"steady": {', '"steady": {"tokens": 1,', "trial-01.steady.tokens"),
+            (CELL, '"status": "ok"', '"status": "errors"', "ok"),
+            (CELL, '"output_token_throughput_per_device": 1', '"output_token_throughput_per_device": 2', "per_device"),
+            ("summary.json", SUPPORTED, f"{SUPPORTED} p90", "p50 p90"),
+            ("summary.json", 'throughput_low": null', 'throughput_low": 0', "agg-c1.output_token_throughput_low"),
+            ("summary.csv", "request_throughput_low", "request_throughput_floor", "request_throughput_floor"),
+            ("summary.md", "| ~", "| ", "agg-c1.TTFT p99"),
+            (RECORDS, '"benchmark_phase":"warmup"', '"benchmark_phase":"profiling"', "trial-01: records"),
+        ],
+    ),
 )
 def test_a_figure_that_is_another_is_told_with_its_place(
     measured_run: Path, name: str, old: str, new: str, told: str

@@ -26,6 +26,8 @@ from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.multimodal.prompt_inputs import PromptLooking, PromptSight
 from trtx.worker.requests.invalid_request import InvalidRequest
 
+pytestmark = pytest.mark.slow
+
 HANDLES = {"multimodal_embedding_handles": [{"tensor_size": [2, 4]}]}
 ONE = MediaLimits(decode_processes=1)
 MODEL = "synthetic:tiny-qwen2.5-vl"

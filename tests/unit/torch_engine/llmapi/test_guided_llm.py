@@ -15,7 +15,7 @@ from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof  # core/test_guided.py and integration/test_guided.py ask the same of one request
 
 PROMPT = [5, 9, 13]
 TEXT = {"type": "string", "maxLength": 6}

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from engine_player import Engine, Wish, assert_equal, served, workload
+from examples import first_of
 from runner_player import build, random_prompt, save
 
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def test_tokens_are_the_same_with_and_without_overlap_in_many_workloads(runner: 
         assert_equal(served(runner, wishes, overlap=True)[0], served(runner, wishes, overlap=False)[0], wishes)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", first_of(1, [0, 1, 3]))
 def test_tokens_are_the_same_with_and_without_overlap(runner: TorchRunner, seed: int) -> None:
     wishes = workload(seed)
     expected, _ = served(runner, wishes, overlap=False)
@@ -62,7 +65,7 @@ def transports(runners: tuple[TorchRunner, TorchRunner]) -> Iterator[list[KvTran
         end.close()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_of(1, range(2)))
 def test_tokens_are_the_same_over_a_handoff(
     runner: TorchRunner, runners: tuple[TorchRunner, TorchRunner], transports: list[KvTransport], seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_player import Engine, Wish, assert_equal
+from examples import first_of
 from guided_player import EOS, character_vocabulary, text_of
 from processed_player import Among, processed_workload, served_processed
 from runner_player import build, random_prompt, save
@@ -19,6 +20,8 @@ from trtx.torch_engine.core.logits_processors import LoadedProcessors
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=checkpoint, **values))
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_blocks": 11}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("changes", first_of(2, [{"num_blocks": 11}, {"deterministic": True}, {}]), ids=str)
 def test_tokens_are_the_same_with_and_without_overlap_chunks_and_preemption(
     checkpoint: Path, changes: dict[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from engine_player import Answer, Engine
+from examples import first_of
 from mrope_player import FAMILIES, IMAGE, PROMPTS, VIDEO, Film, Grid, Seen, build_vl
 
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -275,7 +276,7 @@ def test_where_transformers_own_rule_differs(model: tuple[Any, Path], name: str)
         assert torch.equal(one.positions(3), one.own_positions(3)) == (not is_long)
 
 
-@pytest.mark.parametrize("tokens", [7, 64])
+@pytest.mark.parametrize("tokens", first_of(1, [7, 64]))
 def test_tokens_are_those_of_generate(runner: TorchRunner, prompts: list[Seen], tokens: int) -> None:
     """Behind text: behind a placeholder, with which no chat template ends, ``generate()`` goes on from its own three
     positions."""
