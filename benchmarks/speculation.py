@@ -32,6 +32,7 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import Submit
@@ -144,7 +145,7 @@ def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
             for right in rights:
                 lengths = DraftLengths(args.most, schedule={batch: args.most} if draft == "fixed" else None)
                 drafter = ScriptedDrafter(right, created.vocab_size)
-                speculation = Speculation(drafter, lengths, is_asynchronous=created.is_asynchronous)
+                speculation = Speculation(LookupDrafts(drafter), lengths, is_asynchronous=created.is_asynchronous)
                 found, accepted = measure(runner, batch, args.isl, args.osl, speculation)
                 rows.append(
                     {
