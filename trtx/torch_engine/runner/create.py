@@ -11,11 +11,14 @@ from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
+from trtx.memory.draft_models import NO_DRAFT_MODEL
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
+from trtx.torch_engine.runner.draft_target import SmallModel
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
@@ -46,7 +49,10 @@ def create_runner(args: RunnerArgs) -> TorchRunner:
         torch.set_num_threads(args.cpu_threads)
     device = resolve_device(args.device)
     try:
-        return _create(args, device)
+        runner = _create(args, device)
+        if args.draft is not None and runner.draft_model is None:
+            runner.draft_model = SmallModel(_create(draft_runner_args(args, args.draft, runner.num_blocks), device))
+        return runner
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise UsageError(
@@ -73,6 +79,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
     multiplier = _multiplier(args, device)
+    draft_needs = draft_memory_of(args, config, computed) if args.draft is not None else NO_DRAFT_MODEL
     overlaps = capability is not None and capability >= _OVERLAPS
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
@@ -86,7 +93,7 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     )  # fmt: skip
     # Zeros, not uninitialized memory: a masked position must not hold a NaN.
     pool = torch.zeros(
-        num_kv_blocks(args, config, geometry, device=device, dtype=dtype),
+        num_kv_blocks(args, config, geometry, device=device, dtype=dtype, draft=draft_needs),
         *geometry.block_shape, dtype=getattr(torch, cached), device=device,
     )  # fmt: skip
     tables = new_block_tables(

@@ -17,6 +17,7 @@ from torch import Tensor
 from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
@@ -145,6 +146,7 @@ class TorchRunner:
         self._sampler = sampler
         self.masks = None if sampler.masks is None else sampler.masks.values
         self.needs_grids = decoder.mrope is not None
+        self.draft_model: DraftModel | None = None
 
     @property
     def graph_misses(self) -> int | None:
@@ -297,6 +299,7 @@ class TorchRunner:
         """Frees CUDA graphs, weights and pool. The runner must not be used afterwards."""
         self.synchronize()
         self._embeddings.close()
+        self.draft_model = None
         del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 
-from trtx.torch_engine.core.speculation.model_drafts import DraftShare
+from trtx.torch_engine.drafting import DraftShare
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import FROM_SLOT, Batch, LaunchedStep, ModelRunner, ScheduledSequence
 
@@ -23,7 +23,7 @@ class SmallModel:
         size = runner.geometry.tokens_per_block
         self.room = runner.max_position // size * size
 
-    def draft(self, shares: SequenceOf[DraftShare]) -> list[list[int]]:
+    def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
         batch = [
             (at, _scheduled(share, share.tokens, share.start, samples=share.count > 0, is_first=share.is_first))
             for at, share in enumerate(shares)
@@ -31,7 +31,9 @@ class SmallModel:
         # The runner expects decodes first.
         batch.sort(key=lambda one: not (one[1].samples and one[1].start > 0 and len(one[1].new_token_ids) == 1))
         order = [at for at, _ in batch]
-        launched: list[tuple[list[int], LaunchedStep]] = [(order, self._runner.launch(Batch([one for _, one in batch])))]
+        launched: list[tuple[list[int], LaunchedStep]] = [
+            (order, self._runner.launch(Batch([one for _, one in batch])))
+        ]
         for place in range(1, max((share.count for share in shares), default=0)):
             longer = [at for at, share in enumerate(shares) if share.count > place]
             passes = [
