@@ -11,12 +11,13 @@ from typing import Protocol
 class DraftShare:
     """One sequence's share of a draft: ``tokens`` to compute at positions from ``start`` on, then ``count`` to draft.
 
-    ``is_first``: the first share since the sequence took its slot. ``block_ids``: the sequence's own, growing list.
+    ``is_first``: the first share since the sequence took its slot. ``block_ids``: the sequence's own, growing lists,
+    one for each KV cache group; the draft KV lies in the blocks of the first.
     """
 
     slot: int
     is_first: bool
-    block_ids: list[int]
+    block_ids: list[list[int]]
     start: int
     tokens: list[int]
     count: int

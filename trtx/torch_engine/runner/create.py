@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import torch
 
+from trtx.checkpoint.drafts import EAGLE3
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
@@ -19,6 +20,7 @@ from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
 from trtx.torch_engine.runner.draft_target import SmallModel
+from trtx.torch_engine.runner.eagle_parts import EagleParts
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
@@ -100,11 +102,14 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
         len(geometry.groups), max_batch_size=args.max_batch_size, max_seq_len=max_seq_len,
         tokens_per_block=args.tokens_per_block, device=device,
     )  # fmt: skip
+    parts = None
     cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if cached == FP8_DTYPE else None)
     positions = tables.shape[2] * args.tokens_per_block  # whole blocks: every position of a block has an angle
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
+    if args.draft is not None and args.draft.kind == EAGLE3:
+        parts = EagleParts.of(args.draft, config, weights.embedding, cache, pool.shape[0], multiplier, dtype)
     is_fused = device.type == "cuda" and not args.deterministic
     kernels = _kernels(
         config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
@@ -112,28 +117,39 @@ def _create(args: RunnerArgs, device: torch.device) -> TorchRunner:
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, overlaps=overlaps) if is_fused else None
     decoder = Decoder(
-        weights, kernels, multiplier=multiplier, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens
+        weights,
+        kernels,
+        multiplier=multiplier,
+        mrope=mrope,
+        deepstack_levels=levels,
+        few_tokens=few_tokens,
+        features=parts.features if parts is not None else None,
     )
     masks = None
     if args.guided:
         masks = TokenMasks(args.max_batch_size, config.vocab_size, device, rows_per_slot=1 + args.max_draft_len)
     sampler = Sampler(args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks)
     graphs = padded = None
+    sizes: list[int] = []
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
     if device.type == "cuda" and args.cuda_graphs:
-        sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
-        useful = {min(size, args.max_batch_size) for size in sizes}
-        graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
+        wanted = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
+        sizes = sorted({min(size, args.max_batch_size) for size in wanted})
+        graphs = DecodeGraphs(decoder, sampler, cache, sizes, config.vocab_size)
     if passes.padded_sizes and mrope is None:
         memory = graphs.memory if graphs is not None else None
         padded = PaddedPasses(
             decoder, sampler, cache, passes.padded_sizes, memory=memory, drafts=args.max_draft_len > 0
         )
-    return TorchRunner(
+    runner = TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,
     )  # fmt: skip
+    if parts is not None:
+        head = _kernels(parts.config, parts.cache, parts.rotary(positions), Attention.BY_LENGTH, overlapped_tokens=0)
+        runner.draft_model = parts.head(head, runner.block_table, sizes)
+    return runner
 
 
 def _digest(scales: torch.Tensor) -> str:

@@ -54,6 +54,6 @@ def _scheduled(
     share: DraftShare, tokens: list[int], start: int, *, samples: bool, is_first: bool = False
 ) -> ScheduledSequence:
     return ScheduledSequence(
-        slot=share.slot, is_first=is_first, new_token_ids=tokens, start=start, block_ids=[share.block_ids],
+        slot=share.slot, is_first=is_first, new_token_ids=tokens, start=start, block_ids=share.block_ids[:1],
         samples=samples, sampling=_GREEDY, prompt_token_ids=[], output_token_ids=[], seed=0,
     )  # fmt: skip

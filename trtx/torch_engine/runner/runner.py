@@ -141,7 +141,7 @@ class TorchRunner:
         self.is_asynchronous = pool.device.type == "cuda"
         self._graph_misses = 0
         self._most_rows = max(cache.padding_slot, MOST_SAMPLED_AFTER_DRAFTS)  # of logits at once
-        self._block_table = BlockTable(cache)
+        self.block_table = BlockTable(cache)
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
         self.masks = None if sampler.masks is None else sampler.masks.values
@@ -157,7 +157,7 @@ class TorchRunner:
     def launch(self, batch: Batch) -> TorchStep:
         """See :meth:`trtx.torch_engine.step.ModelRunner.launch`."""
         sequences = batch.sequences
-        self._block_table.update(sequences)
+        self.block_table.update(sequences)
         self._sampler.update(sequences)
         if self._decoder.mrope is not None:
             self._decoder.mrope.update(sequences)
@@ -300,7 +300,7 @@ class TorchRunner:
         self.synchronize()
         self._embeddings.close()
         self.draft_model = None
-        del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
+        del self._graphs, self._padded, self._decoder, self._sampler, self.block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

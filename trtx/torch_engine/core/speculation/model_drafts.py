@@ -80,7 +80,7 @@ class ModelDrafts:
             progress.num_computed, known = progress.num_computed + right, known[right:]
         tokens = known[:budget]
         return DraftShare(
-            sequence.slot, is_first, sequence.block_ids[0], progress.num_computed, tokens,
+            sequence.slot, is_first, sequence.block_ids, progress.num_computed, tokens,
             length if len(tokens) == len(known) else 0,
         )  # fmt: skip
 
@@ -97,12 +97,12 @@ class ModelDrafts:
         progress = _progress(sequence)
         end = progress.num_computed = share.start + len(share.tokens)
         progress.drafted = [] if self._model.token_shift else tokens[:-1]
-        names = sequence.block_names
+        blocks, names = share.block_ids[0], sequence.block_names
         for index in range(share.start // self._size, -(-(end + len(tokens)) // self._size)):
-            if index < len(share.block_ids):
-                self._whole.pop(share.block_ids[index], None)
+            if index < len(blocks):
+                self._whole.pop(blocks[index], None)
             if index < min(end // self._size, len(names)):
-                self._whole[share.block_ids[index]] = names[index]
+                self._whole[blocks[index]] = names[index]
 
 
 def _progress(sequence: Sequence) -> ModelProgress:
