@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from trtx.checkpoint.hub import find_on_hub
 from trtx.checkpoint.model_config import LARGEST, ModelConfig, head_shape, read_model_config
 from trtx.checkpoint.resolve import resolve_checkpoint
 from trtx.checkpoint.rope import read_rope
-from trtx.checkpoint.shapes import PREFIX, find_shape
-from trtx.checkpoint.synthetic import make_synthetic
+from trtx.checkpoint.shapes import PREFIX
 from trtx.checkpoint.weight_index import check_weights, weight_files, without_weights
 from trtx.errors import UsageError
 
-DRAFT_TARGET, EAGLE3 = "Draft_Target", "Eagle3"
-NEEDS_MODEL = (DRAFT_TARGET, EAGLE3)
+EAGLE3 = "Eagle3"
+TRAINED = {f"{PREFIX}tiny-draft": "tiny_draft", f"{PREFIX}tiny-eagle3": "tiny_eagle3"}
+"""The draft models of ``synthetic:tiny-trained``, which are part of the package: ``tools/training/train_drafts.py``."""
 _FEATURE_LAYERS, _LAYER_IDS = 3, "eagle_aux_hidden_state_layer_ids"
 _FIELD = "speculative_config.speculative_model"
 
@@ -40,12 +41,14 @@ def find_draft(name: str, kind: str) -> Path:
 
     An EAGLE-3 head has no tokenizer: it shares the target model's.
     """
+    if name in TRAINED:
+        return Path(__file__).with_name(TRAINED[name])
     if kind != EAGLE3:
         return resolve_checkpoint(name).path
-    if name.startswith(PREFIX):
-        return make_synthetic(find_shape(name.removeprefix(PREFIX)))
     path = Path(name).expanduser()
-    path = path if path.exists() else find_on_hub(name)
+    if name.startswith(PREFIX):
+        raise UsageError(f"{_FIELD} is {name!r}; the synthetic EAGLE-3 head is {next(reversed(TRAINED))}")
+    path = path if path.exists() or name.startswith((".", "/", "~")) else find_on_hub(name)
     if not (path / CONFIG).is_file():
         raise UsageError(f"{_FIELD} is {name!r}, which has no {CONFIG}; expected the directory of an EAGLE-3 head")
     files = weight_files(path)
@@ -53,6 +56,14 @@ def find_draft(name: str, kind: str) -> Path:
     if not files:
         raise UsageError(without_weights(path))
     return path.resolve()
+
+
+def check_draft_of(speculation: Mapping[str, Any], target: Path) -> None:
+    """Refuses the draft model of a ``speculative_config`` that does not fit ``target``, with UsageError."""
+    name = speculation.get("speculative_model") or speculation.get("speculative_model_dir")
+    kind = speculation.get("decoding_type")
+    if isinstance(name, str) and kind in ("Draft_Target", EAGLE3):
+        check_draft(target, find_draft(name, kind), kind, layers=speculation.get("eagle3_layers_to_capture"))
 
 
 def check_draft(target: Path, draft: Path, kind: str, *, layers: list[int] | None = None) -> None:

@@ -36,11 +36,11 @@ def build_target() -> PreTrainedModel:
 
 def head_tensors() -> dict[str, Tensor]:
     torch.manual_seed(5)
-    attention, mlp = "midlayer.self_attn", "midlayer.mlp"
+    attention, mlp, kv = "midlayer.self_attn", "midlayer.mlp", (KV_HEADS * DIM, 2 * HIDDEN)
     shapes = {
         "fc.weight": (HIDDEN, 3 * HIDDEN), "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
-        f"{attention}.q_proj.weight": (HEADS * DIM, 2 * HIDDEN), f"{attention}.k_proj.weight": (KV_HEADS * DIM, 2 * HIDDEN),
-        f"{attention}.v_proj.weight": (KV_HEADS * DIM, 2 * HIDDEN), f"{attention}.o_proj.weight": (HIDDEN, HEADS * DIM),
+        f"{attention}.q_proj.weight": (HEADS * DIM, 2 * HIDDEN), f"{attention}.k_proj.weight": kv,
+        f"{attention}.v_proj.weight": kv, f"{attention}.o_proj.weight": (HIDDEN, HEADS * DIM),
         f"{mlp}.gate_proj.weight": (INNER, HIDDEN), f"{mlp}.up_proj.weight": (INNER, HIDDEN),
         f"{mlp}.down_proj.weight": (HIDDEN, INNER),
     }  # fmt: skip
@@ -119,9 +119,10 @@ class Reference:
         embedding = self._model.get_input_embeddings().weight
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        following, drafted = known[1:], []
+        following, drafted, hidden = known[1:], [], features[0]
         for position in range(len(known) - 2 + count):
-            hidden = features[position] if position < len(features) else hidden
+            if position < len(features):
+                hidden = features[position]
             joined = torch.cat((
                 self._norm(embedding[following[position]], "midlayer.input_layernorm"),
                 self._norm(hidden, "midlayer.hidden_norm"),
