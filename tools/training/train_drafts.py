@@ -36,9 +36,9 @@ log = logging.getLogger("train_drafts")
 
 DRAFT_DIRECTORY = TRAINED_DIRECTORY.with_name("tiny_draft")
 EAGLE_DIRECTORY = TRAINED_DIRECTORY.with_name("tiny_eagle3")
-DRAFT_LAYERS, DRAFT_STEPS, EAGLE_STEPS = 2, 300, 400
-ROWS, MUON_RATE, ADAM_RATE = 24, 0.01, 1e-3
-UNROLLED, DRAFT_VOCABULARY = 4, 640
+DRAFT_LAYERS, DRAFT_STEPS, EAGLE_STEPS = 2, 100, 300
+ROWS, MUON_RATE, ADAM_RATE = 16, 0.015, 2e-3
+UNROLLED, DRAFT_VOCABULARY = 3, 640
 CAPTURED = (0, 1, 2)
 TEXT_PROMPT, TEXT_ANSWER, TEXTS = 32, 64, 192
 _IGNORED = -100
@@ -89,8 +89,13 @@ class Answers:
 
 
 def optimizers(parameters: dict[str, Tensor]) -> list[tuple[Any, float]]:
-    matrices = [value for name, value in parameters.items() if value.ndim == 2 and "embed" not in name]
-    others = [value for name, value in parameters.items() if value.ndim != 2 or "embed" in name]
+    """Muon for the matrices of layers, AdamW for all else, each with its peak learning rate."""
+    vocabulary = ("embed", "lm_head")
+    matrices = [
+        value for name, value in parameters.items() if value.ndim == 2 and not any(one in name for one in vocabulary)
+    ]
+    known = {id(value) for value in matrices}
+    others = [value for value in parameters.values() if id(value) not in known]
     return [
         (Float32Muon(matrices, lr=MUON_RATE), MUON_RATE),
         (torch.optim.AdamW(others, lr=ADAM_RATE, weight_decay=0.0), ADAM_RATE),
@@ -125,7 +130,7 @@ def train_draft(target: Any, answers: Answers, steps: int, out: Path) -> None:
         labels = wanted[:, :-1].masked_fill(~mask[:, 1:], _IGNORED)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=_IGNORED)
         descend(descents, loss, rate(step, steps))
-        if step % 20 == 0 or step == steps - 1:
+        if step % 10 == 0 or step == steps - 1:
             right = (logits[:, :-1].argmax(-1) == labels)[labels != _IGNORED].float().mean()
             log.info("tiny-draft: step %d of %d, loss %.3f, right %.3f", step, steps, loss.item(), right)
     out.mkdir(parents=True, exist_ok=True)
@@ -257,7 +262,7 @@ def train_head(target: Any, answers: Answers, steps: int, out: Path) -> None:
         loss = sum(0.8**depth * one for depth, one in enumerate(losses))
         assert isinstance(loss, Tensor)
         descend(descents, loss, rate(step, steps))
-        if step % 20 == 0 or step == steps - 1:
+        if step % 10 == 0 or step == steps - 1:
             known = labels != _IGNORED
             right = [(logits.argmax(-1) == labels)[known].float().mean().item() for logits in passes]
             log.info("tiny-eagle3: step %d of %d, right %s", step, steps, " ".join(f"{one:.3f}" for one in right))
