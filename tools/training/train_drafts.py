@@ -17,7 +17,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +47,22 @@ _IGNORED = -100
 class Answers:
     """Token ids of training prompts with answers; each with the length of its prompt."""
 
-    def __init__(self, model: Any, encode: Callable[[str], list[int]], seed: int) -> None:
+    def __init__(self, model: Any, encode: Callable[[str], list[int]], seed: int, texts: int = TEXTS) -> None:
+        """``texts``: texts that the target model continues."""
         self._encode = encode
         self._dice = random.Random(seed)
         self._tasks = {task: samples(task, "train", seed + 1) for task in TASKS}
-        self._texts = list(self._continued(model, seed))
+        self._texts = list(self._continued(model, seed, texts))
 
-    def _continued(self, model: Any, seed: int) -> Iterator[tuple[list[int], int]]:
+    def _continued(self, model: Any, seed: int, texts: int) -> Iterator[tuple[list[int], int]]:
         """Continues training text greedily, as the target model would answer it."""
-        ids = self._encode("".join(sentences(seed + 2, 40 * TEXTS)))
-        begins = [self._dice.randrange(len(ids) - TEXT_PROMPT) for _ in range(TEXTS)]
+        ids = self._encode("".join(sentences(seed + 2, 40 * texts)))
+        begins = [self._dice.randrange(len(ids) - TEXT_PROMPT) for _ in range(texts)]
         lengths = [self._dice.choice((TEXT_PROMPT // 2, TEXT_PROMPT)) for _ in begins]
         for length in (TEXT_PROMPT // 2, TEXT_PROMPT):
             prompts = [ids[begin : begin + length] for begin, own in zip(begins, lengths, strict=True) if own == length]
+            if not prompts:
+                continue
             whole = model.generate(
                 torch.tensor(prompts), attention_mask=torch.ones(len(prompts), length, dtype=torch.long),
                 max_new_tokens=TEXT_ANSWER, do_sample=False, eos_token_id=None, pad_token_id=0,
@@ -194,7 +197,8 @@ class Head(torch.nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def projected(self, x: Tensor, kind: str, heads: int) -> Tensor:
-        found = F.linear(x, self[f"midlayer.self_attn.{kind}_proj"]).unflatten(-1, (heads, self.dim)).transpose(1, 2)
+        found = F.linear(x, self[f"midlayer.self_attn.{kind}_proj"])
+        found = found.view(*x.shape[:2], heads, self.dim).transpose(1, 2)
         return found if kind == "v" else self.rotate(found)
 
     def forward(self, following: Tensor, features: Tensor, unrolled: int) -> list[Tensor]:
@@ -288,7 +292,7 @@ def write_config(out: Path, config: dict[str, Any]) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def write_weights(out: Path, tensors: dict[str, Tensor], others: dict[str, Tensor] | None = None) -> None:
+def write_weights(out: Path, tensors: Mapping[str, Tensor], others: dict[str, Tensor] | None = None) -> None:
     """Writes ``tensors`` in bfloat16 and ``others`` as they are."""
     state = {name: value.detach().bfloat16().contiguous() for name, value in tensors.items()}
     path = out / "model.safetensors"
@@ -303,6 +307,7 @@ def main() -> None:
     parser.add_argument("--eagle3-out", type=Path, default=EAGLE_DIRECTORY)
     parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS)
     parser.add_argument("--eagle3-steps", type=int, default=EAGLE_STEPS)
+    parser.add_argument("--texts", type=int, default=TEXTS, help="training texts that the target model continues")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -319,9 +324,16 @@ def main() -> None:
         return ids
 
     if arguments.only != "eagle3":
-        train_draft(target, Answers(target, encode, arguments.seed), arguments.draft_steps, arguments.draft_out)
+        train_draft(
+            target, Answers(target, encode, arguments.seed, arguments.texts), arguments.draft_steps, arguments.draft_out
+        )
     if arguments.only != "draft":
-        train_head(target, Answers(target, encode, arguments.seed), arguments.eagle3_steps, arguments.eagle3_out)
+        train_head(
+            target,
+            Answers(target, encode, arguments.seed, arguments.texts),
+            arguments.eagle3_steps,
+            arguments.eagle3_out,
+        )
     log.info("%.0f s of CPU", time.process_time() - began)
 
 
