@@ -1,4 +1,4 @@
-"""Speculation with a model that drafts, on a GPU: CUDA graphs of its passes, and the tokens that no speculation gives."""
+"""Speculation with a draft model on a GPU: CUDA graphs of its passes, and the tokens that no speculation gives."""
 
 from __future__ import annotations
 
