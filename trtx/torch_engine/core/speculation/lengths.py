@@ -80,6 +80,7 @@ class DraftLengths:
         self._since_plain = 0
         self._since_draft = 0
         self._next_try = _FIRST_TRY
+        self._is_try = False  # whether the last choice drafts in spite of the estimate
 
     def limit(self, batch: int) -> int:
         """The largest draft length that the configuration allows at ``batch`` decoding sequences."""
@@ -109,12 +110,8 @@ class DraftLengths:
             seconds = self._times.expected(batch, total) or plain * _slowdown(batch, total)
             if (batch + gain) / seconds > best:
                 best, chosen = (batch + gain) / seconds, lengths
-        if any(chosen):
-            self._next_try = _FIRST_TRY
-        elif self._since_draft >= self._next_try:
-            self._next_try = min(2 * self._next_try, _LAST_TRY)
-            return _few(whole, max(1, batch // _TRIED_SHARE))
-        return chosen
+        self._is_try = not any(chosen) and self._since_draft >= self._next_try
+        return _few(whole, max(1, batch // _TRIED_SHARE)) if self._is_try else chosen
 
     def verified(self, draft: Draft, drafted: int, accepted: int) -> None:
         """Learns how many of ``drafted`` tokens were accepted."""
@@ -124,7 +121,20 @@ class DraftLengths:
         """Learns how long a step took that had decoding sequences only, and ``drafted`` tokens in all."""
         self._times.add(batch, drafted, seconds)
         self._since_plain = self._since_plain + 1 if drafted else 0
-        self._since_draft = 0 if drafted else self._since_draft + 1
+        if drafted:
+            self._drafted()
+        else:
+            self._since_draft += 1
+
+    def wasted(self, drafts: Sequence[Draft]) -> None:
+        """Learns that ``drafts`` had no token that a step could verify, such as one that a grammar allows."""
+        for draft in drafts:
+            self._rate(draft).add(1, 0)
+        self._drafted()
+
+    def _drafted(self) -> None:
+        self._since_draft = 0
+        self._next_try = min(2 * self._next_try, _LAST_TRY) if self._is_try else _FIRST_TRY
 
     def _rate(self, draft: Draft) -> AcceptanceRate:
         return self._rates.setdefault(min(draft.strength, _STRONGEST), AcceptanceRate())

@@ -103,6 +103,8 @@ class Speculation:
                 drafted.follow(sequence.matcher)
             if drafted.tokens:
                 drafts.append((sequence, drafted))
+        if chosen and not drafts:
+            self._lengths.wasted([draft for _, draft, _ in chosen])
         self.counts.drafting_s += time.perf_counter() - began
         return drafts
 
