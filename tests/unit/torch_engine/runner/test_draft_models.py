@@ -148,6 +148,19 @@ def test_a_long_prompt_is_drafted_for_once_the_draft_model_has_computed_it(targe
     assert speculation.counts.drafted == speculation.counts.accepted != []
 
 
+def test_a_sequence_beyond_the_context_of_the_draft_model_goes_on_without_drafts(
+    target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shorter = with_tokenizer(save(build("qwen3", max_position_embeddings=32), tmp_path_factory.mktemp("shorter")))
+    runner = new_runner(target, shorter)
+    wish = Wish(0, random_prompt(20, 0), {"max_tokens": 40}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    speculation = always(runner)
+    found, _ = served(runner, [wish], overlap=True, speculation=speculation)
+    assert found[0].tokens == expected[0].tokens
+    assert 0 < sum(speculation.counts.drafted) <= 12
+
+
 def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(target: Path, draft: Path) -> None:
     runner = new_runner(target, draft, deterministic=True)
     kinds = ({}, {"temperature": 1.0}, {"temperature": 1.0, "frequency_penalty": 0.5})

@@ -45,9 +45,14 @@ class ModelDrafts:
 
     def outlook(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[Draft]:
         return [
-            Draft([_UNKNOWN] * max(0, count if one.room + count <= self._model.room else 0), _progress(one).strength)
+            Draft([_UNKNOWN] * min(count, self._left(one)), _progress(one).strength)
             for one, count in zip(sequences, most, strict=True)
         ]
+
+    def _left(self, sequence: Sequence) -> int:
+        """Number of tokens that the draft model's context has room for."""
+        room = self._model.room
+        return max(0, room - sequence.num_known) if sequence.room <= room else 0
 
     def draft(self, chosen: SequenceOf[tuple[Sequence, Draft, int]]) -> list[list[int]]:
         shares: list[DraftShare] = []

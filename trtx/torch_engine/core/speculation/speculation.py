@@ -96,15 +96,18 @@ class Speculation:
                 chosen.append((sequence, draft, length))
                 most_tokens -= length
         drafts: list[tuple[Sequence, Drafted]] = []
+        cut: list[Draft] = []
         for (sequence, draft, _), tokens in zip(chosen, self._source.draft(chosen) if chosen else (), strict=True):
-            drafted = Drafted(draft, tokens)
+            drafted, has_tokens = Drafted(draft, tokens), bool(tokens)
             drafted.cut(_first_end(drafted.tokens, sequence))
             if sequence.matcher is not None:
                 drafted.follow(sequence.matcher)
             if drafted.tokens:
                 drafts.append((sequence, drafted))
-        if chosen and not drafts:
-            self._lengths.wasted([draft for _, draft, _ in chosen])
+            elif has_tokens:
+                cut.append(draft)
+        if cut and not drafts:
+            self._lengths.wasted(cut)
         self.counts.drafting_s += time.perf_counter() - began
         return drafts
 
