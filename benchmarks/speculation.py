@@ -32,10 +32,13 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.model_drafts import ModelDrafts
+from trtx.torch_engine.core.speculation.sources import DraftSource, LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.drafting import DraftModel, DraftShare
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import Batch, LaunchedStep, Sampled
 
@@ -82,6 +85,19 @@ class KnownTokens:
     tokens: list[int] = field(default_factory=list)
 
 
+class ScriptedDraftModel:
+    """A draft model that does all of the work, and whose tokens are scripted."""
+
+    def __init__(self, model: DraftModel, drafter: ScriptedDrafter) -> None:
+        self.token_shift, self.room = model.token_shift, model.room
+        self._model, self._drafter = model, drafter
+
+    def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
+        found = self._model.draft(shares)
+        begins = [share.start + len(share.tokens) + self.token_shift for share in shares]
+        return [self._drafter.guesses(begin, len(one)) for begin, one in zip(begins, found, strict=True)]
+
+
 class ScriptedDrafter:
     def __init__(self, right: float, vocab_size: int) -> None:
         self._right, self._vocab_size, self._dice = right, vocab_size, random.Random(0)
@@ -90,8 +106,10 @@ class ScriptedDrafter:
         return KnownTokens()
 
     def draft(self, state: DraftState, most: int) -> Draft:
-        length = len(state.tokens)
-        return Draft([self._guess(position) for position in range(length, length + most)], 1)
+        return Draft(self.guesses(len(state.tokens), most), 1)
+
+    def guesses(self, begin: int, count: int) -> list[int]:
+        return [self._guess(position) for position in range(begin, begin + count)]
 
     def _guess(self, position: int) -> int:
         token = scripted(position, self._vocab_size)
@@ -135,6 +153,13 @@ def measure(runner: Any, batch: int, isl: int, osl: int, speculation: Speculatio
     return DecodeRate(tokens / (now - began) if now else 0.0, steps, accepted)
 
 
+def scripted_source(runner: TorchRunner, drafter: ScriptedDrafter) -> DraftSource:
+    if runner.draft_model is None:
+        return LookupDrafts(drafter)
+    model = ScriptedDraftModel(runner.draft_model, drafter)
+    return ModelDrafts(model, tokens_per_block=runner.geometry.tokens_per_block, max_num_tokens=MOST_TOKENS)
+
+
 def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
     batches = [int(one) for one in args.batches.split(",")]
     rights = [float(one) for one in args.right.split(",")]
@@ -142,14 +167,15 @@ def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
         RunnerArgs(
             model_dir=resolve_checkpoint(args.model).path, max_batch_size=max(batches), max_seq_len=args.isl + args.osl,
             max_draft_len=args.most, max_tokens=args.max_tokens,
+            draft=DraftArgs(args.drafter, args.draft_model) if args.draft_model else None,
         )
     )  # fmt: skip
     runner = ScriptedRunner(created)
 
     def scripted_speculation(batch: int, draft: str, right: float) -> Speculation:
         lengths = DraftLengths(args.most, schedule={batch: args.most} if draft == "fixed" else None)
-        drafter = ScriptedDrafter(right, created.vocab_size)
-        return Speculation(drafter, lengths, is_asynchronous=created.is_asynchronous)
+        source = scripted_source(created, ScriptedDrafter(right, created.vocab_size))
+        return Speculation(source, lengths, is_asynchronous=created.is_asynchronous)
 
     rows = []
     print(
@@ -182,51 +208,88 @@ def by_acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def tokens_a_step(
-    core: EngineCore, prompts: Sequence[list[int]], ends: tuple[int, ...], osl: int
-) -> tuple[list[list[int]], float]:
-    """Answers prompts one after the other. Returns the answers, and the tokens of a decode step."""
-    answers, steps = [], 0
+@dataclass
+class TaskAnswers:
+    """The answers to some prompts, and the decode steps that they took."""
+
+    answers: list[list[int]]
+    steps: int
+
+    def row(self, task: str, drafter: str) -> dict[str, Any]:
+        tokens = sum(map(len, self.answers)) / len(self.answers)
+        rate = sum(len(answer) - 1 for answer in self.answers) / max(1, self.steps)
+        print(f"{drafter:>12} {task:>12} {len(self.answers):>7} {tokens:>7.1f} {rate:>13.2f}", flush=True)
+        return {"task": task, "drafter": drafter, "tokens_per_step": rate, "tokens_per_answer": tokens}
+
+
+def answered(core: EngineCore, prompts: Sequence[list[int]], ends: tuple[int, ...], osl: int) -> TaskAnswers:
+    """Answers prompts one after the other."""
+    found = TaskAnswers([], 0)
     for number, prompt in enumerate(prompts):
         answer: list[int] = []
         core.submit(Submit(number, prompt, SamplingPlan(max_tokens=osl, end_ids=ends)))
         while core.wait_s is not None:
             report = core.step()
             for update in report.updates if report is not None else ():
-                steps += bool(answer) and bool(update.token_ids)
+                found.steps += bool(answer) and bool(update.token_ids)
                 answer += update.token_ids
-        answers.append(answer)
-    return answers, sum(len(answer) - 1 for answer in answers) / max(1, steps)
+        found.answers.append(answer)
+    return found
 
 
 def by_task(args: argparse.Namespace) -> list[dict[str, Any]]:
     model = resolve_checkpoint("synthetic:tiny-trained").path
+    always = {1: args.most}
     drafters = {
         "NGram": SpeculativeConfig(
-            decoding_type="NGram", max_draft_len=args.most, max_matching_ngram_size=3, draft_len_schedule={1: args.most}
+            decoding_type="NGram", max_draft_len=args.most, max_matching_ngram_size=3, draft_len_schedule=always
         ),
-        "SA": SpeculativeConfig(decoding_type="SA", max_draft_len=args.most, draft_len_schedule={1: args.most}),
-    }
+        "SA": SpeculativeConfig(decoding_type="SA", max_draft_len=args.most, draft_len_schedule=always),
+        "Draft_Target": SpeculativeConfig(
+            decoding_type="Draft_Target", max_draft_len=args.most, draft_len_schedule=always,
+            speculative_model="synthetic:tiny-draft",
+        ),
+        "Eagle3": SpeculativeConfig(
+            decoding_type="Eagle3", max_draft_len=args.most, draft_len_schedule=always,
+            speculative_model="synthetic:tiny-eagle3",
+        ),
+    }  # fmt: skip
     tokenizer = load_tokenizer(model)
     ends = read_end_ids(model)
     asked = {task: [sample.chat()[0] for sample in held_out_samples(task, args.count)] for task in TASKS}
     asked["text"] = [text[: len(text) // 3] for text in held_out_passages(args.count)]
-    runner = create_runner(
-        RunnerArgs(model_dir=model, dtype="float32", max_tokens=4096, max_batch_size=1, max_draft_len=args.most)
-    )
+    prompts = {task: [tokenizer.encode(text).ids for text in texts] for task, texts in asked.items()}
+    plain: dict[str, TaskAnswers] = {}
     rows = []
-    print(f"{'task':>12} {'answers':>7} {'tokens':>7} {'drafter':>8} {'tokens a step':>13}")
-    for task, texts in asked.items():
-        prompts = [tokenizer.encode(text).ids for text in texts]
-        plain, _ = tokens_a_step(EngineCore(runner, SchedulerLimits(1, 2048)), prompts, ends, args.osl)
-        for name, config in drafters.items():
-            speculation = create_speculation(config, is_asynchronous=False)
+    print(f"{'drafter':>12} {'task':>12} {'answers':>7} {'tokens':>7} {'tokens a step':>13}")
+    for name, config in {"none": None, **drafters}.items():
+        draft = DraftArgs(name, config.draft_model) if config is not None and config.draft_model else None
+        runner = create_runner(
+            RunnerArgs(
+                model_dir=model,
+                dtype="float32",
+                max_tokens=4096,
+                max_batch_size=1,
+                max_draft_len=args.most,
+                draft=draft,
+            )
+        )
+        found: list[TaskAnswers] = []
+        for task, own in prompts.items():
+            speculation = create_speculation(config, runner, max_num_tokens=2048) if config is not None else None
             core = EngineCore(runner, SchedulerLimits(1, 2048), speculation=speculation)
-            answers, found = tokens_a_step(core, prompts, ends, args.osl)
-            assert answers == plain, "speculation changed an answer"
-            mean = sum(map(len, answers)) / len(answers)
-            rows.append({"task": task, "drafter": name, "tokens_per_step": found, "tokens_per_answer": mean})
-            print(f"{task:>12} {len(answers):>7} {mean:>7.1f} {name:>8} {found:>13.2f}", flush=True)
+            one = answered(core, own, ends, args.osl)
+            if config is None:
+                plain[task] = one
+                continue
+            assert one.answers == plain[task].answers, "speculation changed an answer"
+            found.append(one)
+            rows.append(one.row(task, name))
+        if found:
+            rows.append(
+                TaskAnswers([row for one in found for row in one.answers], sum(o.steps for o in found)).row("all", name)
+            )
+        runner.close()
     return rows
 
 
@@ -236,6 +299,8 @@ def main() -> None:
     parser.add_argument("--model", default="synthetic:qwen3-8b")
     parser.add_argument("--batches", default="1,8,64,256")
     parser.add_argument("--right", default="0,0.3,0.6,0.8", help="probabilities that a guess is right")
+    parser.add_argument("--draft-model", help="it does its work, and its tokens are scripted, too")
+    parser.add_argument("--drafter", choices=("Draft_Target", "Eagle3"), default="Eagle3", help="its kind")
     parser.add_argument("--most", type=int, default=4, help="max_draft_len")
     parser.add_argument("--isl", type=int, default=128)
     parser.add_argument("--osl", type=int, default=256)

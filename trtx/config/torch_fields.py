@@ -63,7 +63,8 @@ _HONOURED: Mapping[str, Honoured] = {
         _of(
             "speculative_config",
             "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all "
-            "is_use_oldest is_public_pool",
+            "is_use_oldest is_public_pool speculative_model speculative_model_dir eagle3_one_model "
+            "eagle3_layers_to_capture",
         ),
         Honoured(),
     ),
@@ -80,7 +81,7 @@ _KV = Unused("the torch engine keeps KV on its device alone, in one pool of equa
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
 _TRANSFER = Unused("the torch engine moves KV in one way")
 # Speculation accepts a draft token only if the model itself would have sampled it: it gives the same tokens, sooner.
-_DRAFTS = Unused("the torch engine drafts chains of tokens with NGram or SA, by lengths that it measures")
+_DRAFTS = Unused("the torch engine drafts chains of tokens, by lengths that it measures")
 _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
         _of(
@@ -171,11 +172,10 @@ _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
         _of(
             "speculative_config",
-            "max_total_draft_tokens speculative_model speculative_model_dir load_format acceptance_window "
+            "max_total_draft_tokens load_format acceptance_window "
             "acceptance_length_threshold acceptance_rate_threshold acceptance_rate_window_size "
             "use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices use_dynamic_tree "
-            "dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_one_model "
-            "eagle3_layers_to_capture eagle3_model_arch sa_config "
+            "dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_model_arch sa_config "
             "num_nextn_predict_layers use_mtp_vanilla mtp_eagle_one_model begin_thinking_phase_token "
             "end_thinking_phase_token enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
             "markov_head_type markov_rank write_interval file_prefix drafter resource_manager max_window_size "

@@ -17,6 +17,9 @@ TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
 """The KV transport for each of TensorRT-LLM's transceiver backends. In the torch engine all are NIXL over UCX."""
 DEFAULT_TOKENS_PER_BLOCK = 32
 
+DRAFTERS = ("NGram", "SA", "Draft_Target", "Eagle3")
+"""The kinds of speculation that the torch engine has."""
+
 _BLOCK = "kv_cache_config.tokens_per_block"
 _POOL = "kv_cache_config.max_tokens"
 _SPEC = "speculative_config"
@@ -54,8 +57,10 @@ LIMITS: Mapping[str, FieldLimit] = {
     "kv_cache_config.event_buffer_max_size": _at_least(0),
     "cuda_graph_config.batch_sizes": FieldLimit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
     "speculative_config.decoding_type": FieldLimit(
-        "NGram or SA; the other kinds need draft weights, which the torch engine does not load",
-        lambda value: value in ("NGram", "SA"),
+        f"one of {', '.join(DRAFTERS)}: the torch engine has no other drafters", lambda value: value in DRAFTERS
+    ),
+    "speculative_config.eagle3_one_model": FieldLimit(
+        "true: the torch engine computes an EAGLE-3 head with its model", lambda value: value is True
     ),
     "speculative_config.max_draft_len": _at_least(1),
     "speculative_config.max_concurrency": _at_least(1),
@@ -103,6 +108,8 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
     kind, length, schedule = (spec.get(name) for name in ("decoding_type", "max_draft_len", "draft_len_schedule"))
     if kind is not None and length is None:
         yield OutsideLimit(f"{_SPEC}.max_draft_len", None, f"the most tokens that {kind} drafts at once, such as 4")
+    if kind in ("Draft_Target", "Eagle3") and not (spec.get("speculative_model") or spec.get("speculative_model_dir")):
+        yield OutsideLimit(f"{_SPEC}.speculative_model", None, f"the draft model, which {kind} needs")
     if kind == "NGram" and spec.get("max_matching_ngram_size") == -1:
         yield OutsideLimit(f"{_SPEC}.max_matching_ngram_size", -1, "at least 1, as NGram matches that many tokens")
     if schedule and spec.get("max_concurrency") is not None:

@@ -17,6 +17,7 @@ from trtx.checkpoint import (
     read_model_config,
     resolve_checkpoint,
 )
+from trtx.checkpoint.drafts import check_draft_of
 from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.vision import read_vision_config
 from trtx.checkpoint.windows import computed_windows
@@ -146,6 +147,8 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
         for config in configs.values():
+            if machine is not None:
+                check_draft_of(config.values.get("speculative_config") or {}, checkpoint.path)
             computed_windows(
                 read_model_config(checkpoint.path).windows,
                 checkpoint.path,

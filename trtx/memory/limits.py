@@ -50,6 +50,7 @@ class Limits:
     speculation: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None
+    draft_layers: tuple[int, ...] = ()
 
     @property
     def world(self) -> int:
@@ -97,6 +98,7 @@ def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
         speculation=speculative.text("decoding_type"),
         draft_tokens=speculative.whole("max_draft_len") or speculative.whole("num_nextn_predict_layers") or 0,
         draft_model=speculative.text("speculative_model") or speculative.text("speculative_model_dir"),
+        draft_layers=speculative.wholes("eagle3_layers_to_capture"),
     )
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from trtx.checkpoint.dense import layer_products
+from trtx.checkpoint.drafts import find_draft
 from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
-from trtx.checkpoint.model_config import read_model_config
+from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.checkpoint.tensor_parallel import check_ranks, rank_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
+from trtx.memory.draft_models import draft_memory
 from trtx.memory.encoder import MediaMemory, arena_bytes
 from trtx.memory.gpus import MemoryDevice, capability_of
 from trtx.memory.limits import Limits
@@ -69,7 +72,8 @@ def _for_torch(
     kept = config.quantization.algorithm if is_kept and config.quantization else None
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
-        layers=tuple(Counter({"whole": count}) for count in layers),  # of one rank already
+        # Of one rank already. A draft model runs on one GPU.
+        layers=(*(Counter({"whole": count}) for count in layers), *_draft_layers(config, limits, dtype)),
         embedding=vocabulary,
         # A rank has this share of its rows, filled up so that all ranks have as many.
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
@@ -92,3 +96,16 @@ def _for_torch(
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
         shared_bytes=media.shared_bytes if media is not None else 0,
     )
+
+
+def _draft_layers(target: ModelConfig, limits: Limits, dtype: str) -> list[Counter[str]]:
+    """Returns a draft model as further layers of the target model, as many as have the KV of the draft model."""
+    if limits.draft_model is None or limits.speculation is None:
+        return []
+    draft = draft_memory(
+        find_draft(limits.draft_model, limits.speculation), limits.speculation, target,
+        layers=list(limits.draft_layers) or None, dtype=dtype, max_num_tokens=limits.max_num_tokens,
+        max_batch_size=limits.max_batch_size,
+    )  # fmt: skip
+    count = max(1, ceil(draft.token_bytes / (2 * target.kv_size * DTYPE_BYTES[dtype])))
+    return [Counter({"whole": ceil(draft.fixed_bytes / count)}) for _ in range(count)]

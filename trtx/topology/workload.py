@@ -366,6 +366,12 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
             f"{role} asks for {size} GPUs per worker, and engine torch hands KV off between workers of one GPU only; "
             "use --tp 1, --mode agg, or --engine tensorrt-llm"
         )
+    speculation = values.get("speculative_config") or {}
+    if size > 1 and (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
+        raise UsageError(
+            f"{role} asks for {size} GPUs per worker, and engine torch runs the draft model of "
+            f"{speculation.get('decoding_type')} on one GPU; use --tp 1, NGram or SA, or --engine tensorrt-llm"
+        )
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:

@@ -66,6 +66,13 @@ class SpeculativeConfig:
     is_keep_all: bool = True
     is_use_oldest: bool = True
     is_public_pool: bool = True
+    speculative_model: str | None = None
+    speculative_model_dir: str | None = None  # the same, by its name in earlier releases
+    eagle3_layers_to_capture: list[int] | None = None
+
+    @property
+    def draft_model(self) -> str | None:
+        return self.speculative_model or self.speculative_model_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

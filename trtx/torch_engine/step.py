@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtx.ipc.shared_tensor import SharedTensor
+    from trtx.torch_engine.drafting import DraftModel
     from trtx.torch_engine.messages import MediaSpan
     from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -166,6 +167,7 @@ class ModelRunner(Protocol):
     # [max_batch_size * (1 + max_draft_len), words] in host memory: bit t of a row is 1 if token t may be sampled. None:
     # the runner was built without guided decoding.
     masks: npt.NDArray[np.int32] | None
+    draft_model: DraftModel | None  # None: drafts need no model
 
     @property
     def graph_misses(self) -> int | None:

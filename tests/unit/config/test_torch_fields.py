@@ -56,8 +56,20 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
     ("spec", "says"),
     [
         (
-            {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "m"},
-            "speculative_config.decoding_type is 'Eagle3'; expected NGram or SA; the other kinds need draft weights",
+            {"decoding_type": "MTP", "max_draft_len": 3},
+            "speculative_config.decoding_type is 'MTP'; expected one of NGram, SA, Draft_Target, Eagle3",
+        ),
+        (
+            {"decoding_type": "Eagle3", "max_draft_len": 3},
+            "speculative_config.speculative_model is None; expected the draft model, which Eagle3 needs",
+        ),
+        (
+            {"decoding_type": "Draft_Target", "max_draft_len": 64, "speculative_model": "m"},
+            "max_draft_len is 64; expected at most 63, as max_num_tokens",
+        ),
+        (
+            {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "m", "eagle3_one_model": False},
+            "eagle3_one_model is False; expected true",
         ),
         ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
         ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),

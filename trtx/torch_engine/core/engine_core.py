@@ -239,7 +239,7 @@ class EngineCore:
         """Applies a step with a draft. Returns the update, and the number of positions that are written."""
         assert self._speculation is not None
         update, num_accepted = sequence.advance_drafted(sampled)
-        self._speculation.verified(drafted, num_accepted)
+        self._speculation.verified(sequence, drafted, num_accepted)
         return update, sequence.num_written
 
     def _report(self, *, has_computed: bool) -> StepReport | None:

@@ -169,7 +169,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         kv_transfer_timeout_s=args.cache_transceiver_config.kv_transfer_timeout_ms / 1e3,
         grammars=_grammars(args, runner.vocab_size, on_compiled),
         batched_processor=batched,
-        speculation=create_speculation(spec, is_asynchronous=runner.is_asynchronous) if spec is not None else None,
+        speculation=create_speculation(spec, runner, max_num_tokens=args.max_num_tokens) if spec is not None else None,
     )
     channel.send(
         Ready(
@@ -214,9 +214,12 @@ def _grammars(args: LlmArgs, vocab_size: int, on_compiled: Callable[[], None]) -
 
 def runner_args(args: LlmArgs) -> RunnerArgs:
     """Translates ``LlmArgs`` into the runner's arguments. Raises UsageError for a value that no runner supports."""
-    from trtx.torch_engine.runner import RunnerArgs
+    from trtx.torch_engine.runner import DraftArgs, RunnerArgs
 
-    kv, graphs = args.kv_cache_config, args.cuda_graph_config
+    kv, graphs, spec = args.kv_cache_config, args.cuda_graph_config, args.speculative_config
+    draft = None
+    if spec is not None and spec.draft_model is not None:
+        draft = DraftArgs(spec.decoding_type, spec.draft_model, spec.eagle3_layers_to_capture)
     return RunnerArgs(
         model_dir=Path(args.model),
         dtype=args.dtype,
@@ -230,7 +233,8 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         cuda_graphs=graphs is not None,
         deterministic=args.deterministic,
         guided=args.guides,
-        max_draft_len=args.speculative_config.max_draft_len if args.speculative_config is not None else 0,
+        max_draft_len=spec.max_draft_len if spec is not None else 0,
+        draft=draft,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 

@@ -186,10 +186,7 @@ class Scheduler:
         They take at most half of the budget if prompts want it too. A draft gets free blocks only, and preempts none.
         """
         most = min(budget // 2 if has_prompts else budget, max(self.limits.max_batch_size, MOST_SAMPLED_AFTER_DRAFTS))
-        for sequence, drafted in speculation.draft(step.decodes, most):
-            drafted.cut(self._room_for(sequence, len(drafted.tokens)))
-            if drafted.tokens:
-                step.drafted.append((sequence, drafted))
+        step.drafted = speculation.draft(step.decodes, most, self._room_for)
         if step.drafted:
             moved = {sequence.sequence_id for sequence, _ in step.drafted}
             step.decodes[:] = [sequence for sequence in step.decodes if sequence.sequence_id not in moved]

@@ -12,7 +12,6 @@ from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.core.sequence_stages import SequenceStages
 from trtx.torch_engine.core.speculation.drafted import Drafted
-from trtx.torch_engine.core.speculation.drafters import DraftState
 from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
@@ -94,7 +93,7 @@ class Sequence:
     follows: int | None = None  # id of the choice whose prompt it can share
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
     stages: SequenceStages = field(default_factory=SequenceStages)
-    drafting: DraftState | None = None  # what the drafter knows of it
+    drafting: object | None = None  # what the source of drafts knows of it
     drafted: Drafted | None = None  # drafted tokens of the step in flight
     dropped: list[int] = field(default_factory=list)  # sampled by the last step after a wrong guess
 

@@ -66,6 +66,11 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
     if args.tensor_parallel_size > 1 and (role == "encode" or args.transport is not None):
         what = "an encoder runs" if role == "encode" else "KV is handed off (cache_transceiver_config) by an engine"
         raise ValueError(f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as {what} on one GPU")
+    if args.tensor_parallel_size > 1 and args.speculative_config is not None and args.speculative_config.draft_model:
+        raise ValueError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1 with "
+            f"{args.speculative_config.decoding_type}, whose model drafts on one GPU"
+        )
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)
     return args, {path: _because(path) for path in left_out}
 

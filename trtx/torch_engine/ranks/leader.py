@@ -14,6 +14,7 @@ from trtx.checkpoint.tensor_parallel import check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
+from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.ranks.children import RankProcess
 from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import RankStart
@@ -43,6 +44,7 @@ class LeadingRunner:
         self.paced_steps = own.paced_steps
         self.is_asynchronous = own.is_asynchronous
         self.masks = own.masks
+        self.draft_model: DraftModel | None = None  # a draft model needs one GPU
 
     @property
     def graph_misses(self) -> int | None:

@@ -7,8 +7,8 @@ Two invariants always hold. A step writes KV only into blocks that its sequences
 sequence's tokens only through the rounding of its logits.
 """
 
-from trtx.torch_engine.runner.args import RunnerArgs
+from trtx.torch_engine.runner.args import DraftArgs, RunnerArgs
 from trtx.torch_engine.runner.create import create_runner
 from trtx.torch_engine.runner.runner import TorchRunner
 
-__all__ = ["RunnerArgs", "TorchRunner", "create_runner"]
+__all__ = ["DraftArgs", "RunnerArgs", "TorchRunner", "create_runner"]

@@ -25,6 +25,15 @@ _LIMITED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class DraftArgs:
+    """A draft model: its ``decoding_type``, its name or directory, and ``eagle3_layers_to_capture``."""
+
+    kind: str
+    model: str
+    layers: list[int] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerArgs:
     """Requested settings.
@@ -61,6 +70,7 @@ class RunnerArgs:
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
     max_draft_len: int = 0  # guesses of a sequence that a step verifies at most
+    draft: DraftArgs | None = None  # the model that guesses; None: guesses need no model
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
     # padding.
     pass_sizes: tuple[int, ...] | None = None

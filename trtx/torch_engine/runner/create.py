@@ -9,15 +9,20 @@ from hashlib import blake2b
 
 import torch
 
+from trtx.checkpoint.drafts import EAGLE3
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
+from trtx.memory.draft_models import NO_DRAFT_MODEL
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of
 from trtx.torch_engine.runner.decoder import Decoder
+from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
+from trtx.torch_engine.runner.draft_target import SmallModel
+from trtx.torch_engine.runner.eagle_parts import EagleParts
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
@@ -51,7 +56,11 @@ def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunn
         torch.set_num_threads(args.cpu_threads)
     device = resolve_device(args.device)
     try:
-        return _create(args, device, group)
+        runner = _create(args, device, group)
+        if args.draft is not None and runner.draft_model is None:
+            small = _create(draft_runner_args(args, args.draft, runner.num_blocks), device, None)
+            runner.draft_model = SmallModel(small)
+        return runner
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise UsageError(
@@ -80,6 +89,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         torch.cuda.set_device(device)
     scaled = has_scaled_products(capability, computed)
     multiplier = _multiplier(args, device)
+    draft_needs = draft_memory_of(args, config, computed) if args.draft is not None else NO_DRAFT_MODEL
     overlaps = capability is not None and capability >= _OVERLAPS
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
@@ -92,7 +102,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         _arithmetic(device, computed, split) if args.deterministic else "",
     )  # fmt: skip
     # Zeros, not uninitialized memory: a masked position must not hold a NaN.
-    blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype)
+    blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype, draft=draft_needs)
     pool = torch.zeros(
         blocks if group is None else group.smallest(blocks),
         *geometry.block_shape, dtype=getattr(torch, cached), device=device,
@@ -101,11 +111,14 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         len(geometry.groups), max_batch_size=args.max_batch_size, max_seq_len=max_seq_len,
         tokens_per_block=args.tokens_per_block, device=device,
     )  # fmt: skip
+    parts = None
     cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if cached == FP8_DTYPE else None)
     positions = tables.shape[2] * args.tokens_per_block  # whole blocks: every position of a block has an angle
     rotary = rotary_table(config.rope, config.head_dim, positions, device)
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
+    if args.draft is not None and args.draft.kind == EAGLE3:
+        parts = EagleParts.of(args.draft, config, weights.embedding, cache, pool.shape[0], multiplier, dtype)
     is_fused = device.type == "cuda" and not args.deterministic
     kernels = _kernels(
         config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
@@ -113,7 +126,15 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, group, overlaps=overlaps) if is_fused else None
     of_head = VocabularyMultiplier(multiplier, group, config.vocab_size) if group is not None else multiplier
-    decoder = Decoder(weights, kernels, multiplier=of_head, mrope=mrope, deepstack_levels=levels, few_tokens=few_tokens)
+    decoder = Decoder(
+        weights,
+        kernels,
+        multiplier=of_head,
+        mrope=mrope,
+        deepstack_levels=levels,
+        few_tokens=few_tokens,
+        features=parts.features if parts is not None else None,
+    )
     masks = None
     if args.guided:
         masks = TokenMasks(args.max_batch_size, config.vocab_size, device, rows_per_slot=1 + args.max_draft_len)
@@ -121,21 +142,26 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         args.max_batch_size, config.vocab_size, device, counts_prompts=args.deterministic, masks=masks
     )
     graphs = padded = None
+    sizes: list[int] = []
     if device.type == "cuda":
         sampler.warm_up(decoder.dtype)
     if device.type == "cuda" and args.cuda_graphs:
-        sizes = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
-        useful = {min(size, args.max_batch_size) for size in sizes}
-        graphs = DecodeGraphs(decoder, sampler, cache, sorted(useful), config.vocab_size)
+        wanted = args.cuda_graph_batch_sizes or default_batch_sizes(args.max_batch_size)
+        sizes = sorted({min(size, args.max_batch_size) for size in wanted})
+        graphs = DecodeGraphs(decoder, sampler, cache, sizes, config.vocab_size)
     if passes.padded_sizes and mrope is None:
         memory = graphs.memory if graphs is not None else None
         padded = PaddedPasses(
             decoder, sampler, cache, passes.padded_sizes, memory=memory, drafts=args.max_draft_len > 0
         )
-    return TorchRunner(
+    runner = TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,
     )  # fmt: skip
+    if parts is not None:
+        head = _kernels(parts.config, parts.cache, parts.rotary(positions), Attention.BY_LENGTH, overlapped_tokens=0)
+        runner.draft_model = parts.head(head, runner.block_table, sizes)
+    return runner
 
 
 def _sampler(group: RankGroup | None) -> Callable[..., Sampler]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtx.torch_engine.runner.features import FeatureStore
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
@@ -27,11 +28,12 @@ class Decoder:
         mrope: Mrope | None = None,
         deepstack_levels: int = 0,
         few_tokens: LayerProducts | None = None,
+        features: FeatureStore | None = None,
     ) -> None:
         """``multiplier``: GEMM backend of the LM head.
 
         ``few_tokens``: computes the layers of small forwards. ``deepstack_levels``: number of extra vectors in a media
-        row; each of the first layers adds one to its residual stream.
+        row; each of the first layers adds one to its residual stream. ``features``: takes the outputs of some layers.
         """
         self._weights = weights
         self._kernels = kernels
@@ -39,6 +41,7 @@ class Decoder:
         self.mrope = mrope
         self._deepstack_levels = deepstack_levels
         self._few_tokens = few_tokens
+        self._features = features
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token and returns hidden states ``[rows, hidden]`` after the final norm.
@@ -76,6 +79,7 @@ class Decoder:
             if index + 1 < len(weights.layers):
                 following = weights.layers[index + 1]
                 normed, residual = kernels.add_rms_norm(mlp, residual, following.input_norm, following.qkv.input_scale)
+                self._capture(index, residual, inputs)
         return _rows(kernels.add_rms_norm(mlp, residual, weights.final_norm)[0], at_end)
 
     def _hidden_of_few(self, products: LayerProducts, residual: Tensor, inputs: PassInputs) -> Tensor:
@@ -84,7 +88,12 @@ class Decoder:
             q = kernels.rope_and_write(products.qkv(residual, index), index, layer, inputs)
             residual = products.output(kernels.attend(q, index, inputs), index, residual)
             residual = products.mlp(residual, index)
+            self._capture(index, residual, inputs)
         return kernels.rms_norm(residual, self._weights.final_norm)
+
+    def _capture(self, layer: int, residual: Tensor, inputs: PassInputs) -> None:
+        if self._features is not None and layer in self._features.layers:
+            self._features.capture(layer, residual, inputs)
 
     @property
     def dtype(self) -> torch.dtype:

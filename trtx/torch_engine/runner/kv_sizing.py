@@ -7,15 +7,24 @@ import torch
 from trtx.checkpoint.formats import has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
+from trtx.memory.draft_models import NO_DRAFT_MODEL, DraftMemory
 from trtx.memory.torch_engine import RESERVE_BYTES, activation_bytes, cpu_pool_room, pool_room
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.args import RunnerArgs, capability_of, dtype_name
 
 
 def num_kv_blocks(
-    args: RunnerArgs, config: ModelConfig, geometry: KvGeometry, *, device: torch.device, dtype: torch.dtype
+    args: RunnerArgs,
+    config: ModelConfig,
+    geometry: KvGeometry,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    draft: DraftMemory = NO_DRAFT_MODEL,
 ) -> int:
     """Returns the number of KV blocks. Call it once the weights are on the device; ``dtype`` is the activations'.
+
+    ``draft``: memory of a draft model that is not on the device yet.
 
     Raises UsageError if not even one block fits.
     """
@@ -24,10 +33,11 @@ def num_kv_blocks(
         blocks, limit = args.num_blocks, f"num_blocks is {args.num_blocks}"
     else:
         if device.type == "cuda":
-            room = _gpu_room(args, config, device, dtype)
+            room = _gpu_room(args, config, device, dtype, draft.fixed_bytes)
         else:
             room = cpu_pool_room(groups * geometry.block_bytes, geometry.tokens_per_block)
-        blocks, limit = room // geometry.block_bytes, f"{room >> 20} MiB are free for it"
+        block_bytes = geometry.block_bytes + draft.token_bytes * geometry.tokens_per_block
+        blocks, limit = room // block_bytes, f"{room >> 20} MiB are free for it"
         if args.max_tokens is not None:
             asked = args.max_tokens // geometry.tokens_per_block * groups
             if device.type == "cpu" or asked < blocks:
@@ -41,7 +51,7 @@ def num_kv_blocks(
     return blocks
 
 
-def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
+def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype: torch.dtype, draft_bytes: int) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
@@ -52,4 +62,4 @@ def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype
         dtype=dtype_name(dtype),
         scaled_products=has_scaled_products(capability_of(device), dtype_name(dtype)),
     )
-    return pool_room(free - activations - RESERVE_BYTES, args.free_gpu_memory_fraction)
+    return pool_room(free - activations - draft_bytes - RESERVE_BYTES, args.free_gpu_memory_fraction)

@@ -17,6 +17,7 @@ from torch import Tensor
 from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
+from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
@@ -156,12 +157,13 @@ class TorchRunner:
         self.is_asynchronous = pool.device.type == "cuda"
         self._graph_misses = 0
         self._most_rows = max(cache.padding_slot, MOST_SAMPLED_AFTER_DRAFTS)  # of logits at once
-        self._block_table = BlockTable(cache)
+        self.block_table = BlockTable(cache)
         self._edit_stream = torch.cuda.Stream(pool.device) if self.is_asynchronous else None
         self._embeddings = EmbeddingLoader(self._device, decoder.media_width, decoder.dtype)
         self._sampler = sampler
         self.masks = None if sampler.masks is None else sampler.masks.values
         self.needs_grids = decoder.mrope is not None
+        self.draft_model: DraftModel | None = None
 
     @property
     def graph_misses(self) -> int | None:
@@ -172,7 +174,7 @@ class TorchRunner:
     def launch(self, batch: Batch) -> TorchStep:
         """See :meth:`trtx.torch_engine.step.ModelRunner.launch`."""
         sequences = batch.sequences
-        self._block_table.update(sequences)
+        self.block_table.update(sequences)
         self._sampler.update(sequences)
         if self._decoder.mrope is not None:
             self._decoder.mrope.update(sequences)
@@ -314,7 +316,8 @@ class TorchRunner:
         """Frees CUDA graphs, weights and pool. The runner must not be used afterwards."""
         self.synchronize()
         self._embeddings.close()
-        del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
+        self.draft_model = None
+        del self._graphs, self._padded, self._decoder, self._sampler, self.block_table, self.pool
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from trtx.torch_engine.drafting import DraftShare
 from trtx.torch_engine.runner.kernels import KvCache, int32
 from trtx.torch_engine.step import ScheduledSequence
 
@@ -20,7 +23,7 @@ class BlockTable:
         _, self._rows, self._width = cache.tables.shape
         self._copied = [0] * cache.padding_slot
 
-    def update(self, sequences: list[ScheduledSequence]) -> None:
+    def update(self, sequences: Sequence[ScheduledSequence | DraftShare]) -> None:
         """Enqueues one small copy for all rows that grew. Raises ValueError for a sequence past ``max_seq_len``."""
         where: list[int] = []
         blocks: list[int] = []

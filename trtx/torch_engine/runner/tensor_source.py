@@ -172,3 +172,33 @@ def _drawn(
             yield name, value.fill_(1.0)
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
+
+
+def read_tensors(
+    directory: Path,
+    files: list[Path],
+    required: Mapping[str, tuple[int, ...]],
+    optional: Mapping[str, tuple[int, ...]],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of a small checkpoint, such as an EAGLE-3 head, as they are stored.
+
+    Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
+    """
+    missing = set(required)
+    for name, read in _read(directory, files):
+        wanted = required.get(name) or optional.get(name)
+        if wanted is None:
+            raise UsageError(
+                f"{directory} holds the tensor {name}, which the torch engine does not expect there; expected "
+                f"{', '.join(sorted(required))}"
+            )
+        value = read()
+        if tuple(value.shape) != tuple(wanted):
+            raise UsageError(
+                f"{directory}: tensor {name} has shape {list(value.shape)}, its config.json and the target model say "
+                f"{list(wanted)}"
+            )
+        missing.discard(name)
+        yield name, value.clone()  # the file's mapped memory changes with the file
+    if missing:
+        raise UsageError(f"{directory} lacks the tensor {min(missing)}; download the checkpoint whole")

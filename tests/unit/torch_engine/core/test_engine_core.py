@@ -19,6 +19,7 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
@@ -374,7 +375,7 @@ class OracleDrafter:
 
 def oracle_speculation(most: int, batch: int, windows: tuple[int | None, ...]) -> Speculation | None:
     lengths = DraftLengths(most, schedule={max(1, batch // 2): most, batch: 1})
-    return Speculation(OracleDrafter(windows), lengths, is_asynchronous=True) if most else None
+    return Speculation(LookupDrafts(OracleDrafter(windows)), lengths, is_asynchronous=True) if most else None
 
 
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])

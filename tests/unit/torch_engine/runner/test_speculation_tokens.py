@@ -14,6 +14,7 @@ from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.core.speculation.drafters import Drafter, NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
 from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
 from trtx.torch_engine.messages import Submit
@@ -56,7 +57,7 @@ def knowing(wishes: list[Wish], answers: dict[int, Answer], *, right: float = 0.
 
 def always(drafter: Drafter, *, is_asynchronous: bool = False) -> Speculation:
     """Verifies all that is drafted."""
-    return Speculation(drafter, DraftLengths(MOST, schedule={5: MOST}), is_asynchronous=is_asynchronous)
+    return Speculation(LookupDrafts(drafter), DraftLengths(MOST, schedule={5: MOST}), is_asynchronous=is_asynchronous)
 
 
 DRAFTERS: dict[str, Callable[[list[Wish], dict[int, Answer]], Drafter]] = {
@@ -170,7 +171,7 @@ def test_nothing_is_drafted_above_max_concurrency(runner: TorchRunner) -> None:
     wishes = [Wish(0, random_prompt(8, index), {"max_tokens": 8}, None) for index in range(3)]
     expected, _ = served(runner, wishes, overlap=False)
     lengths = DraftLengths(MOST, max_concurrency=2)
-    speculation = Speculation(knowing(wishes, expected), lengths, is_asynchronous=False)
+    speculation = Speculation(LookupDrafts(knowing(wishes, expected)), lengths, is_asynchronous=False)
     found, _ = served(runner, wishes, overlap=True, speculation=speculation)
     assert_equal(found, expected, wishes)
     assert speculation.counts.drafts == 0

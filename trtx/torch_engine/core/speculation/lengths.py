@@ -80,6 +80,7 @@ class DraftLengths:
         self._since_plain = 0
         self._since_draft = 0
         self._next_try = _FIRST_TRY
+        self._is_try = False  # whether the last choice drafts in spite of the estimate
 
     def limit(self, batch: int) -> int:
         """The largest draft length that the configuration allows at ``batch`` decoding sequences."""
@@ -90,38 +91,14 @@ class DraftLengths:
             return min(self._most, scheduled)
         return self._most
 
-    def wants(self, batch: int, drafts: Sequence[Draft]) -> bool:
-        """Whether :meth:`choose` would draft any token now."""
-        lengths = self._paying(batch, drafts)
-        return lengths is not None and (any(lengths) or (self._is_try_due and any(draft.tokens for draft in drafts)))
-
     def choose(self, batch: int, drafts: Sequence[Draft]) -> list[int]:
-        """Returns the number of tokens to verify for each draft in a step of ``batch`` decoding sequences.
-
-        Call it once for a step.
-        """
-        lengths = self._paying(batch, drafts)
-        if lengths is None:
-            return [0] * len(drafts)
-        if any(lengths):
-            self._next_try = _FIRST_TRY
-        elif self._is_try_due:
-            self._next_try, self._since_draft = min(2 * self._next_try, _LAST_TRY), 0
-            return _few([len(draft.tokens) for draft in drafts], max(1, batch // _TRIED_SHARE))
-        return lengths
-
-    @property
-    def _is_try_due(self) -> bool:
-        return self._since_draft >= self._next_try
-
-    def _paying(self, batch: int, drafts: Sequence[Draft]) -> list[int] | None:
-        """Returns the lengths that are expected to pay; None if a step without drafts has to be measured first."""
+        """Returns the number of tokens to verify for each draft in a step of ``batch`` decoding sequences."""
         whole = [len(draft.tokens) for draft in drafts]
         if self._schedule is not None or not any(whole):
             return whole
         plain = self._times.expected(batch, 0)
         if plain is None or self._since_plain >= _REFRESH:
-            return None
+            return [0] * len(drafts)
         best, chosen = _MARGIN * batch / plain, [0] * len(drafts)
         rates = [self._rate(draft).value for draft in drafts]
         for threshold in _THRESHOLDS:
@@ -133,7 +110,8 @@ class DraftLengths:
             seconds = self._times.expected(batch, total) or plain * _slowdown(batch, total)
             if (batch + gain) / seconds > best:
                 best, chosen = (batch + gain) / seconds, lengths
-        return chosen
+        self._is_try = not any(chosen) and self._since_draft >= self._next_try
+        return _few(whole, max(1, batch // _TRIED_SHARE)) if self._is_try else chosen
 
     def verified(self, draft: Draft, drafted: int, accepted: int) -> None:
         """Learns how many of ``drafted`` tokens were accepted."""
@@ -143,7 +121,20 @@ class DraftLengths:
         """Learns how long a step took that had decoding sequences only, and ``drafted`` tokens in all."""
         self._times.add(batch, drafted, seconds)
         self._since_plain = self._since_plain + 1 if drafted else 0
-        self._since_draft = 0 if drafted else self._since_draft + 1
+        if drafted:
+            self._drafted()
+        else:
+            self._since_draft += 1
+
+    def wasted(self, drafts: Sequence[Draft]) -> None:
+        """Learns that ``drafts`` had no token that a step could verify, such as one that a grammar allows."""
+        for draft in drafts:
+            self._rate(draft).add(1, 0)
+        self._drafted()
+
+    def _drafted(self) -> None:
+        self._since_draft = 0
+        self._next_try = min(2 * self._next_try, _LAST_TRY) if self._is_try else _FIRST_TRY
 
     def _rate(self, draft: Draft) -> AcceptanceRate:
         return self._rates.setdefault(min(draft.strength, _STRONGEST), AcceptanceRate())

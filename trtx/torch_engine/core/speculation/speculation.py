@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafted import Drafted
-from trtx.torch_engine.core.speculation.drafters import NO_DRAFT, Draft, Drafter
+from trtx.torch_engine.core.speculation.drafters import Draft
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.sources import DraftSource
 
 _PROBED = 2  # the token in flight, and one after it
 
@@ -46,9 +47,9 @@ class Speculation:
     is committed before the next one is scheduled.
     """
 
-    def __init__(self, drafter: Drafter, lengths: DraftLengths, *, is_asynchronous: bool) -> None:
+    def __init__(self, source: DraftSource, lengths: DraftLengths, *, is_asynchronous: bool) -> None:
         """``is_asynchronous``: of the runner. If it is not, to wait for the step in flight costs nothing."""
-        self._drafter = drafter
+        self._source = source
         self._lengths = lengths
         self._is_asynchronous = is_asynchronous
         self.counts = SpeculationCounts()
@@ -70,46 +71,50 @@ class Speculation:
         if not able or not self._is_asynchronous:
             return bool(able)
         began = time.perf_counter()
-        probes = [self._draft(one, _PROBED) for one in able]
+        probes = self._source.outlook(able, [_PROBED] * len(able))
         later = [Draft(probe.tokens[1:], probe.strength) for probe in probes]
-        wants = self._lengths.wants(len(decodes), later)
+        wants = any(self._lengths.choose(len(decodes), later))
         self.counts.drafting_s += time.perf_counter() - began
         return wants
 
-    def draft(self, decodes: SequenceOf[Sequence], most_tokens: int) -> list[tuple[Sequence, Drafted]]:
-        """Returns the sequences among ``decodes`` that get drafts, of ``most_tokens`` tokens in all."""
+    def draft(
+        self, decodes: SequenceOf[Sequence], most_tokens: int, room_for: Callable[[Sequence, int], int]
+    ) -> list[tuple[Sequence, Drafted]]:
+        """Returns the sequences among ``decodes`` that get drafts, of ``most_tokens`` tokens in all.
+
+        ``room_for`` allocates blocks for the tokens of a draft, and returns for how many of them there is room.
+        """
         limit = self._lengths.limit(len(decodes))
         if not limit:
             return []
         began = time.perf_counter()
-        drafts = [self._draft(one, min(limit, _most_tokens(one))) for one in decodes]
-        lengths = self._lengths.choose(len(decodes), drafts)
-        chosen: list[tuple[Sequence, Drafted]] = []
-        for sequence, draft, length in zip(decodes, drafts, lengths, strict=True):
-            if not (length := min(length, most_tokens)):
-                continue
-            drafted = Drafted(draft, draft.tokens[:length])
+        outlook = self._source.outlook(decodes, [min(limit, _most_tokens(one)) for one in decodes])
+        lengths = self._lengths.choose(len(decodes), outlook)
+        chosen: list[tuple[Sequence, Draft, int]] = []
+        for sequence, draft, length in zip(decodes, outlook, lengths, strict=True):
+            if (length := min(length, most_tokens)) and (length := room_for(sequence, length)):
+                chosen.append((sequence, draft, length))
+                most_tokens -= length
+        drafts: list[tuple[Sequence, Drafted]] = []
+        cut: list[Draft] = []
+        for (sequence, draft, _), tokens in zip(chosen, self._source.draft(chosen) if chosen else (), strict=True):
+            drafted, has_tokens = Drafted(draft, tokens), bool(tokens)
             drafted.cut(_first_end(drafted.tokens, sequence))
             if sequence.matcher is not None:
                 drafted.follow(sequence.matcher)
             if drafted.tokens:
-                chosen.append((sequence, drafted))
-                most_tokens -= len(drafted.tokens)
+                drafts.append((sequence, drafted))
+            elif has_tokens:
+                cut.append(draft)
+        if cut and not drafts:
+            self._lengths.wasted(cut)
         self.counts.drafting_s += time.perf_counter() - began
-        return chosen
+        return drafts
 
-    def _draft(self, sequence: Sequence, most: int) -> Draft:
-        if most < 1:
-            return NO_DRAFT
-        state = sequence.drafting
-        if state is None:
-            state = sequence.drafting = self._drafter.begin(sequence.cache_salt)
-        state.tokens += sequence.tokens(len(state.tokens), sequence.num_known)
-        return self._drafter.draft(state, most)
-
-    def verified(self, drafted: Drafted, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, drafted: Drafted, num_accepted: int) -> None:
         """Counts a committed draft."""
         self.counts.add(len(drafted.tokens), num_accepted)
+        self._source.verified(sequence, len(drafted.tokens), num_accepted)
         self._lengths.verified(drafted.draft, len(drafted.tokens), num_accepted)
 
     def stepped(self, batch: int, drafted: int, seconds: float) -> None:

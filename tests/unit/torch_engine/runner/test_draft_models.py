@@ -1,0 +1,186 @@
+"""Speculation with a model that drafts: the very tokens that no speculation would give, for every kind of request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_player import Engine, Wish, assert_equal, served, workload
+from guided_player import guided_workload, served_guided
+from runner_player import VOCAB, build, random_prompt, save
+from tokenizers import Tokenizer, models
+
+from trtx.errors import UsageError
+from trtx.torch_engine.core.speculation.create import create_speculation
+from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.llm_args import SpeculativeConfig
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
+
+MOST = 3
+NOISE = 0.03  # relative to the weights of the target model: about half of the drafted tokens are then right
+
+
+def with_tokenizer(directory: Path, first: str = "t") -> Path:
+    words = {f"{first}{at}": at for at in range(VOCAB)}
+    Tokenizer(models.WordLevel(words, unk_token=f"{first}0")).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tokenizer(save(build("qwen3"), tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target model with noise in its weights."""
+    model = build("qwen3")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * NOISE * parameter.std())
+    return with_tokenizer(save(model, tmp_path_factory.mktemp("draft")))
+
+
+def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", *, deterministic: bool = False) -> TorchRunner:
+    return create_runner(
+        RunnerArgs(
+            model_dir=target, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5, guided=True,
+            max_draft_len=MOST, deterministic=deterministic, draft=DraftArgs(kind, str(draft)),
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runner(target: Path, draft: Path) -> TorchRunner:
+    return new_runner(target, draft)
+
+
+def always(runner: TorchRunner, *, step_tokens: int = 24) -> Speculation:
+    """Verifies all that the model drafts."""
+    config = SpeculativeConfig(decoding_type="Draft_Target", max_draft_len=MOST, draft_len_schedule={5: MOST})
+    return create_speculation(config, runner, max_num_tokens=step_tokens)
+
+
+def play(runner: TorchRunner, seed: int) -> Speculation:
+    wishes = workload(seed)
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(runner)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    return speculation
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_tokens_are_the_same_with_a_draft_model_and_without(runner: TorchRunner, seed: int) -> None:
+    counts = play(runner, seed).counts
+    assert 0 < sum(counts.accepted) < sum(counts.drafted)
+
+
+@pytest.mark.proof
+def test_tokens_are_the_same_with_a_draft_model_and_without_in_many_workloads(runner: TorchRunner) -> None:
+    """2,100 requests."""
+    for seed in range(200, 350):
+        play(runner, seed)
+
+
+def play_guided(runner: TorchRunner, seed: int) -> int:
+    wishes = guided_workload(seed)
+    expected = served_guided(runner, wishes, overlap=False)
+    speculation = always(runner)
+    assert_equal(served_guided(runner, wishes, overlap=True, speculation=speculation), expected, wishes)
+    return sum(speculation.counts.accepted)
+
+
+def test_guided_tokens_are_the_same_with_a_draft_model_and_without(runner: TorchRunner) -> None:
+    play_guided(runner, 0)
+
+
+@pytest.mark.proof
+def test_guided_tokens_are_the_same_with_a_draft_model_and_without_in_many_workloads(runner: TorchRunner) -> None:
+    """2,070 requests."""
+    assert sum(play_guided(runner, seed) for seed in range(400, 630)) > 0
+
+
+def test_the_target_model_as_its_own_draft_is_always_right(target: Path) -> None:
+    """Also after a prefix hit, a preemption and a wrong token: its KV cache then holds what the target's holds."""
+    wishes = [Wish(index, random_prompt(20, index % 2), {"max_tokens": 12}, None) for index in range(6)]
+    runner = new_runner(target, target)
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(runner)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    assert speculation.counts.drafted == speculation.counts.accepted != []
+
+
+def test_a_prefix_hit_saves_the_draft_model_its_prompt(target: Path, draft: Path) -> None:
+    runner = new_runner(target, draft)
+    computed: list[int] = []
+    model = runner.draft_model
+    assert model is not None
+
+    class Counting:
+        token_shift, room = model.token_shift, model.room
+
+        def draft(self, shares):  # type: ignore[no-untyped-def]
+            computed.extend(len(share.tokens) for share in shares)
+            return model.draft(shares)
+
+    runner.draft_model = Counting()
+    engine = Engine(runner, overlap=True, speculation=always(runner, step_tokens=64))
+    for index in range(2):
+        wish = Wish(0, random_prompt(30, 0), {"max_tokens": 6}, None)
+        engine.core.submit(Submit(index, wish.prompt, wish.plan))
+        engine.finish()
+    longest = sorted(computed)[-2:]
+    assert longest[1] >= 31, "the first request computes its prompt"
+    assert longest[0] <= 31 - 24, "the second one finds three blocks"
+
+
+def test_a_long_prompt_is_drafted_for_once_the_draft_model_has_computed_it(target: Path) -> None:
+    runner = new_runner(target, target)
+    wish = Wish(0, random_prompt(40, 0), {"max_tokens": 12}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    speculation = always(runner, step_tokens=16)
+    found, _ = served(runner, [wish], overlap=True, speculation=speculation)
+    assert found[0].tokens == expected[0].tokens
+    assert speculation.counts.drafted == speculation.counts.accepted != []
+
+
+def test_a_sequence_beyond_the_context_of_the_draft_model_goes_on_without_drafts(
+    target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shorter = with_tokenizer(save(build("qwen3", max_position_embeddings=32), tmp_path_factory.mktemp("shorter")))
+    runner = new_runner(target, shorter)
+    wish = Wish(0, random_prompt(20, 0), {"max_tokens": 40}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    speculation = always(runner)
+    found, _ = served(runner, [wish], overlap=True, speculation=speculation)
+    assert found[0].tokens == expected[0].tokens
+    assert 0 < sum(speculation.counts.drafted) <= 12
+
+
+def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(target: Path, draft: Path) -> None:
+    runner = new_runner(target, draft, deterministic=True)
+    kinds = ({}, {"temperature": 1.0}, {"temperature": 1.0, "frequency_penalty": 0.5})
+    wishes = [
+        Wish(index, random_prompt(9 + index, index), kind | {"max_tokens": 10, "logprobs": 2, "seed": index}, None)
+        for index, kind in enumerate(kinds)
+    ]
+    expected, _ = served(runner, wishes, overlap=False)
+    speculation = always(runner)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert sum(speculation.counts.accepted)
+    assert found == expected
+
+
+def test_a_draft_model_of_another_vocabulary_or_tokenizer_is_refused(
+    target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    smaller = with_tokenizer(save(build("qwen3", vocab_size=VOCAB - 1), tmp_path_factory.mktemp("smaller")))
+    with pytest.raises(UsageError, match=r"has 210 tokens and .* has 211; expected a draft model with the same vocab"):
+        new_runner(target, smaller)
+    other = with_tokenizer(save(build("qwen3"), tmp_path_factory.mktemp("other")), "u")
+    with pytest.raises(UsageError, match=r"different tokenizers \(the token 't0' is 0 in one and none in the other\)"):
+        new_runner(target, other)

@@ -1,0 +1,37 @@
+"""Contract between the source of drafts (policy) and a draft model (tensors). Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShare:
+    """One sequence's share of a draft: ``tokens`` to compute at positions from ``start`` on, then ``count`` to draft.
+
+    ``is_first``: the first share since the sequence took its slot. ``block_ids``: the sequence's own, growing lists,
+    one for each KV cache group; the draft KV lies in the blocks of the first.
+    """
+
+    slot: int
+    is_first: bool
+    block_ids: list[list[int]]
+    start: int
+    tokens: list[int]
+    count: int
+
+
+class DraftModel(Protocol):
+    """A model that drafts. ``token_shift``: position p computes token p + ``token_shift`` of the sequence.
+
+    1: the model also reads the target model's features at p, so it needs the token that was sampled there.
+    ``room``: positions that a sequence may have.
+    """
+
+    token_shift: int
+    room: int
+
+    def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
+        """Writes the KV of all tokens, and returns ``count`` greedy tokens for each share. Waits for the device."""

@@ -1,0 +1,47 @@
+"""The hidden states that an EAGLE-3 head reads: projected when the target model computes them, stored by position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trtx.torch_engine.runner.kernels import KvCache, PassInputs
+from trtx.torch_engine.runner.linear import Multiplier
+
+
+class FeatureStore:
+    """``rows`` [num_blocks * tokens_per_block + 1, hidden]: one for each token of the first KV cache group's blocks.
+
+    So features follow a prefix hit, a preemption and a step without drafts as the KV does. The last row takes those of
+    padding tokens. All of it works inside a CUDA graph.
+    """
+
+    def __init__(
+        self, layers: tuple[int, ...], projection: Tensor, cache: KvCache, num_blocks: int, multiplier: Multiplier
+    ) -> None:
+        """``layers``: whose outputs are projected. ``projection`` [hidden, len(layers) * hidden]."""
+        self.layers = frozenset(layers)
+        self._last = layers[-1]
+        self._projection = projection
+        self._multiplier = multiplier
+        self._cache = cache
+        self._padding_row = num_blocks * cache.tokens_per_block
+        self.rows = projection.new_zeros(self._padding_row + 1, projection.shape[0])
+        self._captured: list[Tensor] = []
+
+    def capture(self, layer: int, residual: Tensor, inputs: PassInputs) -> None:
+        """Takes the output of a layer. With that of the last one, stores the features of all tokens of a forward."""
+        self._captured.append(residual)
+        if layer == self._last:
+            captured, self._captured = self._captured, []
+            projected = self._multiplier(torch.cat(captured, dim=-1), self._projection)
+            self.rows.index_copy_(0, self._places(inputs.positions, inputs.slots), projected)
+
+    def read(self, inputs: PassInputs) -> Tensor:
+        """Returns the features [tokens, hidden] of the positions of a forward."""
+        return self.rows.index_select(0, self._places(inputs.positions, inputs.slots))
+
+    def _places(self, positions: Tensor, slots: Tensor) -> Tensor:
+        cache, size = self._cache, self._cache.tokens_per_block
+        blocks = cache.block_table[slots.long(), (positions // size).long()].long()
+        return (blocks * size + positions % size).masked_fill(slots == cache.padding_slot, self._padding_row)
