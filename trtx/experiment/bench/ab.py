@@ -13,6 +13,7 @@ from typing import Any
 
 from trtx.bench import Load, cell_name, read_journal
 from trtx.bench.cells import CELL
+from trtx.bench.draft_metrics import ACCEPTANCE
 from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.journal import TrialEnded
 from trtx.bench.judge.gate import measured_ratio
@@ -146,7 +147,8 @@ def keep_comparison(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | N
 def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> ComparedArms:
     """Compares each topology of an A/B run, block by block, with the gate's baseline or with the first topology.
 
-    All intervals, including those of the gate, hold together with 95 % (Bonferroni).
+    All intervals, including those of the gate, hold together with 95 % (Bonferroni). Where a topology speculates, its
+    acceptance is shown beside the gate's metrics and is not judged.
     """
     models = LOCK.read(run_dir, AskedRun).provenance.measured
     arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
@@ -168,6 +170,13 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
         )  # fmt: skip
         return measured(load.label, metric, (baseline, candidate), ratio, rounds=rounds)
 
+    def acceptance(labels: tuple[str, str], load: Load) -> list[MetricColumn]:
+        """Metrics of speculation that one of two topologies has and the gate does not compare."""
+        samples = [sample_of(cells, cell_name(label, load), spec.gate.window) for label in labels]
+        columns = [MetricColumn(metric, None) for metric in ACCEPTANCE]
+        known = [column for column in columns if any(sample.value(column) is not None for sample in samples)]
+        return [column for column in known if column not in spec.gate.compared]
+
     scored = {one.topology: one for one in scores_of_run(run_dir)}
     max_drop = spec.eval.max_drop if spec.eval and verdict and spec.gate.limit is not None else None
     comparisons = []
@@ -176,7 +185,11 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
             replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
             for of in (arm, label)
         )
-        metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
+        metrics = tuple(
+            compared(label, load, metric)
+            for load in spec.load.loads
+            for metric in (*spec.gate.compared, *acceptance((arm, label), load))
+        )
         both = [scored[of] for of in (arm, label) if of in scored]
         scores = compare_scores(both[1:], {label: both[0]}, max_drop) if len(both) > 1 else ()
         comparisons.append(

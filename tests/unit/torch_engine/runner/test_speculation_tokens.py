@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Answer, Engine, Wish, assert_equal, served, workload
+from engine_player import Answer, Engine, Wish, assert_equal, served, served_over_a_handoff, workload
 from guided_player import guided_workload, served_guided
 from knowing_drafter import KnowingDrafter
 from runner_player import VOCAB, build, random_prompt, save
@@ -15,6 +15,7 @@ from trtx.torch_engine.core.speculation.drafters import Drafter, NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
 from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
+from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
@@ -26,11 +27,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, *, deterministic: bool = False) -> TorchRunner:
+def new_runner(checkpoint: Path, *, deterministic: bool = False, num_blocks: int = 11) -> TorchRunner:
+    """11 blocks of 8 tokens: one sequence of the longest kind, and little more, so that sequences are preempted."""
     return create_runner(
         RunnerArgs(
-            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5, guided=True,
-            max_draft_len=MOST, deterministic=deterministic,
+            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=num_blocks, max_batch_size=5,
+            guided=True, max_draft_len=MOST, deterministic=deterministic,
         )
     )  # fmt: skip
 
@@ -90,6 +92,61 @@ def test_tokens_are_the_same_with_and_without_speculation_in_many_workloads(runn
     """2,100 requests for each drafter."""
     for seed in range(200, 350):
         play(runner, seed, drafter)
+
+
+@pytest.fixture(scope="module")
+def prefill_runner(checkpoint: Path) -> TorchRunner:
+    return new_runner(checkpoint, num_blocks=60)
+
+
+@pytest.fixture
+def transports(prefill_runner: TorchRunner, runner: TorchRunner) -> Iterator[list[KvTransport]]:
+    ends = [create_transport(one.pool, one.geometry, routes=["direct"]) for one in (prefill_runner, runner)]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def play_over_a_handoff(
+    runners: tuple[TorchRunner, TorchRunner],
+    transports: list[KvTransport],
+    seed: int,
+    drafter: str,
+    sides: tuple[bool, bool],
+) -> tuple[list[int], int]:
+    """Returns the number of accepted tokens of each side, and the steps in which a preempted sequence waited."""
+    wishes = [wish for wish in workload(seed) if "prompt_logprobs" not in wish.params]
+    expected, _ = served(runners[1], wishes, overlap=False)
+    speculations = tuple(always(DRAFTERS[drafter](wishes, expected)) if speculates else None for speculates in sides)
+    decode = served_over_a_handoff(runners, transports, wishes, (speculations[0], speculations[1]))
+    assert_equal(decode.answers, expected, wishes)
+    return [accepted(one.counts) if one else 0 for one in speculations], decode.paused
+
+
+SIDES = {"decode": (False, True), "both": (True, True), "prefill": (True, False)}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sides", SIDES)
+def test_tokens_are_the_same_over_a_handoff_whichever_side_speculates(
+    prefill_runner: TorchRunner, runner: TorchRunner, transports: list[KvTransport], drafter: str, sides: str
+) -> None:
+    (by_prefill, by_decode), _ = play_over_a_handoff((prefill_runner, runner), transports, 21, drafter, SIDES[sides])
+    assert by_prefill == 0, "prefill samples one token of each request"
+    assert bool(by_decode) == SIDES[sides][1]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_are_the_same_over_a_handoff_in_many_workloads(
+    prefill_runner: TorchRunner, runner: TorchRunner, transports: list[KvTransport], drafter: str
+) -> None:
+    """About 2,000 requests for each drafter, some preempted and some cancelled after their handoff."""
+    paused = 0
+    for seed in range(700, 870):
+        sides = (seed % 2 == 0, True)
+        paused += play_over_a_handoff((prefill_runner, runner), transports, seed, drafter, sides)[1]
+    assert paused, "nothing was preempted"
 
 
 def play_guided(runner: TorchRunner, seed: int) -> int:
