@@ -251,7 +251,7 @@ def test_prometheus_sees_a_topology_under_load_a_killed_worker_and_its_end(tmp_p
             )
 
 
-# Panels without a series in this topology: it has no images, grammars or drafts, and preempts nobody for want of blocks.
+# Panels without a series in this topology: no images, grammars or drafts, and no preemption for want of blocks.
 _EMPTY = {
     "Acceptance length",
     "Acceptance rate by position in the draft",

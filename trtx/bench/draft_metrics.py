@@ -41,7 +41,6 @@ def _of_drafts(**said: Any) -> Callable[[Callable[[DraftCounts], float | None]],
     meaning="1 + accepted tokens / drafts, where a draft is a request with drafted tokens in one step",
     better="higher",
     label="length",
-    table={None: "accept"},
     markdown=[None],
 )
 def spec_decode_token_weighted_acceptance_length(counts: DraftCounts) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rich.console import RenderableType
+
 from trtx.bench.draft_counters import DraftCounts
 from trtx.report.columns import MISSING, number
-from trtx.report.tables import heads, markdown_table
+from trtx.report.tables import heads, markdown_table, terminal_table
 from trtx.report.view import RunView
 
 DRAFT_HEADINGS = (
@@ -16,6 +18,16 @@ DRAFT_HEADINGS = (
     "acceptance rate, %",
     "by position, %",
     "draft overhead, %",
+)
+_TERMINAL_HEADINGS = (
+    "\ncell",
+    "\ndrafts",
+    "% of\nsteps",
+    "tokens\na step",
+    "accepted\nlength",
+    "accepted\n%",
+    "\nby position, %",
+    "draft\ntime %",
 )
 DRAFT_MEANING = (
     "From the workers' own counters, or what the server reported with its answers. A draft: a request with drafted "
@@ -51,6 +63,12 @@ def _cells(counts: DraftCounts | None) -> tuple[str, ...]:
 
 def _number(value: float | None) -> str:
     return MISSING if value is None else number(value)
+
+
+def drafts_table(view: RunView) -> list[RenderableType]:
+    """The table for a terminal; empty for runs in which no topology speculates."""
+    rows = draft_rows(view)
+    return [terminal_table(heads(*_TERMINAL_HEADINGS), rows)] if rows else []
 
 
 def drafts_markdown(view: RunView) -> list[str]:
