@@ -155,8 +155,17 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
     others = [label for label in spec.labels if label != arm]
     cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
     conditions = CONDITIONS.read(run_dir, Conditions)
-    confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
     found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
+
+    def columns(label: str, load: Load) -> list[MetricColumn]:
+        """The gate's metrics, and those of speculation that one of the two topologies has."""
+        samples = [sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label)]
+        accepted = [MetricColumn(metric, None) for metric in ACCEPTANCE]
+        known = [column for column in accepted if any(sample.value(column) is not None for sample in samples)]
+        return [*spec.gate.compared, *(column for column in known if column not in spec.gate.compared)]
+
+    asked = {label: [(load, column) for load in spec.load.loads for column in columns(label, load)] for label in others}
+    confidence = per_interval(CONFIDENCE, sum(map(len, asked.values())))
 
     def compared(label: str, load: Load, metric: MetricColumn) -> ComparedMetric:
         baseline, candidate = (sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label))
@@ -170,13 +179,6 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
         )  # fmt: skip
         return measured(load.label, metric, (baseline, candidate), ratio, rounds=rounds)
 
-    def acceptance(labels: tuple[str, str], load: Load) -> list[MetricColumn]:
-        """Metrics of speculation that one of two topologies has and the gate does not compare."""
-        samples = [sample_of(cells, cell_name(label, load), spec.gate.window) for label in labels]
-        columns = [MetricColumn(metric, None) for metric in ACCEPTANCE]
-        known = [column for column in columns if any(sample.value(column) is not None for sample in samples)]
-        return [column for column in known if column not in spec.gate.compared]
-
     scored = {one.topology: one for one in scores_of_run(run_dir)}
     max_drop = spec.eval.max_drop if spec.eval and verdict and spec.gate.limit is not None else None
     comparisons = []
@@ -185,11 +187,7 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
             replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
             for of in (arm, label)
         )
-        metrics = tuple(
-            compared(label, load, metric)
-            for load in spec.load.loads
-            for metric in (*spec.gate.compared, *acceptance((arm, label), load))
-        )
+        metrics = tuple(compared(label, load, metric) for load, metric in asked[label])
         both = [scored[of] for of in (arm, label) if of in scored]
         scores = compare_scores(both[1:], {label: both[0]}, max_drop) if len(both) > 1 else ()
         comparisons.append(
