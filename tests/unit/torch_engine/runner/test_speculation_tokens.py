@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from engine_player import Answer, Engine, Wish, assert_equal, served, served_over_a_handoff, workload
-from guided_player import guided_workload, served_guided
+from guided_player import follows_its_grammar, guided_workload, served_guided
 from knowing_drafter import KnowingDrafter
 from runner_player import VOCAB, build, random_prompt, save
 
@@ -154,17 +155,44 @@ def test_tokens_are_the_same_over_a_handoff_in_many_workloads(
     assert paused, "nothing was preempted"
 
 
-def play_guided(runner: TorchRunner, seed: int) -> int:
+def test_a_request_that_goes_on_in_another_engine_has_the_same_tokens(runner: TorchRunner) -> None:
+    """As after the death of its worker: Dynamo sends the prompt and the answer so far to another one."""
+    wish = Wish(0, random_prompt(10, 0), {"max_tokens": 30}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    counts: list[int] = []
+    tokens: list[int] = []
+    for steps in (4, 40):
+        speculation = always(knowing([wish], expected))
+        engine = Engine(runner, overlap=True, speculation=speculation)
+        rest = Wish(0, wish.prompt + tokens, {"max_tokens": 30 - len(tokens)}, None)
+        engine.core.submit(Submit(0, rest.prompt, rest.plan))
+        for _ in range(steps):
+            engine.step()
+        tokens += engine.answers[0].tokens
+        engine.core.abort([0])
+        engine.finish()
+        counts.append(accepted(speculation.counts))
+    assert tokens == expected[0].tokens and all(counts)
+
+
+def play_guided(runner: TorchRunner, seed: int) -> tuple[int, int]:
+    """Returns the number of accepted tokens, and of whole answers that follow their grammar."""
     wishes = guided_workload(seed)
     expected = served_guided(runner, wishes, overlap=False)
     speculation = always(knowing(wishes, expected))
-    assert_equal(served_guided(runner, wishes, overlap=True, speculation=speculation), expected, wishes)
-    return accepted(speculation.counts)
+    found = served_guided(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    return accepted(speculation.counts), num_whole(found, wishes)
+
+
+def num_whole(found: dict[int, Answer], wishes: list[Wish]) -> int:
+    return sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_guided_tokens_are_the_same_with_and_without_speculation(runner: TorchRunner, seed: int) -> None:
-    assert play_guided(runner, seed) > 10
+    num_accepted, whole = play_guided(runner, seed)
+    assert num_accepted > 10 and whole
 
 
 @pytest.mark.proof
@@ -172,6 +200,18 @@ def test_guided_tokens_are_the_same_with_and_without_speculation_in_many_workloa
     """2,070 requests."""
     for seed in range(400, 630):
         play_guided(runner, seed)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", ["NGram", "SA"])
+def test_no_answer_of_2000_breaks_its_grammar(runner: TorchRunner, drafter: str) -> None:
+    whole, speculation = 0, always(DRAFTERS[drafter]([], {}))
+    for seed in itertools.count(1000):
+        wishes = guided_workload(seed, share=1.0)
+        whole += num_whole(served_guided(runner, wishes, overlap=True, speculation=speculation), wishes)
+        if whole >= 2000:
+            break
+    assert accepted(speculation.counts) > 1000
 
 
 def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(checkpoint: Path) -> None:
