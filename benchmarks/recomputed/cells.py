@@ -135,7 +135,7 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
         cell.parts["steady"] = _known(says, cell_figures(usable, of_gpus, known)) if len(known) == len(usable) else None
     others = ("schema_version", "name", "topology", "load", "device", "device_count", "trials_asked", "trials")
     # By workers, which aiperf's records don't say, and texts.
-    told = [name for name in ("pictures", "handoffs", "gpu_hour_price", "gpu_reasons") if name in says]
+    told = [name for name in ("pictures", "handoffs", "gpu_hour_price", "gpu_reasons", "drafts") if name in says]
     expected = {**dict.fromkeys((*others, *told, "validity"), OTHER), **cell.parts, "status": cell_status(cell)}
     comparison.tree(
         file,

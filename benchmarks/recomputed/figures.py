@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from recomputed.drafts import DRAFTS, RECORDED, Counts, counted, draft_values, recorded
 from recomputed.gpus import MEANS, PEAKS, Gpus, Values, gpu_values, over_trials
 
 SAMPLES_NEEDED = {50: 11, 90: 64, 95: 130, 99: 662}  # by percentile; docs/reference/metrics.md
@@ -51,13 +52,16 @@ NUMBERS = {
     "tools_request_rate": Number(),
     "cut_answer_rate": Number(),
     **dict.fromkeys((*MEANS, *PEAKS, "gpu_power_per_device"), Number(has_interval=True, if_known=True)),
+    DRAFTS[0]: Number("acceptance length", has_interval=True, if_known=True),
+    DRAFTS[1]: Number("acceptance rate", has_interval=True, if_known=True),
+    **dict.fromkeys(DRAFTS[2:], Number(has_interval=True, if_known=True)),
 }
 # All metrics that are distributions over requests, with their titles. aiperf records each under the same name, in ms.
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token_latency": "ITL", "request_latency": "E2E"}
 # The first version of cell.json with the metric, if it was added after version 4.
 SINCE = {
     "images_per_second": 5, "format_request_rate": 6, "tools_request_rate": 6, "cut_answer_rate": 6,
-    **dict.fromkeys((*MEANS, *PEAKS), 7),
+    **dict.fromkeys((*MEANS, *PEAKS), 7), **dict.fromkeys(DRAFTS, 8),
 }  # fmt: skip
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 RATES = (
@@ -94,7 +98,8 @@ def read_requests(records: Path) -> list[Request]:
         about, metrics = record["metadata"], record.get("metrics") or {}
         if about["benchmark_phase"] != "profiling":
             continue
-        values = {name: metrics[name]["value"] for name in (*LATENCIES, *LENGTHS, "num_images") if name in metrics}
+        wanted = (*LATENCIES, *LENGTHS, "num_images", *RECORDED.values())
+        values = {name: metrics[name]["value"] for name in wanted if name in metrics}
         if values.get("inter_token_latency") == 0:  # the answer came in one piece: there is none
             del values["inter_token_latency"]
         failed = record.get("error") is not None or bool(about.get("was_cancelled"))
@@ -163,7 +168,20 @@ def cell_figures(
         _of_gpus(trial, one, None if spans is None else spans[number])
         for number, (trial, one) in enumerate(zip(trials, gpus, strict=True))
     ]
-    return figures | over_trials(of_gpus)
+    of_drafts = [
+        _of_drafts(trial, one, None if spans is None else spans[number])
+        for number, (trial, one) in enumerate(zip(trials, gpus, strict=True))
+    ]
+    return figures | over_trials(of_gpus) | draft_values(of_drafts)
+
+
+def _of_drafts(trial: Sequence[Request], gpus: Gpus, span: Span | None) -> Counts | None:
+    sent = [request for request in trial if not request.failed]
+    if span is None:
+        span = min(request.start for request in trial), max(request.end for request in trial)
+    else:
+        sent = [request for request in sent if span[0] <= request.start < span[1]]
+    return counted(gpus.every, span) or recorded([request.values for request in sent])
 
 
 def _of_gpus(trial: Sequence[Request], gpus: Gpus, span: Span | None) -> Values:

@@ -27,6 +27,7 @@ class Gpus:
     count: int | None = None  # None: not known; 0: the topology uses none
     hour_price: float | None = None
     readings: list[dict[str, Any]] = field(default_factory=list)
+    every: list[dict[str, Any]] = field(default_factory=list)  # readings without GPUs too
 
     @classmethod
     def of_trial(cls, trial: Path, cell: dict[str, Any], price: float | None) -> Gpus:
@@ -34,7 +35,7 @@ class Gpus:
         count = cell["device_count"] if cell["device"] == "gpu" else None
         file = trial / "readings.json"
         readings = json.loads(file.read_text(encoding="utf-8"))["readings"] if file.exists() else []
-        return cls(count, price, [one for one in readings if one["gpus"]])
+        return cls(count, price, [one for one in readings if one["gpus"]], readings)
 
 
 def gpu_values(gpus: Gpus, span: tuple[int, int], inputs: Fraction | None, outputs: Fraction | None) -> Values:

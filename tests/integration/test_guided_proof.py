@@ -43,6 +43,7 @@ TORCH: dict[str, Any] = {
 }
 FREE = {"max_tokens": 24, "nvext": {"token_data": [5, 6, 7, 8]}}
 """A request without a grammar, whose answers must not change beside others."""
+DRAFTS = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3, "draft_len_schedule": {16: 3}}}
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,17 @@ class Asked:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, roles: tuple[str, ...], **ready: int) -> Iterator[Topology]:
+def serving(directory: Path, roles: tuple[str, ...], drafts: dict[str, Any], **ready: int) -> Iterator[Topology]:
     with topology(directory, resolve_checkpoint("synthetic:tiny").path) as running:
         running.start_frontend("--migration-limit", "3")
         for number, role in enumerate(roles):
-            start(running, f"{role}-{number}", role)
+            start(running, f"{role}-{number}", role, drafts)
         running.wait_ready(**ready)
         yield running
 
 
-def start(running: Topology, name: str, role: str) -> Child:
-    return running.start_worker(name, role=role, engine="torch", flags=("--deterministic",), **TORCH)
+def start(running: Topology, name: str, role: str, drafts: dict[str, Any]) -> Child:
+    return running.start_worker(name, role=role, engine="torch", flags=("--deterministic",), **TORCH, **drafts)
 
 
 def answer_of(running: Topology, number: int) -> Asked:
@@ -90,18 +91,18 @@ def cancelled(running: Topology, number: int) -> None:
         next(stream.iter_lines())
 
 
-def asked_of(running: Topology, victim: Child) -> tuple[list[Asked], tuple[float, float]]:
-    """All answers, and the time from the death of ``victim``'s engine, after half of the requests, to its own end."""
+def asked_of(running: Topology, victim: Child, answers: int) -> tuple[list[Asked], tuple[float, float]]:
+    """The answers, and the time from the death of ``victim``'s engine, after half of them, to its own end."""
     plain = ask(running, CHAT, **FREE)
     dying = (0.0, 0.0)
     with ThreadPoolExecutor(CLIENTS) as pool:
         waiting, free, gone = [], [], []
-        for count, number in enumerate(range(FIRST, FIRST + ANSWERS // 2)):
+        for count, number in enumerate(range(FIRST, FIRST + answers)):
             waiting.append(pool.submit(answer_of, running, number))
             if number % 10 == 0:
                 gone.append(pool.submit(cancelled, running, number))
                 free.append(pool.submit(ask, running, CHAT, **FREE))
-            if count == ANSWERS // 4:
+            if count == answers // 2:
                 waiting[count].result()
                 os.kill(victim.status()["engine_pid"], signal.SIGKILL)
                 killed = time.monotonic()
@@ -136,13 +137,17 @@ def problem_of(asked: Asked) -> str | None:
     return None if error is None else f"{asked.number}: {error.message} in {answer.text!r}"
 
 
-def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drafts", "count"), [({}, ANSWERS), (DRAFTS, min(ANSWERS, 4000))], ids=["plain", "drafts"])
+def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apart(
+    tmp_path: Path, drafts: dict[str, Any], count: int
+) -> None:
+    """With ``drafts``, the workers of the second topology speculate."""
     (tmp_path / "agg").mkdir()
     (tmp_path / "disagg").mkdir()
-    with serving(tmp_path / "agg", ("agg", "agg"), aggregated=2) as running:
-        agg, agg_dying = asked_of(running, running.children[1])
-    with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), prefill=1, decode=2) as running:
-        disagg, disagg_dying = asked_of(running, running.children[2])
+    with serving(tmp_path / "agg", ("agg", "agg"), {}, aggregated=2) as running:
+        agg, agg_dying = asked_of(running, running.children[1], count // 2)
+    with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), drafts, prefill=1, decode=2) as running:
+        disagg, disagg_dying = asked_of(running, running.children[2], count // 2)
     # a worker's death ends its answers with an error: Dynamo never migrates a request with a grammar (seen with 1.6.1)
     agg_lost, disagg_lost = lost_by(agg, agg_dying), lost_by(disagg, disagg_dying)
     asked = [one for one in (*agg, *disagg) if one not in agg_lost and one not in disagg_lost]

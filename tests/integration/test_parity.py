@@ -166,6 +166,20 @@ def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> 
     assert [one["event"] for one in events].count("worker_killed") == 1
 
 
+@pytest.mark.proof  # eight workers, one of them killed, and all but the reference draft in every step that they can
+def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(tmp_path: Path) -> None:
+    routes = "speculating,disagg,kv,migrated,chunked"
+    drafts = "speculative_config.draft_len_schedule={64: 4}"
+    argv = ["eval", "parity", "--model", MODEL, "--recipe", "tiny-ngram", "--routes", routes, "--set", drafts]
+    assert run([*argv, "-o", str(tmp_path)]) == 0
+    _, found = compared(only(tmp_path))
+    assert {*found} == {*routes.split(",")}
+    assert all((one.compared.identical, one.failures, one.evidence.missing) == (64, (), None) for one in found.values())
+    counts = {name: {one.what: one.value for one in route.evidence.counts} for name, route in found.items()}
+    assert (counts["speculating"]["drafted tokens that were accepted"] or 0) > 50
+    assert counts["migrated"]["answers that went on elsewhere"]
+
+
 @pytest.mark.proof
 def test_one_corrupted_block_in_a_hundred_handoffs_fails_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +239,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.
         (["--prompts", "3"], "--prompts is 3; expected greater than or equal to 10"),
         (["--engine", "paced"], "computes no real answers, so there is nothing to compare"),
         (["--set", "disagg.x=1"], "disagg"),
+        (["--routes", "speculating"], "the route speculating needs an engine config with speculative_config"),
         (["--routes", "agg,url"], '--routes is "url"; expected'),
         (["--resume", "no-such-run"], "--model has no effect with --resume"),
         (["--url", "http://127.0.0.1:9"], "--url has no effect without --against"),

@@ -251,8 +251,11 @@ def test_prometheus_sees_a_topology_under_load_a_killed_worker_and_its_end(tmp_p
             )
 
 
-# Panels without a series in this topology, which has no images and no grammars and preempts nobody for want of blocks.
+# Panels without a series in this topology: no images, grammars or drafts, and no preemption for want of blocks.
 _EMPTY = {
+    "Acceptance length",
+    "Acceptance rate by position in the draft",
+    "Draft share of the step time",
     "CUDA graph misses",
     "Images encoded",
     "Images that wait or are in work",

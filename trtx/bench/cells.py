@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from trtx.bench import cores, gpu_metrics, handoffs  # noqa: F401  # CELL has the metrics of GPUs too
+from trtx.bench import cores, draft_counters, draft_metrics, gpu_metrics, handoffs  # noqa: F401  # CELL has their metrics
 from trtx.bench.documents import RESTORE, DocumentKind, plain
+from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.failures import Reasons, merge_reasons
 from trtx.bench.figures import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
 from trtx.bench.gpu_use import GpuPart, PricedGpus, reasons_over
@@ -84,6 +85,7 @@ class Cell:
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
     gpu_hour_price: float | None = None  # from which the cost was computed
     gpu_reasons: tuple[str, ...] = ()  # why metrics of GPUs over the steady parts are not known, one clause each
+    drafts: DraftCounts | None = None  # over all trials; None: the topology doesn't speculate, or no counters
 
     @property
     def name(self) -> str:
@@ -176,6 +178,7 @@ def measure_cell(
         handoffs=None if evidence.handoffs is None else {name: dict(one) for name, one in evidence.handoffs.items()},
         gpu_hour_price=target.gpu_hour_price,
         gpu_reasons=reasons_over(steady) if has_steady else _NOT_STEADY if usable else (),
+        drafts=draft_counters.over_trials([parts.whole.drafts for parts in gpus]),
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trtx.bench.readings import EDGE_NS, GpuReading, ServerReading
+from trtx.bench.draft_counters import DraftCounts, of_records
+from trtx.bench.readings import EDGE_NS, GpuReading, ServerReading, drafts_over
 from trtx.bench.records import RequestRecord
 from trtx.bench.windows import Span, input_tokens_in, is_in_flight_within, output_tokens_in
 
@@ -46,13 +47,14 @@ class PricedGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """One part of a trial, with everything from which GPU metrics are computed."""
+    """One part of a trial, with everything from which metrics of the server's readings are computed."""
 
     duration_s: float
     input_tokens: float | None  # of successful requests, as counted by the server; None: not all are known
     output_tokens: float | None
     use: GpuUse
     gpus: PricedGpus
+    drafts: DraftCounts | None = None  # None: the topology doesn't speculate, or that is not known
 
     @classmethod
     def of_trial(cls, records: Sequence[RequestRecord], readings: Sequence[ServerReading], gpus: PricedGpus) -> GpuPart:
@@ -60,7 +62,7 @@ class GpuPart:
         span = Span(min(record.start_ns for record in records), max(record.end_ns for record in records))
         served = [record for record in records if record.succeeded]
         lengths = [(record.input_sequence_length, record.output_sequence_length) for record in served]
-        return cls._of(span, lengths, readings, gpus)
+        return cls._of(span, served, lengths, readings, gpus)
 
     @classmethod
     def of_span(
@@ -75,19 +77,22 @@ class GpuPart:
             )
             for record in served
         ]
-        return cls._of(span, lengths, readings, gpus)
+        sent = [record for record in served if span.has(record.start_ns)]
+        return cls._of(span, sent, lengths, readings, gpus)
 
     @classmethod
     def _of(
         cls,
         span: Span,
+        served: Sequence[RequestRecord],
         lengths: Sequence[tuple[float | None, float | None]],
         readings: Sequence[ServerReading],
         gpus: PricedGpus,
     ) -> GpuPart:
         inputs, outputs = _total([one for one, _ in lengths]), _total([one for _, one in lengths])
         use = GpuUse(reasons=(NO_GPU,)) if gpus.count == 0 else gpu_use(readings, span)
-        return cls(span.duration_s, inputs, outputs, use, gpus)
+        drafts = drafts_over(readings, span) or of_records(served)
+        return cls(span.duration_s, inputs, outputs, use, gpus, drafts)
 
     @property
     def reasons(self) -> tuple[str, ...]:

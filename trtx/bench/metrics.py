@@ -31,6 +31,7 @@ class Heading(Enum):
     E2E = "E2E, ms"
     LENGTHS = "tokens"
     FORMATS = "answer format, %"
+    SPECULATION = "speculation"
     GPUS = "GPUs"
     ENERGY = "J/token"
     COST = "cost/M tokens"

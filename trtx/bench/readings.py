@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.bench import cores, handoffs
+from trtx.bench import cores, draft_counters, handoffs
 from trtx.bench.cores import CpuReading, CpuUse
 from trtx.bench.documents import DocumentKind, plain
+from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.files import write_text
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.image_counters import ImageCounts, grown
@@ -68,6 +69,8 @@ class ServerReading:
     # Since start, by decode and prefill worker; empty: no decode workers; None: one doesn't report it.
     handoffs: dict[str, dict[str, HandoffCounts]] | None = None
     cpu: CpuReading | None = None  # of the machine that takes the readings; None: not reported by the kernel
+    # Since start, by role and worker, for workers that speculate and have run a step; None: a worker can't be read.
+    drafts: dict[str, dict[str, DraftCounts]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,12 @@ def handoffs_over(readings: Sequence[ServerReading], measured: Span) -> dict[str
     """Handoff counters of a measured part, by decode and prefill worker; the time is as in :func:`images_over`."""
     around = _around(readings, measured)
     return None if around is None else handoffs.grown(around[0].handoffs, readings[-1].handoffs)
+
+
+def drafts_over(readings: Sequence[ServerReading], measured: Span) -> DraftCounts | None:
+    """Speculation counters of all workers over a part; None if no worker speculates, or one's counters are missing."""
+    around = _around(readings, measured)
+    return None if around is None else draft_counters.grown(around[0].drafts, around[-1].drafts)
 
 
 def summed(counts: Sequence[WorkerCounts]) -> dict[str, dict[str, int]]:

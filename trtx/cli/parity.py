@@ -82,7 +82,8 @@ def parity(
         optional(
             _REQUESTS,
             "--routes",
-            "Routes to compare with agg, the reference. Default: agg,disagg,kv,migrated,chunked.",
+            "Routes to compare with agg, the reference. Default: agg,disagg,kv,migrated,chunked. speculating: one "
+            "worker that speculates; agg then does not.",
             metavar="A,B",
         ),
     ] = None,

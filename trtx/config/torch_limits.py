@@ -16,6 +16,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 TRANSPORT_OF = {"DEFAULT": "nixl", "NIXL": "nixl", "UCX": "nixl"}
 """The KV transport for each of TensorRT-LLM's transceiver backends. In the torch engine all are NIXL over UCX."""
 DEFAULT_TOKENS_PER_BLOCK = 32
+DEFAULT_MAX_NUM_TOKENS = 8192
 
 DRAFTERS = ("NGram", "SA", "Draft_Target", "Eagle3")
 """The kinds of speculation that the torch engine has."""
@@ -118,13 +119,14 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         )
     if not isinstance(length, int):
         return
-    for name, rest, why in (
-        ("max_num_tokens", 1, "a step computes the drafted tokens and one more"),
-        ("max_seq_len", 2, "a sequence has a token of the prompt and one of the answer besides"),
+    for name, default, rest, why in (
+        ("max_num_tokens", DEFAULT_MAX_NUM_TOKENS, 1, "a step computes the drafted tokens and one more"),
+        ("max_seq_len", None, 2, "a sequence has a token of the prompt and one of the answer besides"),
     ):
-        if isinstance(most := values.get(name), int) and length > most - rest:
-            expected = f"at most {most - rest}, as {name} is {most} and {why}"
-            yield OutsideLimit(f"{_SPEC}.max_draft_len", length, expected)
+        most = values.get(name) or default
+        if isinstance(most, int) and length > most - rest:
+            found = f"at most {most - rest}, as" if most > rest else f"no {_SPEC}, as"
+            yield OutsideLimit(f"{_SPEC}.max_draft_len", length, f"{found} {name} is {most} and {why}")
 
 
 def _holds(limit: FieldLimit, value: Any) -> bool:

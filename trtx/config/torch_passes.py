@@ -23,6 +23,12 @@ DRAFT_PASS_SIZES = (8, 16, 32)
 MOST_SAMPLED_AFTER_DRAFTS = 64
 """Drafted tokens of a step, or max_batch_size if that is more. It bounds the logits of a step."""
 
+
+def most_drafted(max_batch_size: int, max_draft_len: int) -> int:
+    """Returns the most drafted tokens that a step verifies."""
+    return min(max(max_batch_size, MOST_SAMPLED_AFTER_DRAFTS), max_batch_size * max_draft_len)
+
+
 PACED_STEPS = 32
 """A step computes at least one part in this many of all waiting prompt tokens: see
 :class:`trtx.torch_engine.core.prompt_pace.PromptPace`."""

@@ -12,19 +12,20 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from trtx.bench import ForeignProcess, GpuReading, ServerReading, Target
-from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
+from trtx.bench.draft_counters import DraftCounts
+from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.image_counters import ImageCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
 from trtx.experiment.cpu_readings import CpuReader
+from trtx.experiment.worker_counters import draft_counts, handoff_counts, image_counts
 from trtx.planes.registry import Instance, read_instance
 from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
@@ -34,10 +35,6 @@ Read = Callable[[], ServerReading]
 _LOOPBACK = "http://127.0.0.1"  # system ports never use TLS
 _HEALTH = "/health"  # route of Dynamo's frontend that lists all routable instances
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within this time counts as not reporting
-_LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
-_STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
-_PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
-_WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ENDED = re.compile(rb"^trtx_requests_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
 # Inode of the initial PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
@@ -80,16 +77,14 @@ def open_topology(plan: Plan) -> Iterator[Read]:
             at_ns, cores = time.time_ns(), cpu.read()
             states = () if not gpus else None if read_gpus is None else read_gpus()
             sees_all = sees_host_pids()
-            return ServerReading(
-                at_ns,
+            seen = (
                 None
                 if states is None
                 else tuple(
                     gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
-                ),
-                *_told(client, workers),
-                cores,
+                )
             )
+            return _told(client, workers, ServerReading(at_ns, seen, None, cpu=cores))
 
         yield read
 
@@ -108,7 +103,7 @@ def open_attached(target: Target) -> Iterator[Read | None]:
 
         def read() -> ServerReading:
             at_ns, cores = time.time_ns(), cpu.read()
-            return ServerReading(at_ns, None, *_told(client, workers), cores)
+            return _told(client, workers, ServerReading(at_ns, None, None, cpu=cores))
 
         yield read
 
@@ -182,37 +177,36 @@ def sees_host_pids(root: Path = Path("/")) -> bool:
         return False
 
 
-def _told(
-    client: httpx.Client, workers: Sequence[Metered]
-) -> tuple[
-    dict[str, dict[str, int]] | None,
-    dict[str, dict[str, ImageCounts]] | None,
-    dict[str, dict[str, HandoffCounts]] | None,
-]:
-    """Ended requests and image counters by role and worker, and handoff counters by decode and prefill worker.
+def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReading) -> ServerReading:
+    """``reading`` with the workers' counters: of requests, images and drafts by role and worker, and of handoffs.
 
     Counters run from each worker's start. Each is None if a worker doesn't report it or if another process answers in
-    its place; image counters only need the workers that process images.
+    its place; counters of images and drafts only need the workers that process images or speculate.
     """
     ended: dict[str, dict[str, int]] = {}
     pictures: dict[str, dict[str, ImageCounts]] = {}
+    drafts: dict[str, dict[str, DraftCounts]] = {}
     handoffs: dict[str, dict[str, HandoffCounts]] | None = {}
     for worker in workers:
         try:
             body = client.get(f"{worker.url}/metrics").raise_for_status().content
         except httpx.HTTPError:
-            return None, None, None
+            return reading
         if not (counts := _ENDED.findall(body)):  # one sample per outcome
-            return None, None, None
+            return reading
         if worker.identity is not None and {_identity(labels) for labels, _ in counts} != {worker.identity}:
-            return None, None, None
+            return reading
         ended.setdefault(worker.role, {})[worker.name] = round(sum(float(count) for _, count in counts))
         if (found := image_counts(body)) is not None:
             pictures.setdefault(worker.role, {})[worker.name] = found
+        if (drafted := draft_counts(body)) is not None:
+            drafts.setdefault(worker.role, {})[worker.name] = drafted
         if worker.role == "decode" and handoffs is not None:
             told = handoff_counts(body)
             handoffs = None if told is None else {**handoffs, worker.name: told}
-    return ended or None, pictures or None, handoffs if workers else None
+    if not workers:
+        return reading
+    return replace(reading, ended_requests=ended, pictures=pictures or None, handoffs=handoffs, drafts=drafts)
 
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
@@ -222,35 +216,6 @@ def _identity(labels: bytes) -> WorkerIdentity | None:
         return WorkerIdentity(said["dynamo_namespace"], int(said["worker_id"], 16))
     except (KeyError, ValueError):
         return None
-
-
-def image_counts(metrics: bytes) -> ImageCounts | None:
-    """Image counters from a worker's metrics; None if the worker processes no images."""
-    lookups = {outcome.decode(): round(float(count)) for outcome, count in _LOOKUPS.findall(metrics)}
-    stages: dict[bytes, dict[str, float]] = {b"seconds": {}, b"pictures": {}}
-    for kind, stage, value in _STAGES.findall(metrics):
-        stages[kind][stage.decode()] = float(value)
-    if not lookups and not stages[b"pictures"]:
-        return None
-    return ImageCounts(lookups, {name: round(count) for name, count in stages[b"pictures"].items()}, stages[b"seconds"])
-
-
-def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
-    """Handoff counters from a decode worker's metrics, by prefill worker; None if it has none."""
-    whole = _WHOLE.search(metrics)
-    if whole is None:
-        return None
-    found: dict[str, dict[str, Any]] = {NO_PREFILL: {"whole": round(float(whole[1]))}}
-    for kind, labels, value in _PAIRS.findall(metrics):
-        said = dict(_LABEL.findall(labels.decode()))
-        counts = found.setdefault(said["prefill"], {})
-        if kind == b"handoffs":
-            counts[said["outcome"]] = round(float(value))
-        elif kind == b"handoff_bytes":
-            counts["bytes"] = round(float(value))
-        else:
-            counts["seconds"] = float(value)
-    return {prefill: HandoffCounts(**counts) for prefill, counts in found.items()}
 
 
 def _gpus_of(plan: Plan) -> Mapping[str, str]:

@@ -91,6 +91,7 @@ def _for_torch(
             max_batch_size=asked.max_batch_size,
             dtype=dtype,
             scaled_products=scaled,
+            max_draft_len=asked.draft_tokens,
         ),
         kv_padding=torch_engine.padding_layers(windows) if windows else 0,
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,

@@ -21,7 +21,7 @@ from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import stored_tensors
 from trtx.config.torch_groups import block_layers
 from trtx.config.torch_limits import LIMITS
-from trtx.config.torch_passes import padded_tokens
+from trtx.config.torch_passes import most_drafted, padded_tokens
 from trtx.errors import UsageError
 from trtx.memory.processor import cpu_dtype
 
@@ -30,6 +30,7 @@ RESERVE_BYTES = 1 << 30
 _CPU_TOKENS = 65536  # room for 16 sequences of 4,096 tokens
 _CPU_BYTES = 1 << 30
 _SCALE_BYTES = 4  # float32
+_MASK_WORD_BYTES = 4  # int32
 _KV_SCALE_BYTES = 2 * _SCALE_BYTES  # per layer: the scales of keys and of values
 
 
@@ -136,10 +137,17 @@ def tower_bytes(config: Mapping[str, Any], dtype: str) -> int:
 
 
 def activation_bytes(
-    config: ModelConfig, *, max_num_tokens: int, max_batch_size: int, dtype: str, scaled_products: bool
+    config: ModelConfig,
+    *,
+    max_num_tokens: int,
+    max_batch_size: int,
+    dtype: str,
+    scaled_products: bool,
+    max_draft_len: int = 0,
 ) -> int:
     """Returns the peak memory of a forward over ``max_num_tokens``: widest activations, logits, and the sampler.
 
+    With ``max_draft_len``, the hidden states, logits and vocabulary masks of the drafted tokens of a step are added.
     If activations are rounded to a format that no matmul on this device takes, the rounding of the widest input is
     added.
     """
@@ -150,7 +158,12 @@ def activation_bytes(
     # The logits with penalties of every row are the float32 part above.
     sampler = config.vocab_size * max(256 * 10, max_batch_size * 4 + 64 * 12)
     tokens = max_num_tokens + padded_tokens(max_num_tokens)  # CUDA graphs keep activations of their own
-    return tokens * (token * width + _rounding_bytes(config, scaled_products)) + logits + sampler
+    forward = tokens * (token * width + _rounding_bytes(config, scaled_products))
+    drafted = most_drafted(max_batch_size, max_draft_len)
+    # Rows after the same number of drafted tokens are sampled together, within the float32 part above.
+    drafts = drafted * (config.hidden_size + 2 * config.vocab_size) * width
+    masks = max_batch_size * max_draft_len * -(-config.vocab_size // 32) * _MASK_WORD_BYTES
+    return forward + logits + sampler + drafts + masks
 
 
 def _mlp_elements(config: ModelConfig) -> int:

@@ -31,6 +31,7 @@ from trtx.report.gpus import GPU_MEANING, gpu_reasons
 from trtx.report.handoffs import HANDOFF_HEADINGS, HANDOFF_MEANING, handoff_rows
 from trtx.report.images import HEADINGS, MEANING, image_rows
 from trtx.report.series import marks
+from trtx.report.speculation import DRAFT_HEADINGS, DRAFT_MEANING, draft_rows
 from trtx.report.speed_and_quality import speed_and_quality, throughput_title
 from trtx.report.stage_bars import MEANING as STAGE_MEANING
 from trtx.report.stage_bars import TITLE as STAGE_TITLE
@@ -77,6 +78,9 @@ def page(view: RunView) -> str:
         "handoffs": handoff_rows(view),
         "handoff_headings": HANDOFF_HEADINGS,
         "handoff_meaning": HANDOFF_MEANING,
+        "drafts": draft_rows(view),
+        "draft_headings": DRAFT_HEADINGS,
+        "draft_meaning": DRAFT_MEANING,
         "charts": [(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
         "marks": marks(view),
         "pill": _pill(view),

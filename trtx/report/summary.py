@@ -12,6 +12,7 @@ from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.gpus import gpus_markdown
 from trtx.report.handoffs import handoffs_markdown
 from trtx.report.images import images_markdown
+from trtx.report.speculation import drafts_markdown
 from trtx.report.speed_and_quality import scores_markdown
 from trtx.report.tables import markdown_line, table_cell
 from trtx.report.validity import (
@@ -85,6 +86,7 @@ def summary_markdown(view: RunView) -> str:
         *gpus_markdown(view),
         *images_markdown(view),
         *handoffs_markdown(view),
+        *drafts_markdown(view),
         *_markdown_validity(view),
         *scores_markdown(view),
     ]

@@ -12,6 +12,7 @@ from trtx.report.columns import UNSURE, Column, needed, table_columns
 from trtx.report.comparison import arms_tables
 from trtx.report.gpus import gpu_table
 from trtx.report.scores import scores_table
+from trtx.report.speculation import drafts_table
 from trtx.report.validity import MARKS, AtLevel, by_level, doubtful, not_checked_counts, reason_text, reasons
 from trtx.report.verdict import verdict_table
 from trtx.report.view import Row, RunView
@@ -48,10 +49,11 @@ def console_table(view: RunView) -> RenderableType:
     judged = verdict_table(view.verdict)
     scored = [] if view.scores is None else [scores_table(view.scores.lines)]
     below = [*scored, *([] if judged is None else [judged]), *arms_tables(view)]
-    gpus = gpu_table(view)
+    gpus, drafts = gpu_table(view), drafts_table(view)
     return Group(
         table,
         *([Text(), *gpus] if gpus else []),
+        *([Text(), *drafts] if drafts else []),
         *_problems(view),
         *_validity(view),
         *(part for one in below for part in (Text(), one)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from trtx.config.torch_limits import DEFAULT_TOKENS_PER_BLOCK, TRANSPORT_OF
+from trtx.config.torch_limits import DEFAULT_MAX_NUM_TOKENS, DEFAULT_TOKENS_PER_BLOCK, TRANSPORT_OF
 
 DEFAULT_MAX_BATCH_SIZE = 256
 """TensorRT-LLM's default is 2048.
@@ -85,7 +85,7 @@ class LlmArgs:
     tensor_parallel_size: int = 1
     dtype: str = "auto"
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    max_num_tokens: int = 8192
+    max_num_tokens: int = DEFAULT_MAX_NUM_TOKENS
     max_seq_len: int | None = None
     enable_chunked_prefill: bool = False
     disable_overlap_scheduler: bool = False

@@ -61,15 +61,18 @@ class DraftTotals:
     def __init__(self) -> None:
         self._drafts = 0
         self._seconds = 0.0
-        self._drafted: Counter[int] = Counter()  # by position in the draft, from 1 on
-        self._accepted: Counter[int] = Counter()
+        self._drafted: Counter[str] = Counter()  # by position in the draft, from 1 on
+        self._accepted: Counter[str] = Counter()
 
     def add(self, stats: Mapping[str, Any]) -> None:
-        """Adds a step's ``specDecodingStats``, with the torch engine's counts by position."""
+        """Adds a step's ``specDecodingStats``. Only the torch engine has counts by position."""
         self._drafts += stats["numRequestsWithDraftTokens"]
         self._seconds += stats["iterLatencyMS"] / 1e3
         for total, name in ((self._drafted, "numDraftTokens"), (self._accepted, "numAcceptedTokens")):
-            total.update(dict(enumerate(stats.get(f"{name}ByPosition", ()), 1)))
+            if (by_position := stats.get(f"{name}ByPosition")) is None:
+                total["unknown"] += stats[name]
+            else:
+                total.update({str(place): count for place, count in enumerate(by_position, 1)})
 
     def collect(self) -> Iterator[Any]:
         yield speculation_families.DRAFTS.of(self._drafts)
@@ -77,5 +80,5 @@ class DraftTotals:
             (speculation_families.DRAFT_TOKENS, self._drafted),
             (speculation_families.ACCEPTED_DRAFT_TOKENS, self._accepted),
         ):
-            yield family.family([((str(position),), count) for position, count in sorted(total.items())])
+            yield family.family([((position,), count) for position, count in total.items()])
         yield speculation_families.DRAFTING_SECONDS.of(self._seconds)

@@ -14,6 +14,7 @@ import pytest
 
 from trtx.bench import Cell, LoadSpec, Trial, gpu_metrics, metrics, read_cells
 from trtx.bench.cells import CELL
+from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.figures import (
     FIRST_SCHEMA,
     Figures,
@@ -58,7 +59,7 @@ TRIALS = (
     ),
 )
 DEVICES = 2
-# Each GPU draws 100 W and is busy half of the time.
+# Each GPU draws 100 W and is busy half of the time. Each second, a request drafts two tokens and the first is accepted.
 READINGS = tuple(
     ServerReading(
         second * 10**9,
@@ -70,6 +71,10 @@ READINGS = tuple(
             for index in range(DEVICES)
         ),
         None,
+        drafts={"agg": {"agg-0": DraftCounts(
+            9 + second, 18 + 2 * second, 9 + second, (9 + second, 9 + second), (9 + second, 0), 18 + 2 * second,
+            1.0 + second, 20.0 + 4 * second,
+        )}},
     )
     for second in range(-1, 14)
 )  # fmt: skip
@@ -84,6 +89,8 @@ OF_FAILURES = {  # what is known where no request succeeded, and what it is of o
     "benchmark_duration": 1.5, "format_request_rate": 100, "tools_request_rate": 0,
     "gpu_utilization": 50, "gpu_utilization_peak": 50, "gpu_power": 200, "gpu_power_per_device": 100,
     "gpu_power_peak": 200, "single_gpu_power_peak": 100, "gpu_memory_peak": 2,
+    "spec_decode_token_weighted_acceptance_length": 2, "spec_decode_overall_draft_acceptance_rate": 50,
+    "decoded_tokens_per_step": 1.5, "draft_overhead": 25,
 }  # fmt: skip
 
 

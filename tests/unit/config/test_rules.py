@@ -16,7 +16,7 @@ from trtx.config import (
     load_engine_config,
     recipe_files,
 )
-from trtx.config.rules import RULES, PairRule
+from trtx.config.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,12 @@ CASES = [
         _MTP,
         "agg.speculative_config.max_concurrency=32",
         given=("agg.speculative_config.draft_len_schedule={64: 1}",),
+    ),
+    Case(
+        "draft-within-context",
+        "qwen3",
+        "agg.speculative_config={decoding_type: NGram, max_draft_len: 4095}",
+        model=ModelFacts("Qwen3ForCausalLM", context_length=4096),
     ),
     Case("lora-targets", "qwen3", "agg.enable_lora=true"),
     Case("kv-consolidator", "qwen3", "agg.kv_connector_config.connector=kvbm"),
@@ -238,5 +244,4 @@ def test_what_binds_tensorrt_llm_alone_is_a_note_for_the_embedded_engine() -> No
     assert severities["kv-dtype-equal"] == "error"
     assert severities["prefill-overlap"] == "note"
     needed = {rule.id for rule in RULES if rule.every_engine}
-    assert needed == {"kv-dtype-equal", "tokens-per-block-equal"}
-    assert all(isinstance(rule, PairRule) for rule in RULES if rule.every_engine)
+    assert needed == {"kv-dtype-equal", "tokens-per-block-equal", "draft-within-context"}

@@ -115,6 +115,13 @@ def test_a_value_that_would_change_answers_is_refused_with_the_way_out(values: d
     assert str(refused).endswith(refused.refusal.instead)
 
 
+def test_a_draft_must_fit_a_step_of_the_default_size_and_one_that_never_fits_has_no_length_to_take() -> None:
+    spec = {"decoding_type": "SA", "max_draft_len": 8192}
+    assert "expected at most 8191, as max_num_tokens is 8192" in str(*outside_limits({"speculative_config": spec}))
+    told = str(*outside_limits({"speculative_config": spec | {"max_draft_len": 1}, "max_num_tokens": 1}))
+    assert "max_draft_len is 1; expected no speculative_config, as max_num_tokens is 1" in told
+
+
 def test_a_refusal_is_short_whatever_the_value_is() -> None:
     (refused,) = refused_fields({"env_overrides": {f"NAME_{number}": "x" * 100 for number in range(1000)}})
     assert len(str(refused)) < 300

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared, gated, judged, provenance
 
+from trtx.bench import Cell, Figures
 from trtx.bench.journal import Journal, TrialEnded
 from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
@@ -129,6 +130,29 @@ def test_what_is_shown_of_the_arms_is_what_was_judged(tmp_path: Path, said: dict
         judgement = judgements[f"disagg-{one.cell}", one.metric]
         assert (one.ratio, one.verdict, one.reason) == (judgement.interval, judgement.verdict, judgement.reason)
         assert one.limit == judgement.limit == pytest.approx(0.95 if "throughput" in one.metric else 1.05)
+
+
+def test_acceptance_is_compared_where_an_arm_speculates(tmp_path: Path) -> None:
+    run = an_ab_run(tmp_path / "run", 1.1)
+    accepted = {"spec_decode_token_weighted_acceptance_length": 2.5, "spec_decode_overall_draft_acceptance_rate": 75.0}
+
+    def speculating(figures: Figures | None) -> Figures | None:
+        return figures and Figures({**figures.stored, **accepted})
+
+    def change(cell: Cell) -> Cell:
+        if cell.name != "disagg-c1":
+            return cell
+        trials = tuple(replace(trial, figures=speculating(trial.figures)) for trial in cell.trials)
+        return replace(cell, figures=speculating(cell.figures), trials=trials)
+
+    change_cells(run, change)
+    (found,) = compared(run, baseline="agg", max_regression="5%").comparisons
+    rows = {(one.cell, one.metric): one for one in found.metrics if one.metric.startswith("spec_")}
+    assert set(rows) == {("c1", f"{name}:avg") for name in accepted}
+    for one in rows.values():
+        assert (one.baseline, one.candidate) == (None, accepted[one.metric.removesuffix(":avg")])
+        assert one.ratio is one.verdict is None
+        assert one.reason is not None and "it needs drafts" in one.reason
 
 
 def test_another_model_of_an_arm_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from trtx.evals.parity import ParityAnswer
 from trtx.evals.parity.forms import RouteEvidence
 from trtx.experiment.parity.evidence import Reading, evidence_of
 from trtx.experiment.parity.kill import Kill
-from trtx.experiment.parity.spec import ParitySpec, Route, check_fault, dtype_of, parity_of, widest_dtype
+from trtx.experiment.parity.spec import (
+    ParitySpec,
+    Route,
+    check_fault,
+    check_speculation,
+    dtype_of,
+    parity_of,
+    widest_dtype,
+)
 from trtx.launch import prepare
 from trtx.topology import Plan
 
@@ -54,6 +62,21 @@ def test_what_was_typed_holds_for_every_route() -> None:
     assert parity_of({"concurrency": 64}).chunk_tokens == 128
     with pytest.raises(UsageError, match="^--isl 128 is no longer than max_num_tokens 128"):
         parity_of({"concurrency": 64, "isl": 128})
+
+
+def test_a_speculating_worker_is_compared_with_one_that_does_not_speculate(tmp_path: Path) -> None:
+    drafts = "speculative_config={decoding_type: SA, max_draft_len: 3}"
+    topology = {"model": "synthetic:tiny", "port": 0, "overrides": [drafts]}
+    asked = parity_of({"routes": ["speculating", "disagg"], "topology": topology})
+    found = {one.label: prepare(one.spec, run_dir=tmp_path / one.label) for one in asked.topologies}
+    speculates = {
+        label: [bool(config.get("speculative_config")) for config in plan.engine_configs.values()]
+        for label, plan in found.items()
+    }
+    assert speculates == {"agg": [False], "speculating": [True], "disagg": [True, True]}
+    check_speculation(found["speculating"])
+    with pytest.raises(UsageError, match="the route speculating needs an engine config with speculative_config"):
+        check_speculation(found["agg"])
 
 
 def answers(**fields: Any) -> list[ParityAnswer]:
@@ -187,6 +210,25 @@ def test_chunked_needs_prompts_that_no_step_could_hold(
 ) -> None:
     after = reading("chunked", [{}], max_num_tokens=most)
     assert evidence(plans, "chunked", after, cached_tokens=cached).missing == missing
+
+
+@pytest.mark.parametrize(
+    ("drafts", "accepted", "missing"),
+    [
+        (9, 12, None),
+        (9, None, "no drafted token was accepted; ask for longer answers with --osl"),
+        (None, None, "the workers do not count drafts"),
+    ],
+)
+def test_speculating_needs_an_accepted_draft(
+    plans: dict[str, Plan], drafts: int | None, accepted: int | None, missing: str | None
+) -> None:
+    counted = {"trtx_drafts_total": drafts, "trtx_accepted_draft_tokens_total": accepted}
+    after = Reading({"agg-0": {name: float(value) for name, value in counted.items() if value is not None}}, None, None)
+    before = Reading({"agg-0": {"trtx_drafts_total": 0.0}}, None, None)
+    found = evidence_of("speculating", plans["agg"], before, after, answers())
+    assert found.missing == missing
+    assert [one.value for one in found.counts[1:]] == [drafts, accepted or 0]
 
 
 def test_a_prompt_longer_than_a_worker_takes_is_refused(plans: dict[str, Plan], tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
-from trtx.bench import ForeignProcess, Target, handoffs
+from trtx.bench import ForeignProcess, Target, draft_counters, handoffs
+from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.handoffs import NO_PREFILL, HandoffCounts
 from trtx.bench.image_counters import grown, over_trials
 from trtx.doctor import GpuProcess
@@ -484,3 +485,52 @@ def test_handoffs_are_read_of_decode_workers_by_the_prefill_worker_that_they_cam
 def test_a_topology_without_decode_workers_has_no_handoffs_and_that_is_known(servers: tuple[Served, Served]) -> None:
     with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
         assert read().handoffs == {}
+
+
+SPECULATING = """trtx_requests_total{{outcome="length"}} 30.0
+trtx_drafts_total{{worker_id="a"}} {drafts}
+trtx_draft_tokens_total{{position="1",worker_id="a"}} {drafts}
+trtx_draft_tokens_total{{position="2",worker_id="a"}} 10.0
+trtx_accepted_draft_tokens_total{{position="1",worker_id="a"}} 15.0
+trtx_accepted_draft_tokens_total{{position="2",worker_id="a"}} 5.0
+trtx_drafting_seconds_total{{worker_id="a"}} 0.5
+trtx_step_decodes_total{{worker_id="a"}} 60.0
+trtx_step_seconds_bucket{{le="0.1",worker_id="a"}} 7.0
+trtx_step_seconds_sum{{worker_id="a"}} 10.0
+"""
+
+
+def test_drafts_are_read_of_the_workers_that_speculate(servers: tuple[Served, Served]) -> None:
+    plan = _both(servers)
+    plan = replace(plan, processes=tuple(replace(one, gpu_indices=(), env={}) for one in plan.processes), gpu_names=())
+    with open_topology(plan) as read:
+        none = read().drafts
+        servers[1].answers["/metrics"] = SPECULATING.format(drafts=20.0).encode()
+        first = read().drafts
+        servers[1].answers["/metrics"] = SPECULATING.format(drafts=25.0).encode()
+        last = read().drafts
+        servers[1].answers["/metrics"] = b""
+        assert read().drafts is None, "a worker that can't be read may speculate"
+    counts = DraftCounts(20, 30, 20, (20, 10), (15, 5), 60, 0.5, 10.0)
+    assert none == {} and first == {"decode": {"decode-0": counts}}
+    assert (counts.acceptance_length, counts.tokens_per_step, counts.overhead) == (2.0, 80 / 60, 5.0)
+    assert counts.acceptance_rate == pytest.approx(100 * 2 / 3) and counts.rates_at == (75.0, 50.0)
+    assert draft_counters.grown(none, first) == counts, "a worker counts from its first step on"
+    grown = draft_counters.grown(first, last)
+    assert grown == DraftCounts(5, 5, 0, (5, 0), (0, 0), 0, 0.0, 0.0)
+    assert (grown.tokens_per_step, grown.overhead, grown.rates_at) == (None, None, (0.0, None))
+    assert draft_counters.grown(last, first) is None, "it was started again"
+    assert draft_counters.grown(first, {}) is draft_counters.grown(None, last) is draft_counters.grown({}, {}) is None
+    assert draft_counters.over_trials([counts, None]) is draft_counters.over_trials([]) is None
+    both = draft_counters.over_trials([counts, grown])
+    assert both is not None and (both.drafts, both.drafted_at) == (25, (25, 10))
+
+
+def test_tokens_that_an_engine_does_not_count_by_position_are_counted(servers: tuple[Served, Served]) -> None:
+    text = SPECULATING.format(drafts=20.0).replace('position="1"', 'position="unknown"')
+    servers[0].answers["/metrics"] = "\n".join(line for line in text.splitlines() if '"2"' not in line).encode()
+    with open_topology(_plan(_worker("agg-0", "agg", servers[0].port, None))) as read:
+        drafts = read().drafts
+    assert drafts is not None
+    counts = drafts["agg"]["agg-0"]
+    assert (counts.drafted, counts.accepted, counts.rates_at) == (20, 15, ())

@@ -31,7 +31,7 @@ hosts:
 - {name: node2, address: 10.77.0.2, device: eth1, frontends: 1, roles: {decode: 1}}
 """
 FUNCTIONS = {
-    "sum", "max", "min", "count", "by", "rate", "increase", "deriv", "and", "min_over_time", "count_over_time",
+    "sum", "max", "min", "count", "by", "rate", "increase", "deriv", "and", "or", "min_over_time", "count_over_time",
     "histogram_quantile", "label_values",
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_each_family_of_upstream_is_used() -> None:
 def test_the_dashboard_has_each_row_and_no_panels_overlap(has_gpus: bool) -> None:
     document = json.loads(dashboard(has_gpus=has_gpus).text)
     rows = [panel["title"] for panel in document["panels"] if panel["type"] == "row"]
-    assert rows == ["Traffic", "Latency by stage", "KV cache", "GPUs", "KV handoff", "Workers"]
+    assert rows == ["Traffic", "Latency by stage", "KV cache", "GPUs", "KV handoff", "Speculation", "Workers"]
     ids = [panel["id"] for panel in document["panels"]]
     assert len(set(ids)) == len(ids)
     cells = [

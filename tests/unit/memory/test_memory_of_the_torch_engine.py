@@ -94,6 +94,19 @@ def test_what_rounds_its_inputs_leaves_less_for_kv(tmp_path: Path) -> None:
     assert rounding.pool_bytes < plain.pool_bytes - 2 * GIB
 
 
+@pytest.mark.parametrize(("batch", "drafted"), [(8, 32), (32, 64), (256, 256)])
+def test_drafted_tokens_take_hidden_states_logits_and_masks(batch: int, drafted: int) -> None:
+    """At the shape of Qwen3-8B in bfloat16. A step verifies 64 drafted tokens, or one for each slot if that is more."""
+    path, vocabulary, hidden = resolve_checkpoint("synthetic:qwen3-8b").path, 151936, 4096
+    values: dict[str, Any] = {"max_batch_size": batch, "max_num_tokens": 8192}
+    drafts = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
+    plain, speculating = (_plan(path, values | more, device_named("H100")) for more in ({}, drafts))
+    masks = batch * 4 * vocabulary // 8
+    more = speculating.activation_bytes - plain.activation_bytes
+    assert more == drafted * (hidden + 2 * vocabulary) * 2 + masks
+    assert plain.pool_bytes - 2 * more < speculating.pool_bytes < plain.pool_bytes
+
+
 @pytest.mark.parametrize(("stored", "width"), [("float16", 2), ("float32", 4)])
 def test_a_config_without_a_dtype_means_what_is_stored_to_the_plan_and_to_the_runner(
     tmp_path: Path, stored: str, width: int

@@ -199,6 +199,18 @@ def test_drafts_are_summed_by_position() -> None:
     assert "trtx_drafts_total" not in scraped(WorkerMetrics()), "only an engine that speculates has them"
 
 
+def test_drafted_tokens_of_an_engine_that_does_not_report_positions_are_counted() -> None:
+    """TensorRT-LLM: the sums over positions stay right."""
+    metrics = WorkerMetrics()
+    stats = {
+        "numRequestsWithDraftTokens": 2, "iterLatencyMS": 0.0, "numDraftTokens": 6, "numAcceptedTokens": 4,
+    }  # fmt: skip
+    for number in range(2):
+        metrics.saw_iteration(step(number, specDecodingStats=stats))
+    seen = scraped(metrics)
+    assert seen["trtx_draft_tokens_total[unknown]"] == 12 and seen["trtx_accepted_draft_tokens_total[unknown]"] == 8
+
+
 def test_a_process_that_has_ended_has_no_samples() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

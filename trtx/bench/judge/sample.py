@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from trtx.bench.cells import Cell, DeviceKind
+from trtx.bench.draft_metrics import DraftNumber
 from trtx.bench.figures import Distribution, Figures, Metric, Number, PerDevice, all_figures
 from trtx.bench.gpu_metrics import GpuNumber
 from trtx.bench.judge.checks import ValidityLevel
@@ -16,6 +17,7 @@ from trtx.stats.percentiles import samples_needed
 
 DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # names for users
 _NOT_READ = "it needs readings of the GPUs over all of each trial or, for a cost, --gpu-hour-price"
+_NOT_COUNTED = "it needs drafts, which the workers' metrics or the answers must count"
 Window = Literal["whole", "steady"]  # part of each trial that counts: all of it, or its steady part
 
 
@@ -130,11 +132,11 @@ class CellSample:
         return f"it is per {asked}, but the topology's number of {asked}s is not known; use {metric.metric.key(there)}"
 
     def lacks_readings(self, metric: MetricColumn) -> str | None:
-        """Why a metric of GPUs is not known; None if it is known, and for other metrics."""
+        """Why a metric of GPUs or of speculation is not known; None if it is known, and for other metrics."""
         of = metric.metric.of if isinstance(metric.metric, PerDevice) else metric.metric
-        if not isinstance(of, GpuNumber) or None not in (self.value(metric), *self.values(metric)):
+        if not isinstance(of, (GpuNumber, DraftNumber)) or None not in (self.value(metric), *self.values(metric)):
             return None
-        return "; ".join(self.gpu_reasons) or _NOT_READ
+        return _NOT_COUNTED if isinstance(of, DraftNumber) else "; ".join(self.gpu_reasons) or _NOT_READ
 
     def missing_trials(self) -> list[int]:
         """Numbers (from 1) of trials without a result.

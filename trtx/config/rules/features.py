@@ -9,6 +9,7 @@ from trtx.config.rules.rule import LLM_ROLES, Breach, RoleRule, Subject
 _SPEC, _LORA = "speculative_config", "lora_config"
 _NEEDS_MODEL = ("Eagle", "Eagle3", "Draft_Target")
 _NEEDS_LENGTH = (*_NEEDS_MODEL, "NGram")
+_BESIDE_DRAFT = 2  # tokens of the shortest sequence: one of the prompt and one of the answer
 _NO_ENCODER = ("Llama4ForConditionalGeneration",)
 _NOT_FOR_ENCODER = ("kv_cache_config", "cache_transceiver_config", _SPEC)
 # Arguments of the LLM API that take Python objects.
@@ -36,6 +37,13 @@ def _draft_schedule(side: Subject) -> Iterator[Breach]:
     if schedule[min(schedule)] != length:
         message = f"{side.says(path)} begins with {schedule[min(schedule)]} tokens, max_draft_len is {length}"
         yield Breach(path, message, side.set(path, {**schedule, min(schedule): length}))
+
+
+def _draft_within_context(side: Subject) -> Iterator[Breach]:
+    path, longest = f"{_SPEC}.max_draft_len", side.model.context_length if side.model else None
+    if longest is not None and side.draft_length > (most := longest - _BESIDE_DRAFT):
+        message = f"{side.says(path)} is beyond the model's context of {longest} tokens"
+        yield Breach(path, message, side.set(path, most))
 
 
 def _lora_targets(side: Subject) -> Iterator[Breach]:
@@ -112,6 +120,15 @@ FEATURE_RULES = (
         reason="a schedule starts at max_draft_len and excludes max_concurrency",
         evidence="DecodingBaseConfig in TensorRT-LLM's llm_args.py",
         check=_draft_schedule,
+    ),
+    RoleRule(
+        id="draft-within-context",
+        roles=LLM_ROLES,
+        severity="error",
+        reason="a sequence has a token of the prompt and one of the answer besides the drafted tokens",
+        evidence="trtx",
+        check=_draft_within_context,
+        every_engine=True,
     ),
     RoleRule(
         id="lora-targets",

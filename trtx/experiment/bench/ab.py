@@ -13,6 +13,7 @@ from typing import Any
 
 from trtx.bench import Load, cell_name, read_journal
 from trtx.bench.cells import CELL
+from trtx.bench.draft_metrics import ACCEPTANCE
 from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.journal import TrialEnded
 from trtx.bench.judge.gate import measured_ratio
@@ -146,15 +147,25 @@ def keep_comparison(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | N
 def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None) -> ComparedArms:
     """Compares each topology of an A/B run, block by block, with the gate's baseline or with the first topology.
 
-    All intervals, including those of the gate, hold together with 95 % (Bonferroni).
+    All intervals, including those of the gate, hold together with 95 % (Bonferroni). Where a topology speculates, its
+    acceptance is shown beside the gate's metrics and is not judged.
     """
     models = LOCK.read(run_dir, AskedRun).provenance.measured
     arm = spec.gate.baseline if spec.gate.baseline in spec.labels else spec.labels[0]
     others = [label for label in spec.labels if label != arm]
     cells = {name: as_kept(*one) for name, one in read_kept(run_dir).items()}
     conditions = CONDITIONS.read(run_dir, Conditions)
-    confidence = per_interval(CONFIDENCE, len(others) * len(spec.load.loads) * len(spec.gate.compared))
     found = {(one.cell, one.criterion): one for one in (verdict.judgements if verdict else ())}
+
+    def columns(label: str, load: Load) -> list[MetricColumn]:
+        """The gate's metrics, and those of speculation that one of the two topologies has."""
+        samples = [sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label)]
+        accepted = [MetricColumn(metric, None) for metric in ACCEPTANCE]
+        known = [column for column in accepted if any(sample.value(column) is not None for sample in samples)]
+        return [*spec.gate.compared, *(column for column in known if column not in spec.gate.compared)]
+
+    asked = {label: [(load, column) for load in spec.load.loads for column in columns(label, load)] for label in others}
+    confidence = per_interval(CONFIDENCE, sum(map(len, asked.values())))
 
     def compared(label: str, load: Load, metric: MetricColumn) -> ComparedMetric:
         baseline, candidate = (sample_of(cells, cell_name(of, load), spec.gate.window) for of in (arm, label))
@@ -176,7 +187,7 @@ def compare_arms(run_dir: Path, spec: ExperimentSpec, verdict: RunVerdict | None
             replace(conditions, model=model_of(models[of]), topology=conditions.topology.get(of, {}))
             for of in (arm, label)
         )
-        metrics = tuple(compared(label, load, metric) for load in spec.load.loads for metric in spec.gate.compared)
+        metrics = tuple(compared(label, load, metric) for load, metric in asked[label])
         both = [scored[of] for of in (arm, label) if of in scored]
         scores = compare_scores(both[1:], {label: both[0]}, max_drop) if len(both) > 1 else ()
         comparisons.append(

@@ -150,7 +150,20 @@ def evidence_of(
             missing = "the answers do not report cached tokens"
         elif not cut:
             missing = f"no prompt had more than {most} tokens to compute"
+    elif route == "speculating":
+        drafts, accepted = since("trtx_drafts_total"), _accepted(before, after)
+        counts += [Count("drafts", drafts), Count("drafted tokens that were accepted", accepted)]
+        if drafts is None:
+            missing = "the workers do not count drafts"
+        elif not accepted:
+            missing = "no drafted token was accepted; ask for longer answers with --osl"
     return RouteEvidence(tuple(counts), missing, corrupted=corrupted)
+
+
+def _accepted(before: Reading, after: Reading) -> int:
+    """The accepted drafted tokens. A worker that has drafted nothing yet has no sample of them."""
+    then, now = (one.total("trtx_accepted_draft_tokens_total") or 0 for one in (before, after))
+    return now - then
 
 
 def evidence_of_attached(answers: Iterable[ParityAnswer]) -> RouteEvidence:

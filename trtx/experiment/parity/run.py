@@ -45,10 +45,12 @@ from trtx.experiment.parity.servers import (
 )
 from trtx.experiment.parity.spec import (
     AGAIN,
+    SPECULATING,
     URL,
     ParitySpec,
     check_fault,
     check_lengths,
+    check_speculation,
     dtype_of,
     planted_fault,
     read_parity_spec,
@@ -164,6 +166,8 @@ def _prepare(state: _Parity) -> None:
     run, spec = state.run, state.run.spec
     run.fault = spec.fault
     run.plan(check=partial(_check, spec))
+    if SPECULATING in run.plans:
+        check_speculation(run.plans[SPECULATING])
     tell_left_out(run.plans, run.listener.on_told)
     check_lengths_of(spec, state.deployments)
     if not run.plans:

@@ -21,8 +21,9 @@ from trtx.experiment.directory import read_manifest
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
 from trtx.topology import Plan
 
-Route = Literal["agg", "disagg", "kv", "migrated", "chunked"]
-ROUTES: tuple[Route, ...] = get_args(Route)
+Route = Literal["agg", "disagg", "kv", "migrated", "chunked", "speculating"]
+SPECULATING: Route = "speculating"
+ROUTES: tuple[Route, ...] = tuple(route for route in get_args(Route) if route != SPECULATING)  # needs a config with it
 REFERENCE: Route = "agg"
 AGAINST, URL = "against", "url"  # labels with --url: the reference, and the compared server
 AGAIN = "-again"  # suffix of the reference's label for its second pass
@@ -123,13 +124,15 @@ class ParitySpec(BaseModel):
     def _topology(self, label: str) -> TopologySpec:
         several = max(2, self.topology.workers)
         chunks = ("enable_chunked_prefill=true", f"max_num_tokens={self.chunk_tokens}")
+        plain = ("speculative_config=null",) if SPECULATING in self.routes else ()
         own: dict[str, dict[str, Any]] = {
-            "agg": {"mode": "agg", "workers": 1},
+            "agg": {"mode": "agg", "workers": 1, "overrides": (*self.topology.overrides, *plain)},
             AGAINST: {"mode": "agg", "workers": 1},
             "disagg": {"mode": "disagg", "workers": 1},
             "kv": {"mode": "agg", "workers": several, "router_mode": "kv"},
             "migrated": {"mode": "agg", "workers": several},
             "chunked": {"mode": "agg", "workers": 1, "overrides": (*self.topology.overrides, *chunks)},
+            SPECULATING: {"mode": "agg", "workers": 1},
         }
         return self.topology.model_copy(update=own[label])
 
@@ -166,6 +169,15 @@ def read_parity_spec(run_dir: Path) -> ParitySpec:
 def planted_fault() -> str | None:
     """The fault that the environment requests for tests. Only ``trtx eval parity`` accepts and reports it."""
     return os.environ.get(KV_FAULT_VARIABLE)
+
+
+def check_speculation(plan: Plan) -> None:
+    """Raises UsageError if ``plan``, of the route speculating, has an engine config that does not speculate."""
+    if not any(one.get("speculative_config") for one in plan.engine_configs.values()):
+        raise UsageError(
+            "the route speculating needs an engine config with speculative_config; name one with --recipe, --config or "
+            "--set, or leave the route out"
+        )
 
 
 def check_fault(fault: str, plan: Plan) -> None:

@@ -223,6 +223,31 @@ _HANDOFF = PanelRow(
     ),
 )
 
+_ACCEPTED = "trtx_accepted_draft_tokens_total"
+_SPECULATION = PanelRow(
+    "Speculation",
+    (
+        _panel(
+            "Acceptance length",
+            "short",
+            (f"1 + {_mean(_ACCEPTED, 'trtx_drafts_total', 'name')}", "{{name}}"),
+            description="Tokens of a request in a step that verified its draft: 1 plus accepted tokens over drafts.",
+        ),
+        _panel(
+            "Acceptance rate by position in the draft",
+            "percentunit",
+            (_mean(_ACCEPTED, "trtx_draft_tokens_total", "name, position"), "{{name}} token {{position}}"),
+        ),
+        _panel(
+            "Draft share of the step time",
+            "percentunit",
+            (_mean("trtx_drafting_seconds_total", "trtx_step_seconds_sum", "name"), "{{name}}"),
+        ),
+    ),
+)
+
+_DECODES = _rate("trtx_step_decodes_total", "name")
+_DECODED = f"{_DECODES} + ({_rate(_ACCEPTED, 'name')} or {_DECODES} * 0)"
 _WORKERS = PanelRow(
     "Workers",
     (
@@ -238,7 +263,7 @@ _WORKERS = PanelRow(
             "Tokens that steps computed",
             "short",
             (_rate("trtx_step_prompt_tokens_total", "name"), "{{name}} prompt tokens/s"),
-            (_rate("trtx_step_decodes_total", "name"), "{{name}} decode tokens/s"),
+            (_DECODED, "{{name}} decode tokens/s"),
         ),
         _panel("Requests by outcome", "reqps", (_rate("trtx_requests_total", "name, outcome"), "{{name}} {{outcome}}")),
         _panel(
@@ -274,4 +299,4 @@ _WORKERS = PanelRow(
     ),
 )
 
-ROWS = (_TRAFFIC, _LATENCY, _KV, _GPUS, _HANDOFF, _WORKERS)
+ROWS = (_TRAFFIC, _LATENCY, _KV, _GPUS, _HANDOFF, _SPECULATION, _WORKERS)

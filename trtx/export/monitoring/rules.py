@@ -73,6 +73,11 @@ RECORDING: tuple[RecordingRule, ...] = (
         f" / sum by ({_PROCESS}, tier) (rate(trtx_kv_block_lookups_total[5m]))",
     ),
     RecordingRule(
+        "trtx:acceptance_length:ratio5m",
+        f"1 + sum by ({_PROCESS}) (rate(trtx_accepted_draft_tokens_total[5m]))"
+        f" / sum by ({_PROCESS}) (rate(trtx_drafts_total[5m]))",
+    ),
+    RecordingRule(
         "trtx:handoff_failures:increase5m",
         f"sum by ({_PROCESS}) (increase(trtx_handoff_failed_reads_total[5m]))"
         f" + sum by ({_PROCESS}) (increase(trtx_recomputed_prefixes_total[5m]))"

@@ -61,5 +61,6 @@ def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype
         max_batch_size=args.max_batch_size,
         dtype=dtype_name(dtype),
         scaled_products=has_scaled_products(capability_of(device), dtype_name(dtype)),
+        max_draft_len=args.max_draft_len,
     )
     return pool_room(free - activations - draft_bytes - RESERVE_BYTES, args.free_gpu_memory_fraction)

@@ -9,7 +9,8 @@ from trtx.engine.served_family import TEXT_ROLES, ServedFamily, recorded
 FAMILIES: dict[str, ServedFamily] = {}
 _family = partial(recorded, FAMILIES)
 
-_SPECULATION = "with the torch engine, if it speculates"
+_SPECULATION = "if the engine speculates"
+_POSITION = "by position in the draft; TensorRT-LLM does not report it, and has the position unknown."
 DRAFTS = _family(
     "counter",
     "trtx_drafts_total",
@@ -22,7 +23,7 @@ DRAFT_TOKENS = _family(
     "counter",
     "trtx_draft_tokens_total",
     "tokens",
-    "Drafted tokens, by position in the draft.",
+    f"Drafted tokens, {_POSITION}",
     "position",
     by=TEXT_ROLES,
     when=_SPECULATION,
@@ -31,7 +32,7 @@ ACCEPTED_DRAFT_TOKENS = _family(
     "counter",
     "trtx_accepted_draft_tokens_total",
     "tokens",
-    "Drafted tokens that the model sampled too, by position in the draft.",
+    f"Drafted tokens that the model sampled too, {_POSITION}",
     "position",
     by=TEXT_ROLES,
     when=_SPECULATION,

@@ -71,7 +71,7 @@ STEP_DECODES = _family(
     "counter",
     "trtx_step_decodes_total",
     "requests",
-    "Requests past their prompt, summed over steps: the tokens that decode steps computed.",
+    "Requests past their prompt, summed over steps: the tokens that decode steps gave, but for accepted drafts.",
     by=TEXT_ROLES,
     when=_STEPS,
 )

@@ -16,6 +16,7 @@ from runner_player import build, save
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.drafters import NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
+from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import create_ranked_runner
@@ -59,7 +60,7 @@ def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, tmp_path
             assert_equal(found, expected, wishes)
             assert paused, "nothing was preempted"
         drafter = NGramDrafter(max_matching_ngram_size=2, is_keep_all=True, is_use_oldest=True, is_public_pool=True)
-        drafts = Speculation(drafter, DraftLengths(3, schedule={5: 3}), is_asynchronous=False)
+        drafts = Speculation(LookupDrafts(drafter), DraftLengths(3, schedule={5: 3}), is_asynchronous=False)
         assert_equal(served(ranked, wishes, overlap=True, speculation=drafts)[0], expected, wishes)
         assert drafts.take_counts() is not None
         wishes, hooks = processed_workload(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +143,50 @@ def served(
         engine.step()
     engine.finish()
     return engine.answers, engine.paused
+
+
+def served_over_a_handoff(
+    runners: tuple[TorchRunner, TorchRunner],
+    transports: Sequence[KvTransport],
+    wishes: list[Wish],
+    speculations: tuple[Speculation | None, Speculation | None] = (None, None),
+) -> Engine:
+    """Serves each request on a prefill and then on a decode engine. Returns the decode engine with all answers.
+
+    Each pair is of the prefill and the decode engine.
+    """
+    prefill, decode = (
+        Engine(runner, overlap=True, transport=end, speculation=speculation)
+        for runner, end, speculation in zip(runners, transports, speculations, strict=True)
+    )
+    aborts: dict[int, int] = {}
+    for step in range(2000):
+        for index, wish in enumerate(wishes):
+            if wish.arrives == step:
+                prefill.core.submit(Submit(index, wish.prompt, wish.plan, handoff=Handoff("context_only")))
+        prefill.step()
+        for index, answer in prefill.answers.items():
+            if answer.handoff is not None:
+                told = answer.handoff
+                answer.handoff = None
+                if answer.reason == "stop":  # as its worker ends it there
+                    decode.answers[index] = answer
+                    continue
+                begun = Handoff(
+                    "generation_only", told.first_gen_tokens, told.first_gen_log_probs, opaque_state=told.opaque_state
+                )
+                decode.core.submit(Submit(index, wishes[index].prompt, wishes[index].plan, handoff=begun))
+                if (after := wishes[index].aborts) is not None:
+                    aborts[index] = step + after
+        decode.core.abort([index for index, at in aborts.items() if at == step])
+        decode.step()
+        if len(decode.answers) == len(wishes) and decode.is_idle and step > max(aborts.values(), default=0):
+            break
+    decode.finish()
+    for _ in range(200):
+        prefill.step()
+    prefill.finish()
+    return decode
 
 
 def assert_equal(found: dict[int, Answer], expected: dict[int, Answer], wishes: list[Wish]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import threading
 from typing import Any
 
 from engine_player import Answer, Engine, Wish
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped, unused-ignore]
 from runner_player import random_prompt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -57,6 +60,19 @@ def guided_workload(seed: int, count: int = 9, *, share: float = 0.7) -> list[Wi
         }  # fmt: skip
         wishes.append(Wish(dice.randint(0, 9), random_prompt(dice.randint(1, 30), index), params, None))
     return wishes
+
+
+def follows_its_grammar(wish: Wish, answer: Answer) -> bool:
+    """Whether an answer is whole, and not cut by ``max_tokens``. Fails the test for one that breaks its grammar."""
+    guide = wish.params["guided_decoding"]
+    if guide is None or answer.reason != "stop":
+        return False
+    text = text_of(answer.tokens)
+    if guide.regex is not None:
+        assert re.fullmatch(guide.regex, text), text
+    else:
+        Draft202012Validator(guide.json).validate(json.loads(text))
+    return True
 
 
 def served_guided(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Engine, Wish, assert_equal, served, workload
+from engine_player import Engine, Wish, assert_equal, served, served_over_a_handoff, workload
 from examples import first_of
 from runner_player import build, random_prompt, save
 
@@ -71,36 +71,7 @@ def test_tokens_are_the_same_over_a_handoff(
 ) -> None:
     wishes = [wish for wish in workload(20 + seed) if "prompt_logprobs" not in wish.params]
     expected, _ = served(runner, wishes, overlap=False)
-    prefill, decode = (
-        Engine(runner, overlap=True, transport=end) for runner, end in zip(runners, transports, strict=True)
-    )
-    aborts: dict[int, int] = {}
-    for step in range(2000):
-        for index, wish in enumerate(wishes):
-            if wish.arrives == step:
-                prefill.core.submit(Submit(index, wish.prompt, wish.plan, handoff=Handoff("context_only")))
-        prefill.step()
-        for index, answer in prefill.answers.items():
-            if answer.handoff is not None:
-                told = answer.handoff
-                answer.handoff = None
-                if answer.reason == "stop":  # as its worker ends it there
-                    decode.answers[index] = answer
-                    continue
-                begun = Handoff(
-                    "generation_only", told.first_gen_tokens, told.first_gen_log_probs, opaque_state=told.opaque_state
-                )
-                decode.core.submit(Submit(index, wishes[index].prompt, wishes[index].plan, handoff=begun))
-                if (after := wishes[index].aborts) is not None:
-                    aborts[index] = step + after
-        decode.core.abort([index for index, at in aborts.items() if at == step])
-        decode.step()
-        if len(decode.answers) == len(wishes) and decode.is_idle and step > max(aborts.values(), default=0):
-            break
-    decode.finish()
-    for _ in range(200):
-        prefill.step()
-    prefill.finish()
+    decode = served_over_a_handoff(runners, transports, wishes)
     assert_equal(decode.answers, expected, wishes)
 
 

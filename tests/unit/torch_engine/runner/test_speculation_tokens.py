@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Answer, Engine, Wish, assert_equal, served, workload
+from engine_player import Answer, Engine, Wish, assert_equal, served, served_over_a_handoff, workload
 from examples import first_of
-from guided_player import guided_workload, served_guided
+from guided_player import follows_its_grammar, guided_workload, served_guided
 from knowing_drafter import KnowingDrafter
 from runner_player import VOCAB, build, random_prompt, save
 
@@ -17,6 +18,7 @@ from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
 from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
+from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
@@ -30,11 +32,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, *, deterministic: bool = False) -> TorchRunner:
+def new_runner(checkpoint: Path, *, deterministic: bool = False, num_blocks: int = 11) -> TorchRunner:
+    """11 blocks of 8 tokens: one sequence of the longest kind, and little more, so that sequences are preempted."""
     return create_runner(
         RunnerArgs(
-            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5, guided=True,
-            max_draft_len=MOST, deterministic=deterministic,
+            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=num_blocks, max_batch_size=5,
+            guided=True, max_draft_len=MOST, deterministic=deterministic,
         )
     )  # fmt: skip
 
@@ -96,17 +99,104 @@ def test_tokens_are_the_same_with_and_without_speculation_in_many_workloads(runn
         play(runner, seed, drafter)
 
 
-def play_guided(runner: TorchRunner, seed: int) -> int:
+@pytest.fixture(scope="module")
+def prefill_runner(checkpoint: Path) -> TorchRunner:
+    return new_runner(checkpoint, num_blocks=60)
+
+
+@pytest.fixture
+def transports(prefill_runner: TorchRunner, runner: TorchRunner) -> Iterator[list[KvTransport]]:
+    ends = [create_transport(one.pool, one.geometry, routes=["direct"]) for one in (prefill_runner, runner)]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def play_over_a_handoff(
+    runners: tuple[TorchRunner, TorchRunner],
+    transports: list[KvTransport],
+    seed: int,
+    drafter: str,
+    sides: tuple[bool, bool],
+) -> tuple[list[int], int]:
+    """Returns the number of accepted tokens of each side, and the steps in which a preempted sequence waited."""
+    wishes = [wish for wish in workload(seed) if "prompt_logprobs" not in wish.params]
+    expected, _ = served(runners[1], wishes, overlap=False)
+    speculations = tuple(always(DRAFTERS[drafter](wishes, expected)) if speculates else None for speculates in sides)
+    decode = served_over_a_handoff(runners, transports, wishes, (speculations[0], speculations[1]))
+    assert_equal(decode.answers, expected, wishes)
+    return [accepted(one.counts) if one else 0 for one in speculations], decode.paused
+
+
+DECODE, BOTH, PREFILL = (False, True), (True, True), (True, False)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sides"), [("knowing", DECODE), ("knowing", PREFILL), ("NGram", BOTH), ("SA", BOTH)]
+)
+def test_tokens_are_the_same_over_a_handoff_whichever_side_speculates(
+    prefill_runner: TorchRunner,
+    runner: TorchRunner,
+    transports: list[KvTransport],
+    drafter: str,
+    sides: tuple[bool, bool],
+) -> None:
+    (by_prefill, by_decode), _ = play_over_a_handoff((prefill_runner, runner), transports, 21, drafter, sides)
+    assert by_prefill == 0, "prefill samples one token of each request"
+    assert bool(by_decode) == sides[1]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_are_the_same_over_a_handoff_in_many_workloads(
+    prefill_runner: TorchRunner, runner: TorchRunner, transports: list[KvTransport], drafter: str
+) -> None:
+    """About 2,000 requests for each drafter, some preempted and some cancelled after their handoff."""
+    paused = 0
+    for seed in range(700, 870):
+        sides = (seed % 2 == 0, True)
+        paused += play_over_a_handoff((prefill_runner, runner), transports, seed, drafter, sides)[1]
+    assert paused, "nothing was preempted"
+
+
+def test_a_request_that_goes_on_in_another_engine_has_the_same_tokens(runner: TorchRunner) -> None:
+    """As after the death of its worker: Dynamo sends the prompt and the answer so far to another one."""
+    wish = Wish(0, random_prompt(10, 0), {"max_tokens": 30}, None)
+    expected, _ = served(runner, [wish], overlap=False)
+    counts: list[int] = []
+    tokens: list[int] = []
+    for steps in (4, 40):
+        speculation = always(knowing([wish], expected))
+        engine = Engine(runner, overlap=True, speculation=speculation)
+        rest = Wish(0, wish.prompt + tokens, {"max_tokens": 30 - len(tokens)}, None)
+        engine.core.submit(Submit(0, rest.prompt, rest.plan))
+        for _ in range(steps):
+            engine.step()
+        tokens += engine.answers[0].tokens
+        engine.core.abort([0])
+        engine.finish()
+        counts.append(accepted(speculation.counts))
+    assert tokens == expected[0].tokens and all(counts)
+
+
+def play_guided(runner: TorchRunner, seed: int) -> tuple[int, int]:
+    """Returns the number of accepted tokens, and of whole answers that follow their grammar."""
     wishes = guided_workload(seed)
     expected = served_guided(runner, wishes, overlap=False)
     speculation = always(knowing(wishes, expected))
-    assert_equal(served_guided(runner, wishes, overlap=True, speculation=speculation), expected, wishes)
-    return accepted(speculation.counts)
+    found = served_guided(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    return accepted(speculation.counts), num_whole(found, wishes)
+
+
+def num_whole(found: dict[int, Answer], wishes: list[Wish]) -> int:
+    return sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_guided_tokens_are_the_same_with_and_without_speculation(runner: TorchRunner, seed: int) -> None:
-    assert play_guided(runner, seed) > 10
+    num_accepted, whole = play_guided(runner, seed)
+    assert num_accepted > 10 and whole
 
 
 @pytest.mark.proof
@@ -114,6 +204,18 @@ def test_guided_tokens_are_the_same_with_and_without_speculation_in_many_workloa
     """2,070 requests."""
     for seed in range(400, 630):
         play_guided(runner, seed)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("drafter", ["NGram", "SA"])
+def test_no_answer_of_2000_breaks_its_grammar(runner: TorchRunner, drafter: str) -> None:
+    whole, speculation = 0, always(DRAFTERS[drafter]([], {}))
+    for seed in itertools.count(1000):
+        wishes = guided_workload(seed, share=1.0)
+        whole += num_whole(served_guided(runner, wishes, overlap=True, speculation=speculation), wishes)
+        if whole >= 2000:
+            break
+    assert accepted(speculation.counts) > 1000
 
 
 def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(checkpoint: Path) -> None:

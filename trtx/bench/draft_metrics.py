@@ -1,0 +1,84 @@
+"""The metrics of speculation, one formula each, over whole trials and over steady parts.
+
+They are computed from the workers' counters or, of a server whose workers can't be read, from what it reported with its
+answers. The counts of all trials are added; a trial without any leaves its cell without a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtx.bench.draft_counters import DraftCounts, over_trials
+from trtx.bench.figures import MeasuredMetric, Records, metric
+from trtx.bench.gpu_use import GpuPart
+from trtx.bench.metrics import Heading
+from trtx.bench.windows import Span
+
+_SINCE = 8  # version of cell.json
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DraftNumber(MeasuredMetric[float | None]):
+    """A number of speculation, whose formula gets the counts over all trials."""
+
+    def over(self, trials: Sequence[Records]) -> Any:
+        return None  # the counters are in the readings, not in the records
+
+    def over_parts(self, trials: Sequence[Records], spans: Sequence[Span] | None, gpus: Sequence[GpuPart]) -> Any:
+        counts = over_trials([part.drafts for part in gpus])
+        return None if counts is None else self.formula(counts)
+
+
+def _of_drafts(**said: Any) -> Callable[[Callable[[DraftCounts], float | None]], DraftNumber]:
+    return metric(DraftNumber, since=_SINCE, if_known=True, heading=Heading.SPECULATION, **said)
+
+
+@_of_drafts(
+    title="acceptance length",
+    unit="tokens",
+    meaning="1 + accepted tokens / drafts, where a draft is a request with drafted tokens in one step",
+    better="higher",
+    label="length",
+    markdown=[None],
+)
+def spec_decode_token_weighted_acceptance_length(counts: DraftCounts) -> float | None:
+    return counts.acceptance_length
+
+
+@_of_drafts(
+    title="acceptance rate",
+    unit="%",
+    meaning="accepted tokens / drafted tokens × 100",
+    better="higher",
+    label="rate, %",
+    markdown=[None],
+)
+def spec_decode_overall_draft_acceptance_rate(counts: DraftCounts) -> float | None:
+    return counts.acceptance_rate
+
+
+@_of_drafts(
+    title="tokens a step",
+    unit="tokens",
+    meaning="tokens of one request in a decode step, with a draft or without; 1 without speculation",
+    better="higher",
+    label="tokens a step",
+)
+def decoded_tokens_per_step(counts: DraftCounts) -> float | None:
+    return counts.tokens_per_step
+
+
+@_of_drafts(
+    title="draft overhead",
+    unit="%",
+    meaning="time that drafting took on the host / duration of all steps × 100",
+    better="lower",
+    label="overhead, %",
+)
+def draft_overhead(counts: DraftCounts) -> float | None:
+    return counts.overhead
+
+
+ACCEPTANCE = (spec_decode_token_weighted_acceptance_length, spec_decode_overall_draft_acceptance_rate)
