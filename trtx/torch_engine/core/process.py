@@ -28,10 +28,12 @@ from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, load_batched, load_processors, unloadable
+from trtx.torch_engine.core.parking import Parking
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
+from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import (
     Abort,
@@ -39,9 +41,12 @@ from trtx.torch_engine.messages import (
     EmbeddingTaken,
     PutEmbedding,
     Ready,
+    ReleaseMemory,
+    ResumeMemory,
     Start,
     Submit,
     ToEngine,
+    UpdateWeights,
 )
 from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
 from trtx.torch_engine.step import ModelRunner, StepEmbedding
@@ -100,7 +105,7 @@ def main() -> None:
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
         try:
-            _loop(core, reports, inbox)
+            _loop(core, _parking(start.args, core), reports, inbox)
         finally:
             reports.close()
         core.close()
@@ -141,14 +146,8 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     runner = _create_runner(args)
     transport = None
     if args.transport is not None:
-        from trtx.torch_engine.handoff import create_transport
-        from trtx.torch_engine.handoff.fault import FaultyTransport
-
         channel.send(Progress("registering the KV pool for handoff"))
-        # Every process of a topology gets its name in the environment: see trtx.topology.plan.
-        transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
-        if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
-            transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
+        transport = _new_transport(runner)
     kv = args.kv_cache_config
     spec = args.speculative_config
     core = EngineCore(
@@ -182,6 +181,22 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         )
     )
     return core
+
+
+def _parking(args: LlmArgs, core: EngineCore) -> Parking:
+    new_transport = None if args.transport is None else partial(_new_transport, core.runner)
+    return Parking(core, can_sleep=args.sleep_config is not None, new_transport=new_transport)
+
+
+def _new_transport(runner: ModelRunner) -> KvTransport:
+    from trtx.torch_engine.handoff import create_transport
+    from trtx.torch_engine.handoff.fault import FaultyTransport
+
+    # Every process of a topology gets its name in the environment: see trtx.topology.plan.
+    transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
+        return FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
+    return transport
 
 
 def _batched_processor(pickled: bytes | None) -> Hook | None:
@@ -231,6 +246,8 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         deterministic=args.deterministic,
         guided=args.guides,
         max_draft_len=args.speculative_config.max_draft_len if args.speculative_config is not None else 0,
+        sleeps=args.sleep_config is not None,
+        keeps_weights=args.sleep_config is None or args.sleep_config.keeps_weights,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 
@@ -241,18 +258,33 @@ def _create_runner(args: LlmArgs) -> ModelRunner:
     return create_runner(runner_args(args))
 
 
-def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
+def _submit(
+    core: EngineCore,
+    parking: Parking,
+    reports: ReportSender,
+    submit: Submit,
+    processors: LoadedProcessors | None = None,
+) -> None:
+    if (refusal := parking.refusal(submit)) is not None:
+        reports.put(refusal)
+    else:
+        core.submit(submit, processors)
+
+
+def _loop(core: EngineCore, parking: Parking, reports: ReportSender, inbox: Inbox) -> None:
     """Steps while there is work, and sleeps on the inbox while there is none. Returns on ``Shutdown``."""
     while True:
         wait_s = core.wait_s
+        if wait_s is None:
+            wait_s = parking.wait_s
         try:
             while True:
                 message = inbox.get(timeout=wait_s) if wait_s != 0.0 else inbox.get_nowait()
                 wait_s = 0.0
                 if isinstance(message, Submit):
-                    core.submit(message)
+                    _submit(core, parking, reports, message)
                 elif isinstance(message, ProcessedSubmit):
-                    core.submit(message.submit, message.processors)
+                    _submit(core, parking, reports, message.submit, message.processors)
                 elif isinstance(message, Abort):
                     core.abort(message.sequence_ids)
                 elif isinstance(message, LoadedEmbedding):
@@ -260,15 +292,20 @@ def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
                     reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):
                     core.scheduler.media.drop(message.keys)
+                elif isinstance(message, (ReleaseMemory, ResumeMemory, UpdateWeights)):
+                    parking.add(message)
                 elif isinstance(message, Shutdown):
                     return
                 elif isinstance(message, Exception):
                     raise message
         except Empty:
             pass
+        done = parking.act()
         report = core.step()
         if report is not None:
             reports.put(report)
+        if done is not None:
+            reports.put(done)
 
 
 if __name__ == "__main__":

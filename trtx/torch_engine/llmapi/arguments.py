@@ -18,6 +18,7 @@ from trtx.torch_engine.llm_args import (
     KvCacheConfig,
     LlmArgs,
     SchedulerConfig,
+    SleepConfig,
     SpeculativeConfig,
 )
 
@@ -33,6 +34,7 @@ NESTED: dict[str, type[Any]] = {
     "scheduler_config": SchedulerConfig,
     "cache_transceiver_config": CacheTransceiverConfig,
     "speculative_config": SpeculativeConfig,
+    "sleep_config": SleepConfig,
 }
 
 

@@ -80,16 +80,21 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
     multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None,
+    copied_to: torch.device | None = None,
 ) -> DecoderWeights:  # fmt: skip
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
     Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
-    to its place when it is read. Raises UsageError for a missing, misshapen or unreadable tensor.
+    to its place when it is read. ``copied_to``: the weights on ``device`` are only copied to this other device, and no
+    backend there computes with them. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
-    found = tensors_of(model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype)
+    found = tensors_of(
+        model_dir, config, checkpoint_tensors(config), device=device, dtype=dtype, drawn_on=copied_to
+    )  # fmt: skip
     tensors = dict(found) if config.experts is None else _stacked(found, config, config.experts)
     loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts or LoopedExperts(multiplier))
+    loader.is_used = copied_to is None
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -97,7 +102,8 @@ def load_weights(
             torch.cuda.empty_cache()  # freed parts do not fit the next merged weights: they would pile up
     embedding = tensors.pop(EMBEDDING)
     head = embedding if config.tied_head else tensors.pop(HEAD)
-    multiplier.admit(head)
+    if loader.is_used:
+        multiplier.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
             "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
@@ -140,6 +146,7 @@ class _Loader:
         self._multiplier = multiplier
         self._experts = experts
         self.num_dequantized = 0
+        self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
         at, take = f"model.layers.{index}", self._tensors.pop
@@ -159,7 +166,8 @@ class _Loader:
         if experts is None:
             return DenseMlp(self._linear(products["gate_up"]), self._linear(products["down"]))
         weights = self._expert_weights(index, experts)
-        self._experts.admit(weights)
+        if self.is_used:
+            self._experts.admit(weights)
         return ExpertMlp(weights, self._experts)
 
     def _expert_weights(self, index: int, experts: ExpertConfig) -> ExpertWeights:
@@ -241,7 +249,8 @@ class _Loader:
         return ScaledLinear
 
     def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
-        self._multiplier.admit(weight, bias)
+        if self.is_used:
+            self._multiplier.admit(weight, bias)
         return PlainLinear(weight, bias, prepare, self._multiplier)
 
 
