@@ -320,6 +320,9 @@ class Supervisor:
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
+            if slot.status.state == "asleep":
+                slot.state = "asleep"
+                return
             if slot.status.state == "draining":
                 if (why := slot.look_at_draining(now)) is not None:
                     self._kill(slot, child, why)

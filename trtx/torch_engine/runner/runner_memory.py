@@ -153,12 +153,14 @@ class _HostCopy:
         self.is_current = False
         if contents[0].is_cuda:
             # torch.empty(pin_memory=True) would round up to a power of two.
-            code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
+            code = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+                whole.data_ptr(), whole.numel(), 0
+            )
             if int(code) != 0:
                 raise UsageError(
                     f"{whole.numel() >> 20} MiB of host memory can't be pinned for the weights (CUDA error "
-                    f"{int(code)}); set sleep_config.restore_modes.model_weights to NONE, or raise the container's memory "
-                    "limit"
+                    f"{int(code)}); set sleep_config.restore_modes.model_weights to NONE, or raise the memory limit of "
+                    "the container"
                 )
 
     def save(self, contents: list[Tensor]) -> None:
