@@ -1,7 +1,7 @@
 """Sleep, wake and weight updates of an engine, between two steps.
 
-A request waits until no sequence is open and no handoff is unread. Sequences that arrive afterwards are refused while
-memory is released.
+A request waits until no sequence is open and no handoff is unread. Sequences that arrive in the meantime are held until
+it is done, and refused while memory is released.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.logits_processors import LoadedProcessors
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import (
     MEMORY_TAGS,
@@ -50,6 +51,7 @@ class Parking:
         self._clock = clock
         self._parked: set[MemoryTag] = set()
         self._waiting: list[tuple[MemoryRequest, float]] = []  # with their deadlines
+        self._held: dict[int, tuple[Submit, LoadedProcessors | None]] = {}  # by sequence id, in order of arrival
 
     def add(self, request: MemoryRequest) -> None:
         timeout_s = 0.0 if isinstance(request, ResumeMemory) else request.timeout_s
@@ -60,26 +62,46 @@ class Parking:
         """Seconds that the loop may sleep; None: no limit."""
         return DRAIN_POLL_S if self._waiting else None
 
-    def refusal(self, submit: Submit) -> StepReport | None:
-        """The answer to a sequence that can't run because memory is released; None if nothing is."""
-        if not self._parked:
-            return None
-        because = f"the engine is asleep: {', '.join(self._tags)} released; wake it first"
-        return StepReport([Update(submit.sequence_id, [], error=because, is_failure=True)])
+    def submit(self, submit: Submit, processors: LoadedProcessors | None = None) -> StepReport | None:
+        """Gives a sequence to the engine, holds it while a request waits, or returns its refusal."""
+        if self._waiting:
+            self._held[submit.sequence_id] = submit, processors
+        elif self._parked:
+            because = f"the engine is asleep: {', '.join(self._tags)} released; wake it first"
+            return StepReport([Update(submit.sequence_id, [], error=because, is_failure=True)])
+        else:
+            self._core.submit(submit, processors)
+        return None
 
-    def act(self) -> MemoryDone | None:
-        """Handles the oldest request if the engine is idle, or if it has waited too long. Call it between steps."""
+    def abort(self, sequence_ids: list[int]) -> StepReport | None:
+        """Aborts sequences of the engine, and returns the end of those that are held."""
+        self._core.abort(sequence_ids)
+        held = [sequence_id for sequence_id in sequence_ids if self._held.pop(sequence_id, None) is not None]
+        return (
+            StepReport([Update(sequence_id, [], finish_reason="cancelled") for sequence_id in held]) if held else None
+        )
+
+    def act(self) -> list[MemoryDone | StepReport]:
+        """Handles the oldest request if the engine is idle, or if it has waited too long. Call it between steps.
+
+        Returns its answer, and the refusals of sequences that it held.
+        """
         if not self._waiting:
-            return None
+            return []
         request, deadline = self._waiting[0]
         if busy := self._core.unfinished_work:
             if self._clock() < deadline:
-                return None
+                return []
             error = f"the engine has {busy}, and did not finish in time; try again, or allow more time"
         else:
             error = self._handle(request)
         del self._waiting[0]
-        return MemoryDone(self._tags, self._core.runner.device_memory_bytes(), error or None)
+        done = MemoryDone(self._tags, self._core.runner.device_memory_bytes(), error or None)
+        refusals: list[StepReport | None] = []
+        if not self._waiting:
+            held, self._held = self._held, {}
+            refusals = [self.submit(*one) for one in held.values()]
+        return [done, *(refusal for refusal in refusals if refusal is not None)]
 
     @property
     def _tags(self) -> list[MemoryTag]:

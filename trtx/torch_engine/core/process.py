@@ -39,11 +39,13 @@ from trtx.torch_engine.messages import (
     Abort,
     DropEmbeddings,
     EmbeddingTaken,
+    MemoryDone,
     PutEmbedding,
     Ready,
     ReleaseMemory,
     ResumeMemory,
     Start,
+    StepReport,
     Submit,
     ToEngine,
     UpdateWeights,
@@ -258,21 +260,13 @@ def _create_runner(args: LlmArgs) -> ModelRunner:
     return create_runner(runner_args(args))
 
 
-def _submit(
-    core: EngineCore,
-    parking: Parking,
-    reports: ReportSender,
-    submit: Submit,
-    processors: LoadedProcessors | None = None,
-) -> None:
-    if (refusal := parking.refusal(submit)) is not None:
-        reports.put(refusal)
-    else:
-        core.submit(submit, processors)
-
-
 def _loop(core: EngineCore, parking: Parking, reports: ReportSender, inbox: Inbox) -> None:
     """Steps while there is work, and sleeps on the inbox while there is none. Returns on ``Shutdown``."""
+
+    def answer(message: StepReport | MemoryDone | None) -> None:
+        if message is not None:
+            reports.put(message)
+
     while True:
         wait_s = core.wait_s
         if wait_s is None:
@@ -282,11 +276,11 @@ def _loop(core: EngineCore, parking: Parking, reports: ReportSender, inbox: Inbo
                 message = inbox.get(timeout=wait_s) if wait_s != 0.0 else inbox.get_nowait()
                 wait_s = 0.0
                 if isinstance(message, Submit):
-                    _submit(core, parking, reports, message)
+                    answer(parking.submit(message))
                 elif isinstance(message, ProcessedSubmit):
-                    _submit(core, parking, reports, message.submit, message.processors)
+                    answer(parking.submit(message.submit, message.processors))
                 elif isinstance(message, Abort):
-                    core.abort(message.sequence_ids)
+                    answer(parking.abort(message.sequence_ids))
                 elif isinstance(message, LoadedEmbedding):
                     core.scheduler.media.put(message.key, message.embedding)
                     reports.put(message.answer)
@@ -300,12 +294,11 @@ def _loop(core: EngineCore, parking: Parking, reports: ReportSender, inbox: Inbo
                     raise message
         except Empty:
             pass
-        done = parking.act()
+        answers = parking.act()
         report = core.step()
-        if report is not None:
-            reports.put(report)
-        if done is not None:
-            reports.put(done)
+        answer(report)
+        for done in answers:  # after the report, which has the KV events
+            answer(done)
 
 
 if __name__ == "__main__":

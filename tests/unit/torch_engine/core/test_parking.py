@@ -44,18 +44,25 @@ class Sleeper:
         self.harness = harness
         self.memory = Memory(harness.runner)
         self.now = 0.0
+        self.refused: list[Any] = []  # updates of sequences that were held, and refused
         self.parking = Parking(
             harness.core, can_sleep=can_sleep, new_transport=new_transport, clock=lambda: self.now
         )  # fmt: skip
 
     def ask(self, request: Any) -> MemoryDone:
-        """The answer to a request, with the engine stepped until it comes."""
+        """Adds a request, steps the engine until its answer comes, and returns it."""
         self.parking.add(request)
-        while (done := self.parking.act()) is None:
+        return self.answer()
+
+    def answer(self) -> MemoryDone:
+        """The answer to the oldest request."""
+        while not (answers := self.parking.act()):
             assert self.parking.wait_s is not None
             self.harness.step()
         self.harness.step()
-        return done
+        assert isinstance(answers[0], MemoryDone)
+        self.refused += [update for report in answers[1:] for update in report.updates]
+        return answers[0]
 
     def release(self, tags: list[MemoryTag] = BOTH) -> MemoryDone:
         return self.ask(ReleaseMemory(tags, 10.0))
@@ -85,15 +92,39 @@ def test_the_prefix_cache_is_empty_after_the_sleep_and_answers_are_the_same(slee
     sleeper.harness.core.check()
 
 
+def late(sequence_id: int) -> Submit:
+    return Submit(sequence_id, prompt_of(5), resolve_sampling(SamplingParams(max_tokens=3)))
+
+
 def test_sequences_are_refused_while_memory_is_released(sleeper: Sleeper) -> None:
-    late = Submit(1, prompt_of(5), resolve_sampling(SamplingParams(max_tokens=3)))
     sleeper.release(["kv_cache"])
-    message = sleeper.parking.refusal(late)
+    message = sleeper.parking.submit(late(1))
     assert message is not None
     (update,) = message.updates
     assert update.error == "the engine is asleep: kv_cache released; wake it first"
     sleeper.ask(ResumeMemory(["kv_cache"]))
-    assert sleeper.parking.refusal(late) is None
+    assert sleeper.parking.submit(late(2)) is None
+    sleeper.harness.run()
+    assert sleeper.harness.tokens[2] == undisturbed(prompt_of(5), 3)
+
+
+@pytest.mark.parametrize(
+    "request_", [ReleaseMemory(BOTH, 10.0), UpdateWeights("/some/model", 10.0)], ids=["sleep", "update"]
+)
+def test_sequences_that_arrive_during_the_wait_are_held_and_can_be_aborted(sleeper: Sleeper, request_: Any) -> None:
+    sleeper.harness.submit(1, prompt_of(9), 12)
+    sleeper.parking.add(request_)
+    for sequence_id in (2, 3):
+        assert sleeper.parking.submit(late(sequence_id)) is None
+    ended = sleeper.parking.abort([1, 3])
+    assert ended is not None and [update.sequence_id for update in ended.updates] == [3]
+    assert sleeper.answer().error is None
+    sleeper.harness.run()
+    assert sleeper.harness.finished[1] == "cancelled"
+    if isinstance(request_, ReleaseMemory):
+        assert [update.sequence_id for update in sleeper.refused] == [2]
+    else:
+        assert sleeper.harness.tokens[2] == undisturbed(prompt_of(5), 3)
 
 
 def test_routers_are_told_that_every_block_is_gone() -> None:
@@ -112,10 +143,10 @@ def test_work_that_does_not_end_in_time_is_named_and_nothing_is_released(sleeper
     sleeper.parking.add(ReleaseMemory(BOTH, 3.0))
     sleeper.harness.step()
     sleeper.now = 2.9
-    assert sleeper.parking.act() is None
+    assert sleeper.parking.act() == []
     sleeper.now = 3.0
-    done = sleeper.parking.act()
-    assert done is not None and done.parked == []
+    (done,) = sleeper.parking.act()
+    assert isinstance(done, MemoryDone) and done.parked == []
     assert done.error == "the engine has 2 open requests, and did not finish in time; try again, or allow more time"
     assert sleeper.memory.calls == []
 
@@ -170,10 +201,10 @@ def test_a_prefill_engine_waits_until_its_handoffs_are_read_and_registers_its_po
     sleeper = Sleeper(pair.prefill, new_transport=lambda: transport)
     handoff = pair.context(1, prompt_of(9))
     sleeper.parking.add(ReleaseMemory(BOTH, 5.0))
-    assert sleeper.parking.act() is None
+    assert sleeper.parking.act() == []
     sleeper.now = 6.0
-    done = sleeper.parking.act()
-    assert done is not None and done.error is not None and "1 unread handoff" in done.error
+    (done,) = sleeper.parking.act()
+    assert isinstance(done, MemoryDone) and done.error is not None and "1 unread handoff" in done.error
     pair.decode.submit(1, prompt_of(9), 5, handoff=handoff)
     pair.finish_decode()
     assert sleeper.release().error is None
