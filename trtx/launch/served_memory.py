@@ -79,7 +79,7 @@ class ServedMemory:
         except (UsageError, LaunchError) as error:
             if updated:
                 raise type(error)(
-                    f"{error}; {', '.join(updated)} have the new weights, so the workers stay asleep: update again"
+                    f"{error}; {', '.join(updated)} got the new weights already, so the workers stay asleep: update again"
                 ) from error
             those.wake(None)
             raise
