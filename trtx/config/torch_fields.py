@@ -107,10 +107,11 @@ _UNUSED: Mapping[str, Unused] = {
             "",
             "gpus_per_node enable_lm_head_tp_in_adp pp_partition allreduce_strategy dwdp_config "
             "garbage_collection_gen0_threshold num_postprocess_workers num_serve_frontends mpi_session "
-            "orchestrator_type ray_worker_extension_cls ray_placement_config ray_worker_nsight_options enable_sleep",
+            "orchestrator_type ray_worker_extension_cls ray_placement_config ray_worker_nsight_options",
         ),
         _PROCESSES,
     ),
+    "enable_sleep": Unused("the torch engine sleeps with sleep_config, the newer name"),
     **dict.fromkeys(_of("", "mx_config gms_config checkpoint_io_policy kv_connector_config"), _LOADING),
     **dict.fromkeys(
         _of(

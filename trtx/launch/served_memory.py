@@ -119,8 +119,8 @@ def _ask(worker: ProcessSpec, control: str, body: dict[str, Any], drain_s: float
         ) from error
     if code == 404:
         raise UsageError(
-            f"{worker.name} can't sleep, because it was started without sleep_config; start the topology with "
-            "trtx serve --set 'sleep_config={}'"
+            f"{worker.name} has no {control} control, which only the torch engine has, and only with sleep_config; start "
+            "the topology with trtx serve --engine torch --set 'sleep_config={}'"
         )
     try:
         document: dict[str, Any] = json.loads(answer)

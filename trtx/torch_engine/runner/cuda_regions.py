@@ -26,17 +26,21 @@ class CudaRegion:
     """A :class:`~trtx.torch_engine.runner.regions.Region` on a GPU: one reservation, and one allocation while it has
     memory.
 
-    The allocation can be registered for GPUDirect RDMA. It has no CUDA IPC handle: other processes of the host can't
+    The allocation can be registered for GPUDirect RDMA where the GPU supports it. It has no CUDA IPC handle: other processes of the host can't
     map it as they map memory from ``cudaMalloc``.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._cuda = cuda = _driver()
+        self._device = device
+        self._size = num_bytes
         properties = cuda.CUmemAllocationProp()
         properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = device.index or 0
-        properties.allocFlags.gpuDirectRDMACapable = 1
+        number = self._call("cuDeviceGet", device.index or 0)
+        attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        properties.allocFlags.gpuDirectRDMACapable = int(bool(self._call("cuDeviceGetAttribute", attribute, number)))
         self._properties = properties
         self._access = cuda.CUmemAccessDesc()
         self._access.location = properties.location
@@ -44,7 +48,6 @@ class CudaRegion:
         minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         granularity = self._call("cuMemGetAllocationGranularity", properties, minimum)
         self._size = -(-num_bytes // granularity) * granularity
-        self._device = device
         self._handle: Any = None  # None: without memory
         self._address = int(self._call("cuMemAddressReserve", self._size, 0, 0, 0))
         self._map()
