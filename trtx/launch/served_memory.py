@@ -79,7 +79,8 @@ class ServedMemory:
         except (UsageError, LaunchError) as error:
             if updated:
                 raise type(error)(
-                    f"{error}; {', '.join(updated)} got the new weights already, so the workers stay asleep: update again"
+                    f"{error}; {', '.join(updated)} got the new weights already, so the workers stay asleep: update "
+                    "again"
                 ) from error
             those.wake(None)
             raise
@@ -119,8 +120,8 @@ def _ask(worker: ProcessSpec, control: str, body: dict[str, Any], drain_s: float
         ) from error
     if code == 404:
         raise UsageError(
-            f"{worker.name} has no {control} control, which only the torch engine has, and only with sleep_config; start "
-            "the topology with trtx serve --engine torch --set 'sleep_config={}'"
+            f"{worker.name} has no {control} control, which only the torch engine has, and only with sleep_config; "
+            "start the topology with trtx serve --engine torch --set 'sleep_config={}'"
         )
     try:
         document: dict[str, Any] = json.loads(answer)

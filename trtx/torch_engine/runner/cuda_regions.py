@@ -26,8 +26,8 @@ class CudaRegion:
     """A :class:`~trtx.torch_engine.runner.regions.Region` on a GPU: one reservation, and one allocation while it has
     memory.
 
-    The allocation can be registered for GPUDirect RDMA where the GPU supports it. It has no CUDA IPC handle: other processes of the host can't
-    map it as they map memory from ``cudaMalloc``.
+    The allocation can be registered for GPUDirect RDMA where the GPU supports it. It has no CUDA IPC handle: other
+    processes of the host can't map it as they map memory from ``cudaMalloc``.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
