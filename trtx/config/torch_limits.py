@@ -70,7 +70,8 @@ LIMITS: Mapping[str, FieldLimit] = {
     "sleep_config.restore_modes": FieldLimit(
         "NONE or MEMSET for kv_cache, which comes back empty, and NONE, CPU or PINNED for model_weights",
         lambda modes: (
-            modes.get("kv_cache", "NONE") in ("NONE", "MEMSET")
+            isinstance(modes, Mapping)
+            and modes.get("kv_cache", "NONE") in ("NONE", "MEMSET")
             and modes.get("model_weights", "NONE") in ("NONE", "CPU", "PINNED")
         ),
     ),

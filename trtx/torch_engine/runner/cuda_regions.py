@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from trtx.errors import UsageError
-from trtx.torch_engine.runner.regions import OutOfDeviceMemory
+
+
+class OutOfDeviceMemory(Exception):
+    """The GPU has too little free memory for a region."""
 
 
 def _driver() -> Any:

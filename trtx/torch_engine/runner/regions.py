@@ -24,12 +24,9 @@ class Region(Protocol):
     def restore(self) -> None:
         """Takes zeroed memory for the range again; keeps the contents of a range that has memory.
 
-        Raises OutOfDeviceMemory, and leaves the range without memory, if the device has too little.
+        Raises OutOfDeviceMemory (:mod:`trtx.torch_engine.runner.cuda_regions`), and leaves the range without memory, if
+        the device has too little.
         """
-
-
-class OutOfDeviceMemory(Exception):
-    """The device has too little free memory for a region."""
 
 
 class HostRegion:

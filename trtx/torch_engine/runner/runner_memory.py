@@ -16,7 +16,8 @@ from torch import Tensor
 
 from trtx.errors import UsageError
 from trtx.torch_engine.messages import MemoryTag
-from trtx.torch_engine.runner.regions import OutOfDeviceMemory, Region, open_region
+from trtx.torch_engine.runner.cuda_regions import OutOfDeviceMemory
+from trtx.torch_engine.runner.regions import Region, open_region
 from trtx.torch_engine.runner.weight_tensors import named_weights
 from trtx.torch_engine.runner.weights import DecoderWeights
 
