@@ -30,6 +30,7 @@ LONG = {
     "debug.md",
     "structured-output.md",
     "tools.md",
+    "sleep-and-wake.md",
 }
 SERVES_S = 120.0
 ONE_S = 600.0
