@@ -71,6 +71,10 @@ class CudaRegion:
             self._map()
             self.bytes.zero_()
 
+    def close(self) -> None:
+        self.release()
+        self._call("cuMemAddressFree", self._address, self._size)
+
     def _map(self) -> None:
         handle = self._call("cuMemCreate", self._size, self._properties, 0)
         try:

@@ -28,6 +28,9 @@ class Region(Protocol):
         the device has too little.
         """
 
+    def close(self) -> None:
+        """Frees the range for good; no tensor over it may be used again."""
+
 
 class HostRegion:
     """A :class:`Region` in host memory: the kernel drops its pages, and gives zeroed ones at the next access."""
@@ -41,6 +44,9 @@ class HostRegion:
 
     def restore(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.release()
 
 
 def open_region(num_bytes: int, device: torch.device) -> Region:

@@ -324,7 +324,8 @@ class TorchRunner:
         """Frees CUDA graphs, weights and pool. The runner must not be used afterwards."""
         self.synchronize()
         self._embeddings.close()
-        del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool, self._memory
+        del self._graphs, self._padded, self._decoder, self._sampler, self._block_table, self.pool
+        self._memory.close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -124,6 +124,12 @@ class WeightMemory:
                 self._copy.view(self._region_of[name], self._tensors[name]).copy_(value)
         self._source = model_dir
 
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+        for region in self._regions:
+            region.close()
+
     def _read_same(self, model_dir: Path) -> dict[str, Tensor]:
         read = named_weights(self._read(model_dir))
         for name in sorted(read.keys() | self._tensors.keys()):
@@ -152,10 +158,11 @@ class _HostCopy:
         begins = [0, *accumulate(sizes)]
         self._parts = [whole[begin : begin + one.numel()] for begin, one in zip(begins, contents, strict=False)]
         self.is_current = False
-        if contents[0].is_cuda:
+        self._pinned_at = whole.data_ptr() if contents[0].is_cuda else None
+        if self._pinned_at is not None:
             # torch.empty(pin_memory=True) would round up to a power of two.
             code = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
-                whole.data_ptr(), whole.numel(), 0
+                self._pinned_at, whole.numel(), 0
             )
             if int(code) != 0:
                 raise UsageError(
@@ -163,6 +170,11 @@ class _HostCopy:
                     f"{int(code)}); set sleep_config.restore_modes.model_weights to NONE, or raise the memory limit of "
                     "the container"
                 )
+
+    def close(self) -> None:
+        """Unpins the memory: CUDA would refuse to pin another mapping at this address."""
+        if self._pinned_at is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)  # type: ignore[no-untyped-call]
 
     def save(self, contents: list[Tensor]) -> None:
         if not self.is_current:
@@ -228,6 +240,12 @@ class RunnerMemory:
     @torch.inference_mode()
     def update_weights(self, model_dir: Path) -> None:
         self._weights.update(model_dir)
+
+    def close(self) -> None:
+        """Frees all regions; the runner's tensors must not be used afterwards."""
+        self._weights.close()
+        if self._pool is not None:
+            self._pool.close()
 
     @property
     def kv_scales(self) -> Tensor | None:
