@@ -41,6 +41,8 @@ class CudaRegion:
         properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = device.index or 0
+        # For peers of the same host: see CudaDriver.export.
+        properties.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         number = self._call("cuDeviceGet", device.index or 0)
         attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         properties.allocFlags.gpuDirectRDMACapable = int(bool(self._call("cuDeviceGetAttribute", attribute, number)))
