@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,12 @@ class ServedMemory:
                 raise
 
     def wake(self, tags: Sequence[str] | None) -> None:
-        """Takes the memory of ``tags`` again; None: all that is released. Prefill workers go last."""
-        for group in self._groups(prefill_first=False):
+        """Takes the memory of ``tags`` again; None: all that is released. Prefill workers go last.
+
+        Workers that are awake are left alone, if any of the others sleeps.
+        """
+        asleep = self._asleep()
+        for group in (asleep if asleep.workers else self)._groups(prefill_first=False):
             self._all(group, "resume", {"tags": None if tags is None else list(tags)})
 
     def update_weights(self, model: Path) -> None:
@@ -65,10 +69,9 @@ class ServedMemory:
 
         Workers that sleep already stay asleep.
         """
-        awake = [
-            worker for worker in self.workers if not _ask(worker, "memory_status", {}, self.drain_s)["parked_tags"]
-        ]
-        those = ServedMemory(tuple(awake), self.drain_s, lambda sentence: None)
+        asleep = self._asleep().workers
+        awake = tuple(worker for worker in self.workers if worker not in asleep)
+        those = ServedMemory(awake, self.drain_s, lambda sentence: None)
         those.sleep(["kv_cache"])
         updated: list[str] = []
         try:
@@ -85,6 +88,11 @@ class ServedMemory:
             those.wake(None)
             raise
         those.wake(None)
+
+    def _asleep(self) -> ServedMemory:
+        """The controls of those workers that are out of routing."""
+        states = [(worker, _ask(worker, "memory_status", {}, self.drain_s)) for worker in self.workers]
+        return replace(self, workers=tuple(worker for worker, state in states if not state["is_routed"]))
 
     def _groups(self, *, prefill_first: bool) -> list[list[ProcessSpec]]:
         prefill = [worker for worker in self.workers if worker.role == "prefill"]

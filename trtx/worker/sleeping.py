@@ -53,7 +53,10 @@ class Sleeping:
         self._lock = asyncio.Lock()
 
     async def control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Runs one of :data:`CONTROLS`. Returns its answer, with ``parked_tags``: the memory that is released now."""
+        """Runs one of :data:`CONTROLS`.
+
+        Returns its answer: ``parked_tags``, the memory that is released now, and ``is_routed``, whether requests come.
+        """
         try:
             order = msgspec.convert(body or {}, MemoryOrder)
             async with self._lock:
@@ -64,8 +67,11 @@ class Sleeping:
                 elif control == "update_weights":
                     await self._update_weights(order)
         except (ControlRefused, msgspec.ValidationError, ValueError, RuntimeError) as error:
-            return {"status": "error", "message": f"{self._name}: {error}", "parked_tags": self._engine.parked_tags()}
-        return {"status": "ok", "parked_tags": self._engine.parked_tags()}
+            return {"status": "error", "message": f"{self._name}: {error}"} | self._state()
+        return {"status": "ok"} | self._state()
+
+    def _state(self) -> dict[str, Any]:
+        return {"parked_tags": list(self._engine.parked_tags()), "is_routed": self._is_routed}
 
     async def _release(self, order: MemoryOrder) -> None:
         was_asleep = self.is_closed

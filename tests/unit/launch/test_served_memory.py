@@ -64,7 +64,7 @@ class Workers:
             self.parked[name] = sorted({*self.parked[name], *body["tags"]})
         elif control == "resume":
             self.parked[name] = [tag for tag in self.parked[name] if body["tags"] and tag not in body["tags"]]
-        return {"status": "ok", "parked_tags": self.parked[name]}
+        return {"status": "ok", "parked_tags": self.parked[name], "is_routed": not self.parked[name]}
 
     def controls(self, *names: str) -> ServedMemory:
         return ServedMemory.of(self.plan, names, drain_s=1.0, tell=self.told.append)
@@ -102,6 +102,15 @@ def test_one_worker_can_be_named_and_an_unknown_name_is_refused(workers: Workers
         UsageError, match="--worker encode-0 is not in this topology; expected one of decode-0, prefill-0"
     ):
         workers.controls("encode-0")
+
+
+def test_a_wake_leaves_workers_alone_that_are_awake_unless_all_are(workers: Workers) -> None:
+    workers.controls("decode-0").sleep(BOTH)
+    workers.asked.clear()
+    workers.controls().wake(None)
+    assert workers.asked == ["decode-0 resume"]
+    workers.controls().wake(None)
+    assert workers.asked[1:] == ["decode-0 resume", "prefill-0 resume"]
 
 
 def test_no_worker_serves_between_the_old_weights_and_the_new_ones(workers: Workers) -> None:
