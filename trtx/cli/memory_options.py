@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,17 +28,30 @@ DrainOption = Annotated[
 EXIT_CODES = "Exit codes: 0 done; 2 usage, or a worker refuses; 4 a worker does not answer."
 
 
-def controls(run: Path, workers: list[str] | None, drain_seconds: float) -> ServedMemory:
-    """The controls of a run's workers, which print a line for each change. Raises UsageError."""
+def change(
+    verb: Literal["sleep", "wake", "update"],
+    run: Path,
+    workers: list[str] | None,
+    *,
+    drain_seconds: float = 0.0,
+    tags: str | None = None,
+    model: str = "",
+) -> None:
+    """Changes the memory of a run's workers, and prints a line for each. Raises UsageError and LaunchError."""
+    from trtx.checkpoint import resolve_checkpoint
     from trtx.export.monitoring.scrape import read_plan
 
-    return ServedMemory.of(read_plan(run), workers or (), drain_s=drain_seconds, tell=typer.echo)
+    chosen = None if tags is None else _tags(tags)
+    controls = ServedMemory.of(read_plan(run), workers or (), drain_s=drain_seconds, tell=typer.echo)
+    if verb == "sleep":
+        controls.sleep(chosen or TAGS)
+    elif verb == "wake":
+        controls.wake(chosen)
+    else:
+        controls.update_weights(resolve_checkpoint(model).path.resolve())
 
 
-def chosen_tags(given: str | None) -> list[str] | None:
-    """Splits ``--tags``. Raises UsageError for an unknown tag."""
-    if given is None:
-        return None
+def _tags(given: str) -> list[str]:
     tags = [tag.strip() for tag in given.split(",")]
     if unknown := [tag for tag in tags if tag not in TAGS]:
         raise UsageError(f"--tags {given}: {unknown[0]!r} is no memory of a worker; expected {' or '.join(TAGS)}")

@@ -33,5 +33,4 @@ def sleep(
       trtx sleep runs/20261128T005654Z-serve-agg-3e94032b
       trtx sleep runs/20261128T005654Z-serve-agg-3e94032b --tags kv_cache
     """
-    chosen = options.chosen_tags(tags) or list(options.TAGS)
-    options.controls(run, worker, drain_seconds).sleep(chosen)
+    options.change("sleep", run, worker, drain_seconds=drain_seconds, tags=tags)

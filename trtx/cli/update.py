@@ -31,7 +31,4 @@ def update(
     Examples:
       trtx update runs/20261128T005654Z-serve-agg-3e94032b checkpoints/step-200
     """
-    from trtx.checkpoint import resolve_checkpoint
-
-    controls = options.controls(run, worker, drain_seconds)
-    controls.update_weights(resolve_checkpoint(model).path.resolve())
+    options.change("update", run, worker, drain_seconds=drain_seconds, model=model)

@@ -36,4 +36,4 @@ def wake(
     Examples:
       trtx wake runs/20261128T005654Z-serve-agg-3e94032b
     """
-    options.controls(run, worker, 0.0).wake(options.chosen_tags(tags))
+    options.change("wake", run, worker, tags=tags)
