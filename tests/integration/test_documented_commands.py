@@ -33,6 +33,7 @@ LONG = {
     "overload.md",
     "speculation.md",
     "several-hosts.md",
+    "sleep-and-wake.md",
 }
 SERVES_S = 120.0
 ONE_S = 600.0

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-BROUGHT = {"triton", "pydantic_core"}
-"""Packages whose version another one fixes: torch on CUDA, and pydantic."""
+BROUGHT = {"triton", "cuda", "pydantic_core"}
+"""Packages whose version another one fixes: torch on CUDA (triton and cuda-bindings), and pydantic."""
 ROOT = Path(__file__).parents[2]
 
 

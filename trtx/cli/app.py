@@ -18,6 +18,9 @@ from trtx.errors import UsageError
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
     "serve join": ("trtx.cli.join", "Run this host's share of a topology that was planned on another."),
+    "sleep": ("trtx.cli.sleep", "Give back the GPU memory of a served topology, which keeps its processes."),
+    "wake": ("trtx.cli.wake", "Wake a topology that trtx sleep has put to sleep."),
+    "update": ("trtx.cli.update", "Replace the weights of a served topology in place, without a restart."),
     "build": ("trtx.cli.build", "Build a model: quantize it, resolve and check its engine configs, prove it."),
     "bench": ("trtx.cli.bench", "Sweep a served topology with aiperf and render a report."),
     "bench ab": ("trtx.cli.ab", "Measure two topologies in turn on the same GPUs, restarted each round."),

@@ -258,6 +258,9 @@ USES: Mapping[str, Mapping[str, VerbUse]] = {
         "expire": VerbUse("with expire", "which selects baselines by state and age", "leave it out", "WORDS --json"),
     },
     "report": {},
+    "sleep": {},
+    "wake": {},
+    "update": {},
     "explain": {},
     "doctor": {
         "no hosts": VerbUse(

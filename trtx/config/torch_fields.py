@@ -57,6 +57,7 @@ _HONOURED: Mapping[str, Honoured] = {
     "kv_cache_config.free_gpu_memory_fraction": Honoured(needs_gpu=True),
     "cuda_graph_config.batch_sizes": Honoured(needs_gpu=True),
     "scheduler_config.waiting_queue_policy": Honoured(),
+    "sleep_config.restore_modes": Honoured(),
     "cache_transceiver_config.backend": Honoured(),
     "cache_transceiver_config.kv_transfer_timeout_ms": Honoured(),
     **dict.fromkeys(
@@ -108,11 +109,11 @@ _UNUSED: Mapping[str, Unused] = {
             "",
             "gpus_per_node enable_lm_head_tp_in_adp pp_partition allreduce_strategy dwdp_config "
             "garbage_collection_gen0_threshold num_postprocess_workers num_serve_frontends mpi_session "
-            "orchestrator_type ray_worker_extension_cls ray_placement_config ray_worker_nsight_options enable_sleep "
-            "sleep_config",
+            "orchestrator_type ray_worker_extension_cls ray_placement_config ray_worker_nsight_options",
         ),
         _PROCESSES,
     ),
+    "enable_sleep": Unused("the torch engine sleeps with sleep_config, the newer name"),
     **dict.fromkeys(_of("", "mx_config gms_config checkpoint_io_policy kv_connector_config"), _LOADING),
     **dict.fromkeys(
         _of(

@@ -74,6 +74,14 @@ LIMITS: Mapping[str, FieldLimit] = {
     ),
     "cache_transceiver_config.backend": _one_of(*TRANSPORT_OF),
     "cache_transceiver_config.kv_transfer_timeout_ms": _at_least(1),
+    "sleep_config.restore_modes": FieldLimit(
+        "NONE or MEMSET for kv_cache, which comes back empty, and NONE, CPU or PINNED for model_weights",
+        lambda modes: (
+            isinstance(modes, Mapping)
+            and modes.get("kv_cache", "NONE") in ("NONE", "MEMSET")
+            and modes.get("model_weights", "NONE") in ("NONE", "CPU", "PINNED")
+        ),
+    ),
 }
 
 

@@ -104,6 +104,7 @@ class EngineFacts:
     (:meth:`Engine.prepare_prompt`), and for their encoders; None for all other engines.
     """
     takes_handles: bool = False  # such an engine accepts its encoder's handles instead of images
+    sleeps: bool = False  # the engine can release its memory, and take it again
     left_out: tuple[str, ...] = ()  # arguments that the engine accepted and ignores; they only affect speed or memory
 
 
@@ -334,6 +335,22 @@ class Engine(Protocol):
     def cause_of_death(self) -> str:
         """Why a dead engine died; "" if it does not report it."""
         return ""
+
+    async def release(self, tags: Sequence[str] | None, timeout_s: float) -> None:
+        """Releases memory once no request is open. Raises RuntimeError or ValueError, with the reason, if it can't."""
+        raise RuntimeError("this engine can't sleep")
+
+    async def resume(self, tags: Sequence[str] | None) -> None:
+        """Takes released memory again. Raises like :meth:`release`."""
+        raise RuntimeError("this engine can't sleep")
+
+    async def update_weights(self, model: str, timeout_s: float) -> None:
+        """Replaces the weights by those of another checkpoint, in place. Raises like :meth:`release`."""
+        raise RuntimeError("this engine can't replace its weights")
+
+    def parked_tags(self) -> Sequence[str]:
+        """The memory that is released now."""
+        return ()
 
     def shutdown(self) -> None:
         """Shuts the engine down. May never return."""

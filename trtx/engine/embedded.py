@@ -58,6 +58,7 @@ class TorchEngine(Engine):
             max_num_tokens=llm.args.max_num_tokens,
             guides=llm.args.guides,
             has_kv_events=True,
+            sleeps=llm.args.sleep_config is not None,
             left_out=tuple(llm.unsupported_fields),
         )
 
@@ -99,6 +100,18 @@ class TorchEngine(Engine):
 
     def device_memory_bytes(self, rows: Iterable[Row]) -> int | None:
         return self._llm.device_memory_bytes() or None  # 0 on a CPU
+
+    async def release(self, tags: Sequence[str] | None, timeout_s: float) -> None:
+        await asyncio.to_thread(self._llm.release, tags, timeout_s=timeout_s)
+
+    async def resume(self, tags: Sequence[str] | None) -> None:
+        await asyncio.to_thread(self._llm.resume, tags)
+
+    async def update_weights(self, model: str, timeout_s: float) -> None:
+        await asyncio.to_thread(self._llm.update_weights, model, timeout_s=timeout_s)
+
+    def parked_tags(self) -> Sequence[str]:
+        return list(self._llm.get_memory_status()["parked_tags"])
 
     def is_alive(self) -> bool:
         return self._llm._check_health()  # same name as in TensorRT-LLM

@@ -14,7 +14,8 @@ import msgspec
 from trtx.engine.ranks import Rank
 from trtx.errors import LaunchError
 
-State = Literal["loading", "serving", "draining"]
+State = Literal["loading", "serving", "asleep", "draining"]
+"""``asleep``: out of routing, because its engine sleeps, is about to, or gets new weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Literal
 EventKind = Literal[
     "starting",  # a process was started
     "up",  # the frontend listens; a worker has loaded and is registered
+    "asleep",  # a worker has left routing because its engine sleeps or gets new weights; "up" follows
     "waiting",  # every process of this host is up, but other hosts' workers are missing
     "ready",  # the whole topology answered a real request
     "exited",  # a process died unexpectedly

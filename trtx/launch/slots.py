@@ -16,7 +16,7 @@ from trtx.topology import EtcdService, ProcessSpec
 _VANISHED_AFTER_S = 2.0
 # limit for a worker that drains although trtx did not stop it; the worker's own limits are lower
 _DRAINS_AT_MOST_S = 120.0
-State = Literal["starting", "loading", "up", "restarting", "draining", "ended"]
+State = Literal["starting", "loading", "up", "asleep", "restarting", "draining", "ended"]
 
 
 @dataclass(frozen=True, slots=True)

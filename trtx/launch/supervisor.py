@@ -320,6 +320,11 @@ class Supervisor:
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
+            if slot.status.state == "asleep":
+                if slot.state != "asleep":
+                    slot.state = "asleep"
+                    self._emit("asleep", f"{slot.spec.name} has left routing: it sleeps, or gets new weights", slot)
+                return
             if slot.status.state == "draining":
                 if (why := slot.look_at_draining(now)) is not None:
                     self._kill(slot, child, why)
@@ -378,6 +383,10 @@ class Supervisor:
             self._emit("unproved", told)
 
     def _is_up(self, slot: Slot, what: str) -> None:
+        if slot.state == "asleep":
+            slot.state = "up"
+            self._emit("up", f"{slot.spec.name} is awake, and back in routing", slot)
+            return
         slot.state, slot.had_served, slot.up_since = "up", True, self._clock()
         loaded = slot.status.load_seconds if slot.status is not None else None
         engine = "" if loaded is None else f", its engine loaded in {loaded:.1f} s"

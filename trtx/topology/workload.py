@@ -367,6 +367,17 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
             "use --tp 1, --mode agg, or --engine tensorrt-llm"
         )
     speculation = values.get("speculative_config") or {}
+    sleeps = values.get("sleep_config") is not None
+    if size > 1 and sleeps:
+        raise UsageError(
+            f"{role} asks for {size} GPUs per worker, and engine torch sleeps with one GPU only; use --tp 1, or leave "
+            "sleep_config out"
+        )
+    if sleeps and (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
+        raise UsageError(
+            f"{role} has sleep_config, which gives back no memory of the draft model of "
+            f"{speculation.get('decoding_type')}; leave one of them out, or use NGram or SA"
+        )
     if size > 1 and (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
         raise UsageError(
             f"{role} asks for {size} GPUs per worker, and engine torch runs the draft model of "

@@ -52,6 +52,22 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SleepConfig:
+    """How a sleeping engine's memory comes back, by tag: ``NONE``, ``MEMSET``, ``CPU`` or ``PINNED``.
+
+    The weights come back from a copy in host memory by default, which is pinned on a GPU, and with ``NONE`` from the
+    checkpoint. The KV cache comes back empty.
+    """
+
+    restore_modes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether a copy of the weights stays in host memory."""
+        return self.restore_modes.get("model_weights", "PINNED") != "NONE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """Speculative decoding settings.
 
@@ -95,6 +111,7 @@ class LlmArgs:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache_transceiver_config: CacheTransceiverConfig = field(default_factory=CacheTransceiverConfig)
     speculative_config: SpeculativeConfig | None = None
+    sleep_config: SleepConfig | None = None  # None: the engine can't sleep
     enable_iter_perf_stats: bool = False
     max_stats_len: int = 1000
     # "llguidance" or "xgrammar": guided decoding is on, with llguidance in both cases. None: off.

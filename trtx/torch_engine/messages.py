@@ -55,6 +55,11 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     media: list[MediaSpan] | None = None  # the prompt's media, so that both engines compute the same block names
 
 
+MemoryTag = Literal["kv_cache", "model_weights"]
+"""Memory that a sleeping engine gives back, named as in TensorRT-LLM."""
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "model_weights")
+
+
 # --- to the engine ---
 
 
@@ -101,6 +106,29 @@ class DropEmbeddings(msgspec.Struct, frozen=True, tag="drop_embeddings", array_l
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     sequence_ids: list[int]
+
+
+class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory", array_like=True):
+    """Gives memory back once no sequence is open and no handoff is unread, or after ``timeout_s`` fails.
+
+    The engine answers with :class:`MemoryDone`, as it does to the next two messages.
+    """
+
+    tags: list[MemoryTag]
+    timeout_s: float
+
+
+class ResumeMemory(msgspec.Struct, frozen=True, tag="resume_memory", array_like=True):
+    """Takes released memory again. The KV cache is empty then, and the weights are what they were."""
+
+    tags: list[MemoryTag]
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", array_like=True):
+    """Replaces the weights by those of another checkpoint, once the engine is idle as for ReleaseMemory."""
+
+    model: str
+    timeout_s: float
 
 
 # --- from the engine ---
@@ -171,6 +199,14 @@ class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_l
     lost: Literal["", "gone", "unreachable"] = ""
 
 
+class MemoryDone(msgspec.Struct, frozen=True, tag="memory_done", array_like=True, omit_defaults=True):
+    """The result of ReleaseMemory, ResumeMemory or UpdateWeights."""
+
+    parked: list[MemoryTag]  # what is released now
+    device_memory_bytes: int
+    error: str | None = None  # why nothing was done
+
+
 class HandoffStats(msgspec.Struct, array_like=True):
     """Handoff totals since the engine started."""
 
@@ -194,8 +230,9 @@ class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True, omit_
     device_memory_bytes: int | None = None  # sent every few seconds
 
 
-ToEngine = Start | Submit | PutEmbedding | DropEmbeddings | Abort | Shutdown
-FromEngine = Progress | Ready | Fatal | EmbeddingTaken | StepReport
+MemoryRequest = ReleaseMemory | ResumeMemory | UpdateWeights
+ToEngine = Start | Submit | PutEmbedding | DropEmbeddings | Abort | MemoryRequest | Shutdown
+FromEngine = Progress | Ready | Fatal | EmbeddingTaken | MemoryDone | StepReport
 
 # The first use of these types happens here, in the importing thread: see llm_args.
 msgspec.msgpack.Decoder(ToEngine)

@@ -11,8 +11,9 @@ previous step while the device computes, writes the allowed tokens to ``ModelRun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from trtx.torch_engine.kv_layout import KvGeometry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from trtx.ipc.shared_tensor import SharedTensor
     from trtx.torch_engine.drafting import DraftModel
-    from trtx.torch_engine.messages import MediaSpan
+    from trtx.torch_engine.messages import MediaSpan, MemoryTag
     from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -186,6 +187,24 @@ class ModelRunner(Protocol):
 
         Raises ValueError if the embedding is gone, or is not ``[rows, hidden]`` finite numbers in the model's dtype;
         EmbeddingGone or EmbeddingUnreachable if it stayed on an encoder's device and can't be read from there.
+        """
+
+    def release(self, tags: Collection[MemoryTag]) -> None:
+        """Gives memory back, with no step in flight; nothing may be launched until it is restored.
+
+        Only for a runner whose arguments allow it.
+        """
+
+    def restore(self, tags: Collection[MemoryTag]) -> None:
+        """Takes released memory again at the same addresses: an empty pool, and the weights as they were.
+
+        Raises UsageError, and changes nothing, if there is too little memory or the weights can't be read again.
+        """
+
+    def update_weights(self, model_dir: Path) -> None:
+        """Replaces the weights, with no step in flight; the pool's KV belongs to the old ones. Updates ``geometry``.
+
+        Raises UsageError, and changes nothing, for a checkpoint of another config.
         """
 
     def device_memory_bytes(self) -> int:

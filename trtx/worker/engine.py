@@ -42,6 +42,7 @@ from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.requests.span_export import ENABLED, ENDPOINT, SERVICE, SpanExport
 from trtx.worker.requests.stage_log import StageLog
+from trtx.worker.sleeping import CONTROLS, Sleeping
 from trtx.worker.status import StatusFile
 from trtx.worker.transfers import TransferCounts
 from trtx.worker.trtllm_metrics import TrtllmMetrics
@@ -79,6 +80,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._spans: SpanExport | None = None
         self._worker_id = 0
         self._forward_passes: ForwardPassPublication | None = None
+        self._sleeping: Sleeping | None = None
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=MOST_ROWS)  # of iteration stats that were not read
 
     # --- life ---
@@ -134,6 +136,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self._ended = StageLog(requests_file(self.options.status_file), self.options.name, of_engine)
         if os.environ.get(ENABLED) == "1" and (endpoint := os.environ.get(ENDPOINT)):
             self._spans = SpanExport(endpoint, os.environ.get(SERVICE, self.options.name))
+        self._sleeping = Sleeping(self.options.name, loaded.engine, self.status, self._unfinished)
         parts = WorkerParts(
             self.options,
             loaded,
@@ -142,6 +145,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             metrics=self._metrics,
             open_requests=self._open,
             leaving=self.leaving,
+            sleeping=self._sleeping,
             sight=seeing.sight,
             encoder=seeing.encoder,
             ended=self._ended,
@@ -194,6 +198,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         )
 
     async def on_endpoint_ready(self, endpoint: Any) -> None:
+        if self._sleeping is not None:
+            self._sleeping.endpoint = endpoint
         # the model can be served without an encode worker: text needs none, and agg or prefill workers encode images
         # themselves
         if self.options.role == "encode":
@@ -215,6 +221,13 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if self._loaded is None or self.leaving.engine_died:
             return True
         return not self._unread.are_wanted(self._handoffs(self._loaded))
+
+    def _unfinished(self) -> str:
+        """Describes what the engine must finish before its memory may change; empty if nothing."""
+        parts = [(self._metrics.open_requests or len(self._open), "open request")]
+        if self._loaded is not None:
+            parts.append((self._handoffs(self._loaded), "unread handoff"))
+        return " and ".join(f"it has {count} {what}{'s' * (count > 1)}" for count, what in parts if count)
 
     def _handoffs(self, loaded: LoadedEngine) -> int:
         """Number of handoffs that a decode worker may still read from this worker; 0 unless it is a prefill worker."""
@@ -341,10 +354,18 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self._metrics.trtllm.read_events(count)
 
     def supported_controls(self) -> set[str]:
-        return set() if self.options.role == "encode" else {STATS_CONTROL}
+        if self.options.role == "encode":
+            return set()
+        sleeps = self._loaded is not None and self._loaded.engine.facts.sleeps
+        return {STATS_CONTROL, *CONTROLS} if sleeps else {STATS_CONTROL}
 
     async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
-        """``iteration_stats``: the rows since the last call, as ``/metrics`` of trtllm-serve gives them."""
+        """``iteration_stats``: the rows since the last call, as ``/metrics`` of trtllm-serve gives them.
+
+        The others: see :mod:`trtx.worker.sleeping`.
+        """
+        if control in CONTROLS and self._sleeping is not None:
+            return await self._sleeping.control(control, body)
         if control != STATS_CONTROL:
             return {"status": "error", "message": f"{control} is no control of trtx; expected {STATS_CONTROL}"}
         rows = [self._rows.popleft() for _ in range(len(self._rows))]

@@ -63,6 +63,9 @@ class RequestHandler:
         That is no generator, because Python does not close a nested one when the outer one is closed while it waits.
         """
         loop, parts, outcome = asyncio.get_running_loop(), self._parts, "error"
+        if parts.sleeping.is_closed and is_probe(request):
+            yield {"token_ids": [], "index": 0, "finish_reason": "stop"}  # a sleeping worker is healthy
+            return
         await self._admit()
         # a health probe is not a client's request and must not be counted
         metrics = WorkerMetrics() if is_probe(request) else parts.metrics
@@ -112,7 +115,9 @@ class RequestHandler:
             self._parts.spans.put(row, stages.trace_headers)
 
     async def _admit(self) -> None:
-        """Raises Disconnected on a worker that is draining, once the frontends no longer route to it."""
+        """Raises Disconnected on a worker that is draining, once the frontends no longer route to it, or asleep."""
+        if self._parts.sleeping.is_closed:
+            raise Disconnected(f"{self._parts.options.name} is asleep; another worker must take this request")
         if self._parts.leaving.is_draining:
             await self._parts.leaving.until_gone()
             raise Disconnected(f"{self._parts.options.name} is draining; another worker must take this request")

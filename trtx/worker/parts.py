@@ -17,6 +17,7 @@ from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
 from trtx.worker.requests.span_export import SpanExport
 from trtx.worker.requests.stage_log import StageLog
+from trtx.worker.sleeping import Sleeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class WorkerParts:
     metrics: WorkerMetrics
     open_requests: OpenRequests
     leaving: Leaving
+    sleeping: Sleeping
     sight: Sight | PromptSight | None = None  # None for a worker that takes no images
     encoder: ImageEncoder | PictureEncoder | None = None  # set for role encode only
     ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file to put it beside

@@ -159,6 +159,9 @@ CALLS = {
     },
     "export grafana": {"": ["export", "grafana", "other"]},
     "report": {"": ["report", "run"]},
+    "sleep": {"": ["sleep", "run"]},
+    "wake": {"": ["wake", "run"]},
+    "update": {"": ["update", "run", "synthetic:tiny"]},
     "explain": {"": ["explain", "run"]},
     "doctor": {"": ["doctor", "--hosts", HOSTS.format("hosts")], "no hosts": ["doctor"]},
 }
@@ -264,7 +267,7 @@ ROOMS = (
     "trtx.build.build", "trtx.cli.check.check", "trtx.doctor.examine",
     "trtx.export.kubernetes.export",
     "trtx.cli.compare.answer", "trtx.cli.baseline.answer", "trtx.cli.report.rendered",
-    "trtx.cli.explain.answer",
+    "trtx.cli.explain.answer", "trtx.cli.memory_options.change",
     "trtx.export.slurm.export",
     "trtx.export.monitoring.exported.prometheus_files", "trtx.export.monitoring.exported.grafana_file",
 )  # fmt: skip

@@ -23,6 +23,7 @@ MODELS = {
     "cache_transceiver_config": ("CacheTransceiverConfig",),
     "speculative_config": ("SpeculativeConfig",),
     "quant_config": ("QuantConfig",),
+    "sleep_config": ("SleepConfig",),
 }
 SERVED = ("tiny", "qwen2.5", "qwen3", "llama3")  # the folders of models that the torch engine runs
 ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")

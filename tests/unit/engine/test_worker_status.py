@@ -32,7 +32,7 @@ STATUSES = st.builds(
 )
 WRONG: dict[str, Any] = {  # of each field, a value of another type
     "pid": "7",
-    "state": "asleep",
+    "state": "dozing",
     "engine_pid": 1.5,
     "worker_id": "ab",
     "device_memory_bytes": [],

@@ -31,6 +31,9 @@ SAFE = {
     "eval fidelity": ["eval", "fidelity", "--reference", "directory"],
     "eval parity": ["eval", "parity", "--model", "directory"],
     "explain": ["explain", "directory"],
+    "sleep": ["sleep", "directory"],
+    "wake": ["wake", "directory"],
+    "update": ["update", "directory", "synthetic:tiny"],
     "export nginx": ["export", "nginx"],
     "export prometheus": ["export", "prometheus", "directory"],
     "export grafana": ["export", "grafana", "directory"],
@@ -43,7 +46,7 @@ SAFE = {
 }
 _FLAGS = {option for verb in VERBS for option in options_of(verb) if takes_no_value(option, verb)} | {"--help"}
 _REPEATED = {"--set", "--config", "--role", "--axis", "--slo", "--allow-different", "--extra-inputs", "--min-score"}
-_REPEATED |= {"--resource", "--node-selector", "--sbatch", "--etcd"}
+_REPEATED |= {"--resource", "--node-selector", "--sbatch", "--etcd", "--worker"}
 _USUAL = {
     "--engine": ["paced", "torch", "simulated", "auto"],
     "--mode": ["agg", "disagg", "agg,disagg"],

@@ -292,3 +292,38 @@ def test_a_watch_that_breaks_is_a_failure_of_the_topology_and_no_silence(tmp_pat
     supervisor.end_watch()
     assert supervisor.failure is not None
     assert "no more file descriptors" in supervisor.failure
+
+
+def test_a_worker_that_sleeps_is_no_lost_worker_and_is_up_again_once_it_is_awake(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    child = history.children["agg-0"][-1]
+    status = history.plan.workers[0].status_file
+    assert status is not None
+    status.write_text(json.dumps({"pid": child.pid, "state": "asleep", "worker_id": 0xAB}))
+    for record in history.records():
+        record.unlink()
+    history.run(60)
+    assert history.kinds()[-1] == "asleep" and child.signals == []
+    assert not history.supervisor.is_whole
+    history.serve()
+    assert history.supervisor.is_whole
+    assert (history.events[-1].kind, history.events[-1].message) == ("up", "agg-0 is awake, and back in routing")
+    assert history.kinds().count("up") == 2 and "recovered" not in history.kinds()
+
+
+def test_a_worker_that_dies_in_its_sleep_is_started_again(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.serve()
+    history.supervisor.mark_ready()
+    status = history.plan.workers[0].status_file
+    assert status is not None
+    pid = history.children["agg-0"][-1].pid
+    status.write_text(json.dumps({"pid": pid, "state": "asleep", "worker_id": 0xAB}))
+    history.run(1)
+    history.children["agg-0"][-1].code = -9
+    history.run(2)
+    assert len(history.children["agg-0"]) == 2
+    history.serve(worker_id=0xCD)
+    assert history.supervisor.is_whole

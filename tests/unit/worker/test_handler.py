@@ -39,6 +39,7 @@ from trtx.worker.multimodal.prompt_inputs import PromptSight
 from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import pacing
 from trtx.worker.requests.open_requests import OpenRequests
+from trtx.worker.sleeping import Sleeping
 from trtx.worker.status import StatusFile
 
 pytestmark = pytest.mark.slow
@@ -129,7 +130,8 @@ class Worker:
         loaded = LoadedEngine(api, engine, None, kv_event_buffer=0, load_seconds=0.0, shutdown_seconds=1.0)
         parts = WorkerParts(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
-            leaving=self.leaving, sight=sight, encoder=encoder,
+            leaving=self.leaving, sleeping=Sleeping(options.name, engine, StatusFile(None), lambda: ""), sight=sight,
+            encoder=encoder,
         )  # fmt: skip
         self.handler = RequestHandler(parts)
 

@@ -209,6 +209,10 @@ class BlockPool:
                     self._free.append(block_id)
         self._announce_removal(removed)
 
+    def forget_all(self) -> None:
+        """Empties the prefix cache, as :meth:`forget` does for single blocks."""
+        self.forget(range(self.num_blocks))
+
     def release(self, block_ids: Sequence[int]) -> None:
         """Drops one reference for each block.
 

@@ -301,6 +301,29 @@ class EngineCore:
         """
         self._open.abort(sequence_ids)
 
+    # --- memory that is released between steps: see Parking ---
+
+    @property
+    def unfinished_work(self) -> str:
+        """Describes what must end before the memory may change; empty if the engine is idle."""
+        if count := self._open.num_open:
+            return f"{count} open {'request' if count == 1 else 'requests'}"
+        if self._under_way is not None or self.scheduler.leaving:
+            return "a step in flight"
+        return "" if self._handoffs is None else self._handoffs.unfinished
+
+    def forget_cache(self) -> None:
+        """Empties the prefix cache; the next report has the events."""
+        self.scheduler.pool.forget_all()
+
+    def replace_transport(self, transport: KvTransport | None) -> None:
+        """Deregisters the pool, with no handoff unfinished; then ``transport``, which registered it anew, takes over.
+
+        None: until the next call, no peer can reach the pool.
+        """
+        if self._handoffs is not None:
+            self._handoffs.replace_transport(transport)
+
     # --- invariants and end ---
 
     def check(self) -> None:

@@ -57,6 +57,12 @@ class Handoffs:
             return 0.0 if time.perf_counter() - self._begun_s < READ_SPIN_S else READ_POLL_S
         return LEASE_POLL_S if self._leases else None
 
+    @property
+    def unfinished(self) -> str:
+        """Describes leases and reads that have not ended; empty if there are none."""
+        parts = [(len(self._leases), "unread handoff"), (len(self._reads), "handoff in transfer")]
+        return " and ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count)
+
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
@@ -161,6 +167,11 @@ class Handoffs:
         for lease in self._leases.expire(self._clock()):
             self.stats.expired_leases += 1
             self._end_lease(lease.lease_id)
+
+    def replace_transport(self, transport: KvTransport | None) -> None:
+        """Closes the transport; None keeps the closed one until the next call. Only without leases and reads."""
+        self._transport.close()
+        self._transport = transport or self._transport
 
     def close(self) -> None:
         self._transport.close()

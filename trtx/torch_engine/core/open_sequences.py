@@ -47,6 +47,10 @@ class OpenSequences:
         self._arrivals = 0
 
     @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
     def has_updates(self) -> bool:
         return bool(self._updates)
 

@@ -28,20 +28,27 @@ from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, load_batched, load_processors, unloadable
+from trtx.torch_engine.core.parking import Parking
 from trtx.torch_engine.core.reports import ReportSender
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable
+from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.messages import (
     Abort,
     DropEmbeddings,
     EmbeddingTaken,
+    MemoryDone,
     PutEmbedding,
     Ready,
+    ReleaseMemory,
+    ResumeMemory,
     Start,
+    StepReport,
     Submit,
     ToEngine,
+    UpdateWeights,
 )
 from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
 from trtx.torch_engine.step import ModelRunner, StepEmbedding
@@ -100,7 +107,7 @@ def main() -> None:
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
         try:
-            _loop(core, reports, inbox)
+            _loop(core, _parking(start.args, core), reports, inbox)
         finally:
             reports.close()
         core.close()
@@ -141,14 +148,8 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     runner = _create_runner(args, channel)
     transport = None
     if args.transport is not None:
-        from trtx.torch_engine.handoff import create_transport
-        from trtx.torch_engine.handoff.fault import FaultyTransport
-
         channel.send(Progress("registering the KV pool for handoff"))
-        # Every process of a topology gets its name in the environment: see trtx.topology.plan.
-        transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
-        if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
-            transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
+        transport = _new_transport(runner)
     kv = args.kv_cache_config
     spec = args.speculative_config
     core = EngineCore(
@@ -182,6 +183,22 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         )
     )
     return core
+
+
+def _parking(args: LlmArgs, core: EngineCore) -> Parking:
+    new_transport = None if args.transport is None else partial(_new_transport, core.runner)
+    return Parking(core, can_sleep=args.sleep_config is not None, new_transport=new_transport)
+
+
+def _new_transport(runner: ModelRunner) -> KvTransport:
+    from trtx.torch_engine.handoff import create_transport
+    from trtx.torch_engine.handoff.fault import FaultyTransport
+
+    # Every process of a topology gets its name in the environment: see trtx.topology.plan.
+    transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
+        return FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
+    return transport
 
 
 def _batched_processor(pickled: bytes | None) -> Hook | None:
@@ -235,6 +252,8 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         guided=args.guides,
         max_draft_len=spec.max_draft_len if spec is not None else 0,
         draft=draft,
+        sleeps=args.sleep_config is not None,
+        keeps_weights=args.sleep_config is None or args.sleep_config.keeps_weights,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )
 
@@ -258,34 +277,45 @@ def _end(channel: Channel[ToEngine], error: Exception) -> None:
         raise error
 
 
-def _loop(core: EngineCore, reports: ReportSender, inbox: Inbox) -> None:
+def _loop(core: EngineCore, parking: Parking, reports: ReportSender, inbox: Inbox) -> None:
     """Steps while there is work, and sleeps on the inbox while there is none. Returns on ``Shutdown``."""
+
+    def answer(message: StepReport | MemoryDone | None) -> None:
+        if message is not None:
+            reports.put(message)
+
     while True:
         wait_s = core.wait_s
+        if wait_s is None:
+            wait_s = parking.wait_s
         try:
             while True:
                 message = inbox.get(timeout=wait_s) if wait_s != 0.0 else inbox.get_nowait()
                 wait_s = 0.0
                 if isinstance(message, Submit):
-                    core.submit(message)
+                    answer(parking.submit(message))
                 elif isinstance(message, ProcessedSubmit):
-                    core.submit(message.submit, message.processors)
+                    answer(parking.submit(message.submit, message.processors))
                 elif isinstance(message, Abort):
-                    core.abort(message.sequence_ids)
+                    answer(parking.abort(message.sequence_ids))
                 elif isinstance(message, LoadedEmbedding):
                     core.scheduler.media.put(message.key, message.embedding)
                     reports.put(message.answer)
                 elif isinstance(message, DropEmbeddings):
                     core.scheduler.media.drop(message.keys)
+                elif isinstance(message, (ReleaseMemory, ResumeMemory, UpdateWeights)):
+                    parking.add(message)
                 elif isinstance(message, Shutdown):
                     return
                 elif isinstance(message, Exception):
                     raise message
         except Empty:
             pass
+        answers = parking.act()
         report = core.step()
-        if report is not None:
-            reports.put(report)
+        answer(report)
+        for done in answers:  # after the report, which has the KV events
+            answer(done)
 
 
 if __name__ == "__main__":

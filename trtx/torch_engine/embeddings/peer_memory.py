@@ -71,7 +71,7 @@ class CudaPeers:
         if len(offer.handle) != HANDLE_BYTES:
             raise MemoryUnreachable(f"a handle of {len(offer.handle)} bytes; CUDA's have {HANDLE_BYTES}")
         try:
-            base = self._driver.open(offer.handle)
+            base = self._driver.open(offer.handle, pid)
         except CudaError as error:
             raise MemoryUnreachable(str(error)) from error
         return base, base + offer.offset

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from trtx.torch_engine.handoff.codec import DirectOffer
-from trtx.torch_engine.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, CudaError
+from trtx.torch_engine.handoff.cuda_driver import CudaDriver, CudaError
 from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.handoff.reads import BlockIds
 
@@ -52,8 +52,8 @@ class _Opened:
 class CudaMemory:
     """See :class:`~trtx.torch_engine.handoff.memory.PoolMemory`.
 
-    The pool must come from cudaMalloc (see CudaDriver). Copies run on their own streams, one after the other,
-    concurrently with the engine's computation.
+    The pool must come from cudaMalloc or be a region (see CudaDriver.export). Copies run on their own streams, one
+    after the other, concurrently with the engine's computation.
     """
 
     kind = "cuda"
@@ -80,7 +80,7 @@ class CudaMemory:
         ticket = self._gather(self.own, first, first)
         self._copy(self.own, first, first)
         ticket.done.record(self._stream)
-        self.close()
+        self._stream.synchronize()
         assert self.is_done(ticket)
 
     def _compile(self) -> Any:
@@ -95,10 +95,8 @@ class CudaMemory:
         self._driver.adopt_thread()
 
     def open(self, offer: DirectOffer, pid: int) -> _Opened:
-        if len(offer.handle) != HANDLE_BYTES:
-            raise MemoryUnreachable(f"a handle of {len(offer.handle)} bytes; CUDA's have {HANDLE_BYTES}")
         try:
-            return _Opened(base := self._driver.open(offer.handle), base + offer.offset)
+            return _Opened(base := self._driver.open(offer.handle, pid), base + offer.offset)
         except CudaError as error:
             raise MemoryUnreachable(str(error)) from error
 
@@ -155,3 +153,4 @@ class CudaMemory:
 
     def close(self) -> None:
         self._stream.synchronize()
+        self._driver.close_exports()

@@ -18,6 +18,7 @@ from trtx.torch_engine.llm_args import (
     KvCacheConfig,
     LlmArgs,
     SchedulerConfig,
+    SleepConfig,
     SpeculativeConfig,
 )
 
@@ -33,6 +34,7 @@ NESTED: dict[str, type[Any]] = {
     "scheduler_config": SchedulerConfig,
     "cache_transceiver_config": CacheTransceiverConfig,
     "speculative_config": SpeculativeConfig,
+    "sleep_config": SleepConfig,
 }
 
 
@@ -71,6 +73,17 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
             f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1 with "
             f"{args.speculative_config.decoding_type}, whose model drafts on one GPU"
         )
+    if args.sleep_config is not None:
+        if args.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1 with sleep_config, as only an engine "
+                "of one GPU sleeps"
+            )
+        if args.speculative_config is not None and args.speculative_config.draft_model:
+            raise ValueError(
+                f"sleep_config has no effect on the memory of the draft model of "
+                f"{args.speculative_config.decoding_type}; leave one of them out, or use NGram or SA"
+            )
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)
     return args, {path: _because(path) for path in left_out}
 

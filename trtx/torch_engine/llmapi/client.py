@@ -28,6 +28,9 @@ from trtx.torch_engine.messages import (
     EmbeddingTaken,
     FromEngine,
     HandoffStats,
+    MemoryDone,
+    MemoryRequest,
+    MemoryTag,
     PutEmbedding,
     Ready,
     Start,
@@ -54,6 +57,8 @@ class EngineClient:
         self._choices: dict[int, Choice] = {}  # sequence id -> destination of its tokens
         self._puts: deque[Future[None]] = deque()  # sent but not answered; answers come in the same order
         self._put_lock = threading.Lock()
+        self.parked: tuple[MemoryTag, ...] = ()  # released memory
+        self._changes: deque[Future[None]] = deque()  # of memory: sent but not answered; answers come in the same order
         self._child: ChildProcess[FromEngine] = ChildProcess(
             module="trtx.torch_engine.core.process",
             title="engine",
@@ -88,8 +93,11 @@ class EngineClient:
     def submit(self, choice: Choice, message: Submit) -> None:
         """Sends a sequence.
 
-        Raises RuntimeError if the engine is gone, RequestError for values that can't be encoded.
+        Raises RuntimeError if the engine is gone, RequestFailed if it sleeps, RequestError for values that can't be
+        encoded.
         """
+        if self.parked:
+            raise RequestFailed(f"the engine is asleep: {', '.join(self.parked)} released; wake it first")
         self._choices[message.sequence_id] = choice
         try:
             self._child.send(message)
@@ -131,10 +139,24 @@ class EngineClient:
         return answer
 
     def _fail_puts_of_the_dead(self) -> None:
-        """Fails all pending puts of a dead engine. Call it with ``_put_lock`` held."""
+        """Fails all pending puts and memory requests of a dead engine. Call it with ``_put_lock`` held."""
         death = self._child.death
-        while death is not None and self._puts:
-            _settle(self._puts.popleft(), death)
+        for pending in (self._puts, self._changes):
+            while death is not None and pending:
+                _settle(pending.popleft(), death)
+
+    def change_memory(self, request: MemoryRequest) -> Future[None]:
+        """Sends a request about the engine's memory.
+
+        The future fails with RequestError if the engine did nothing, RuntimeError if it died.
+        """
+        answer: Future[None] = Future()
+        with self._put_lock:
+            self._changes.append(answer)
+            with suppress(OSError):  # dead: see _bury
+                self._child.send(request)
+            self._fail_puts_of_the_dead()
+        return answer
 
     def drop_embeddings(self, keys: Iterable[bytes]) -> None:
         with suppress(OSError):  # dead: it has no embeddings
@@ -162,6 +184,9 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.device_memory_bytes = message.device_memory_bytes
             self.ready.set_result(message)
+        elif isinstance(message, MemoryDone):
+            self.parked, self.device_memory_bytes = tuple(message.parked), message.device_memory_bytes
+            _settle(self._changes.popleft(), None if message.error is None else RequestError(message.error))
         elif isinstance(message, EmbeddingTaken):
             kind: type[Exception] = RuntimeError if message.is_failure else ValueError
             kind = _LOST.get(message.lost, kind)

@@ -30,6 +30,7 @@ from trtx.torch_engine.llmapi.client import EngineClient
 from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
 from trtx.torch_engine.llmapi.guided_decoding import grammar_tokenizer
 from trtx.torch_engine.llmapi.media import EmbeddingUses
+from trtx.torch_engine.llmapi.memory_controls import MemoryControls
 from trtx.torch_engine.llmapi.processors import pickled, pickled_batched
 from trtx.torch_engine.llmapi.prompts import Prompt, PromptReader
 from trtx.torch_engine.llmapi.request_errors import RequestError, typed
@@ -42,7 +43,7 @@ from trtx.torch_engine.sampling_plan import SamplingPlan
 DEFAULT_PRIORITY = 0.5
 
 
-class LLM:
+class LLM(MemoryControls):
     """Loads a model directory into a separate process, and serves requests from it.
 
     The constructor returns once the engine is ready. It raises ValueError for arguments that TensorRT-LLM would refuse

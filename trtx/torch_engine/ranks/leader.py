@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.drafting import DraftModel
+from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.ranks.children import RankProcess
 from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import RankStart
@@ -58,6 +60,15 @@ class LeadingRunner:
 
     def load_embedding(self, shared: SharedTensor) -> StepEmbedding:
         raise ValueError("the model takes no images")
+
+    def release(self, tags: Collection[MemoryTag]) -> None:
+        raise UsageError("an engine of several GPUs can't sleep")
+
+    def restore(self, tags: Collection[MemoryTag]) -> None:
+        raise UsageError("an engine of several GPUs can't sleep")
+
+    def update_weights(self, model_dir: Path) -> None:
+        raise UsageError("the weights of an engine of several GPUs can't be replaced; start it with the new ones")
 
     def device_memory_bytes(self) -> int:
         """Bytes on rank 0's device. The other ranks hold as much on theirs."""

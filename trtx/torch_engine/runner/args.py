@@ -71,6 +71,8 @@ class RunnerArgs:
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
     max_draft_len: int = 0  # guesses of a sequence that a step verifies at most
     draft: DraftArgs | None = None  # the model that guesses; None: guesses need no model
+    sleeps: bool = False  # the memory of weights and KV pool can be released while the engine sleeps
+    keeps_weights: bool = True  # a sleeping engine's weights: a copy in host memory, or read again from the checkpoint
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
     # padding.
     pass_sizes: tuple[int, ...] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
+from pathlib import Path
 
 import torch
 
@@ -33,8 +33,11 @@ from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rank_sampler import FollowingSampler, LeadingSampler
+from trtx.torch_engine.runner.regions import Region, open_region
 from trtx.torch_engine.runner.rope import rotary_table
-from trtx.torch_engine.runner.runner import TorchRunner
+from trtx.torch_engine.runner.runner import TorchRunner, scales_name
+from trtx.torch_engine.runner.runner_memory import RunnerMemory, WeightMemory
+from trtx.torch_engine.runner.same_model import read_same_config
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.slots import new_block_tables
@@ -71,7 +74,7 @@ def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunn
 
 @torch.inference_mode()
 def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> TorchRunner:
-    config = read_model_config(args.model_dir)
+    config = as_stored = read_model_config(args.model_dir)
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
     windows = computed_windows(
         config.windows, args.model_dir, on_gpu=device.type == "cuda", deterministic=args.deterministic,
@@ -95,18 +98,25 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
         experts=_experts(args, config, multiplier, device, overlaps=overlaps), split=split,
     )  # fmt: skip
+
+    def read_weights(model_dir: Path) -> DecoderWeights:
+        return load_weights(
+            model_dir, read_same_config(model_dir, as_stored), device=torch.device("cpu"), dtype=dtype,
+            scaled_products=scaled, multiplier=multiplier, copied_to=device,
+        )  # fmt: skip
+
+    movable = WeightMemory(weights, args.model_dir, read_weights)
+    if args.sleeps:
+        movable.move_to_regions(keeps_copy=args.keeps_weights)
     geometry = KvGeometry(
         layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
         args.tokens_per_block, cached,
-        _digest(weights.kv_scales) if cached == FP8_DTYPE else "",
+        scales_name(weights.kv_scales) if cached == FP8_DTYPE else "",
         _arithmetic(device, computed, split) if args.deterministic else "",
     )  # fmt: skip
-    # Zeros, not uninitialized memory: a masked position must not hold a NaN.
-    blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype, draft=draft_needs)
-    pool = torch.zeros(
-        blocks if group is None else group.smallest(blocks),
-        *geometry.block_shape, dtype=getattr(torch, cached), device=device,
-    )  # fmt: skip
+    num_blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype, draft=draft_needs)
+    num_blocks = num_blocks if group is None else group.smallest(num_blocks)
+    region, pool = _kv_pool(num_blocks, geometry, device, sleeps=args.sleeps)
     tables = new_block_tables(
         len(geometry.groups), max_batch_size=args.max_batch_size, max_seq_len=max_seq_len,
         tokens_per_block=args.tokens_per_block, device=device,
@@ -157,6 +167,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     runner = TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,
+        memory=RunnerMemory(movable, region),
     )  # fmt: skip
     if parts is not None:
         head = _kernels(parts.config, parts.cache, parts.rotary(positions), Attention.BY_LENGTH, overlapped_tokens=0)
@@ -170,8 +181,18 @@ def _sampler(group: RankGroup | None) -> Callable[..., Sampler]:
     return partial(FollowingSampler if group.rank else LeadingSampler, group=group)
 
 
-def _digest(scales: torch.Tensor) -> str:
-    return blake2b(scales.cpu().numpy().tobytes(), digest_size=4).hexdigest()
+def _kv_pool(
+    num_blocks: int, geometry: KvGeometry, device: torch.device, *, sleeps: bool
+) -> tuple[Region | None, torch.Tensor]:
+    """Returns a zeroed pool, and its region if its memory can be released.
+
+    Zeros, not uninitialized memory: a masked position must not hold a NaN.
+    """
+    shape, dtype = (num_blocks, *geometry.block_shape), getattr(torch, geometry.dtype)
+    if not sleeps:
+        return None, torch.zeros(shape, dtype=dtype, device=device)
+    region = open_region(num_blocks * geometry.block_bytes, device)
+    return region, region.bytes.view(dtype).view(shape)
 
 
 def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> str:

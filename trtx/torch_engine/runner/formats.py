@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,38 @@ Part = Mapping[str, Tensor]
 """The stored tensors of one linear module by suffix: ``weight``, ``weight_scale``, …"""
 Prepare = Callable[[Tensor], Tensor]
 """Rounds the input of a matmul as the format represents it: takes x and returns the rounded x in x's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFp8:
+    """Rounds to float8_e4m3fn with one scale."""
+
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (to_fp8(x, self.scale).float() * self.scale).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNvfp4:
+    """Rounds to e2m1 with a scale for each block; ``scale`` is the tensor's."""
+
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _round_nvfp4(x, self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInt8:
+    """Rounds to int8 with one scale, after smoothing."""
+
+    scale: Tensor
+    smoothing: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        smooth = x if self.smoothing is None else x * self.smoothing.to(x.dtype)
+        return ((smooth.float() / self.scale).round_().clamp_(_INT8_MIN, _INT8_MAX) * self.scale).to(x.dtype)
 
 
 class QuantizedFormat(ABC):
@@ -50,8 +83,7 @@ class Fp8(QuantizedFormat):
         return part["weight"].float() * part["weight_scale"]
 
     def prepare(self, parts: Sequence[Part]) -> Prepare:
-        scale = shared_input_scale(parts)
-        return lambda x: (to_fp8(x, scale).float() * scale).to(x.dtype)
+        return RoundFp8(shared_input_scale(parts))
 
 
 class Int4Awq(QuantizedFormat):
@@ -89,8 +121,7 @@ class Nvfp4(QuantizedFormat):
         return values * scale.repeat_interleave(NVFP4_BLOCK, dim=1)
 
     def prepare(self, parts: Sequence[Part]) -> Prepare:
-        scale = shared_input_scale(parts)
-        return lambda x: _round_nvfp4(x, scale)
+        return RoundNvfp4(shared_input_scale(parts))
 
 
 class Int8SmoothQuant(QuantizedFormat):
@@ -106,12 +137,7 @@ class Int8SmoothQuant(QuantizedFormat):
         scale, smoothing = shared_input_scale(parts), parts[0].get("pre_quant_scale")
         if any(not _equal(smoothing, part.get("pre_quant_scale")) for part in parts[1:]):
             raise ValueError("pre_quant_scale differs between modules that share their input")
-
-        def rounded(x: Tensor) -> Tensor:
-            smooth = x if smoothing is None else x * smoothing.to(x.dtype)
-            return ((smooth.float() / scale).round_().clamp_(_INT8_MIN, _INT8_MAX) * scale).to(x.dtype)
-
-        return rounded
+        return RoundInt8(scale, smoothing)
 
 
 FORMATS: Mapping[str, type[QuantizedFormat]] = {

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.kv_layout import KvGeometry
+from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
@@ -27,6 +30,7 @@ from trtx.torch_engine.runner.kernels import KvCache, PassInputs, int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
+from trtx.torch_engine.runner.runner_memory import RunnerMemory
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
 from trtx.torch_engine.step import Batch, LogitsEdit, Sampled, ScheduledSequence, StepEmbedding
@@ -141,7 +145,9 @@ class TorchRunner:
         graphs: DecodeGraphs | None,
         padded: PaddedPasses | None,
         passes: Passes,
+        memory: RunnerMemory,
     ) -> None:
+        self._memory = memory
         self.geometry = geometry
         self.num_blocks = pool.shape[0]
         self.pool = pool
@@ -309,6 +315,27 @@ class TorchRunner:
         """See :meth:`trtx.torch_engine.step.ModelRunner.load_embedding`."""
         return self._embeddings.load(shared)
 
+    def release(self, tags: Collection[MemoryTag]) -> None:
+        """See :meth:`trtx.torch_engine.step.ModelRunner.release`."""
+        self.synchronize()
+        self._memory.release(tags)
+
+    def restore(self, tags: Collection[MemoryTag]) -> None:
+        """See :meth:`trtx.torch_engine.step.ModelRunner.restore`."""
+        self._memory.restore(tags)
+        self._name_scales()
+
+    def update_weights(self, model_dir: Path) -> None:
+        """See :meth:`trtx.torch_engine.step.ModelRunner.update_weights`."""
+        self.synchronize()
+        self._memory.update_weights(model_dir)
+        self._name_scales()
+
+    def _name_scales(self) -> None:
+        """Updates the name of a float8 pool's scales, which engines compare before a handoff."""
+        if self.geometry.scales and (scales := self._memory.kv_scales) is not None:
+            self.geometry = replace(self.geometry, scales=scales_name(scales))
+
     def device_memory_bytes(self) -> int:
         return device_memory_bytes(self._device)
 
@@ -318,8 +345,14 @@ class TorchRunner:
         self._embeddings.close()
         self.draft_model = None
         del self._graphs, self._padded, self._decoder, self._sampler, self.block_table, self.pool
+        self._memory.close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def scales_name(scales: Tensor) -> str:
+    """Short digest of the scales of a float8 pool."""
+    return blake2b(scales.cpu().numpy().tobytes(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

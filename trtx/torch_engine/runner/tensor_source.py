@@ -29,10 +29,12 @@ def tensors_of(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    drawn_on: torch.device | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the expected tensors one at a time on ``device``, in the format's dtype if it has one, else in ``dtype``.
 
-    Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
+    ``drawn_on``: the device that draws the values of a checkpoint without weights; None: ``device``. Raises UsageError
+    for a missing, misshapen, unexpected or unreadable tensor.
     """
     files = weight_files(model_dir)
     check_weights(model_dir, files)
@@ -40,7 +42,8 @@ def tensors_of(
         return _stored(files, expected, config, model_dir, device, dtype)
     if config.synthetic_seed is None:
         raise UsageError(without_weights(model_dir))
-    return _drawn(expected, config, device, dtype)
+    drawn = _drawn(expected, config, drawn_on or device, dtype)
+    return ((name, value.to(device)) for name, value in drawn)
 
 
 def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:

@@ -182,10 +182,11 @@ class InvariantScaledLinear:
         self.input_scale = input_scale
         self._weight = weight
         self._bias = bias
-        scales = (row_scales * input_scale).contiguous()
-        tilings = [TritonTiling(_FEW_ROWS, scales), TritonTiling(_MANY_ROWS, scales)]
+        self._scales = (row_scales * input_scale).contiguous()
+        tilings = [TritonTiling(_FEW_ROWS, self._scales), TritonTiling(_MANY_ROWS, self._scales)]
         self._product = InvariantMultiplier(tilings, out_dtype=dtype)
-        self._product.admit(weight, bias)
+        if weight.is_cuda:  # else the values are only copied to a GPU
+            self._product.admit(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self._weight, self._bias)

@@ -81,16 +81,18 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
     multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None, split: RankSplit | None = None,
+    copied_to: torch.device | None = None,
 ) -> DecoderWeights:  # fmt: skip
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
     ``split``: ``config`` is one rank's share of the model; only that share stays on the device.
     Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
-    to its place when it is read. Raises UsageError for a missing, misshapen or unreadable tensor.
+    to its place when it is read. ``copied_to``: the weights on ``device`` are only copied to this other device, and no
+    backend there computes with them. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
     whole = split.whole if split is not None else config
-    found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype)
+    found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype, drawn_on=copied_to)
     if split is not None:
         found = split.share(found)
     tensors = dict(found) if config.experts is None else _stacked(found, config, config.experts)
@@ -98,6 +100,7 @@ def load_weights(
     if split is not None:
         experts = split.summed_experts(experts)
     loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts, split)
+    loader.is_used = copied_to is None
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -106,7 +109,8 @@ def load_weights(
     embedding = tensors.pop(EMBEDDING)
     tied = embedding if split is None else split.head(embedding)
     head = tied if config.tied_head else tensors.pop(HEAD)
-    multiplier.admit(head)
+    if loader.is_used:
+        multiplier.admit(head)
     if device.type == "cuda" and loader.num_dequantized:
         log.warning(
             "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
@@ -151,6 +155,7 @@ class _Loader:
         self._multiplier = multiplier
         self._experts = experts
         self.num_dequantized = 0
+        self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
         at, take = f"model.layers.{index}", self._tensors.pop
@@ -170,7 +175,8 @@ class _Loader:
         if experts is None:
             return DenseMlp(self._linear(products["gate_up"]), self._summed(products["down"]))
         weights = self._expert_weights(index, experts)
-        self._experts.admit(weights)
+        if self.is_used:
+            self._experts.admit(weights)
         return ExpertMlp(weights, self._experts)
 
     def _expert_weights(self, index: int, experts: ExpertConfig) -> ExpertWeights:
@@ -257,7 +263,8 @@ class _Loader:
         return ScaledLinear
 
     def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
-        self._multiplier.admit(weight, bias)
+        if self.is_used:
+            self._multiplier.admit(weight, bias)
         return PlainLinear(weight, bias, prepare, self._multiplier)
 
 

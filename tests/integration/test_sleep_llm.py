@@ -1,0 +1,78 @@
+"""``LLM.release``, ``resume`` and ``update_weights`` under load, and what a killed engine says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
+
+CONFIG: dict[str, Any] = {
+    "max_seq_len": 256, "max_batch_size": 8, "sleep_config": {},
+    "kv_cache_config": {"tokens_per_block": 16, "max_tokens": 4096},
+}  # fmt: skip
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+PROMPTS = [[(at * 37 + number * 101) % 3000 + 5 for at in range(20 + number)] for number in range(4)]
+
+
+def test_under_load_every_request_is_answered_as_before_or_refused_because_the_engine_sleeps() -> None:
+    with LLM("synthetic:tiny", **CONFIG) as llm:
+        expected = [llm.generate(prompt, GREEDY).outputs[0].token_ids for prompt in PROMPTS]
+        is_over = threading.Event()
+        right, asleep, wrong = [0], [0], []
+
+        def ask(number: int) -> None:
+            while not is_over.is_set():
+                try:
+                    found = llm.generate(PROMPTS[number], GREEDY).outputs[0].token_ids
+                except RequestFailed as error:
+                    asleep[0] += "the engine is asleep" in str(error)
+                    continue
+                right[0] += found == expected[number]
+                if found != expected[number]:
+                    wrong.append(found)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
+        for thread in threads:
+            thread.start()
+        for tags in (None, ["kv_cache"], ["model_weights"]):
+            llm.release(tags, timeout_s=60)
+            assert llm.get_memory_status()["state"] == "parked"
+            llm.resume()
+            before = right[0]
+            while right[0] == before and not wrong:  # an answer came after the wake
+                assert threads[0].is_alive()
+                is_over.wait(0.01)
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+        assert not wrong and right[0] and asleep[0]
+        assert llm.get_memory_status() == {"state": "running", "parked_tags": []}
+        with pytest.raises(ValueError, match="expected a list of one or more of kv_cache, model_weights"):
+            llm.release(["sampler"])
+        with pytest.raises(RequestError, match="the engine is not asleep, so there is nothing to wake"):
+            llm.resume()
+        llm.release()
+        os.kill(llm.engine_pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="engine process died"):
+            llm.resume()
+
+
+def test_an_engine_does_not_sleep_in_the_middle_of_a_handoff() -> None:
+    with_nixl = CONFIG | {"cache_transceiver_config": {"backend": "NIXL"}}
+    with LLM("synthetic:tiny", **with_nixl) as prefill, LLM("synthetic:tiny", **with_nixl) as decode:
+        asked = DisaggregatedParams(request_type="context_only")
+        params = prefill.generate(PROMPTS[0], GREEDY, disaggregated_params=asked).disaggregated_params
+        assert params is not None
+        with pytest.raises(RequestError, match="the engine has 1 unread handoff, and did not finish in time"):
+            prefill.release(timeout_s=0.2)
+        params.request_type = "generation_only"
+        handed = decode.generate(PROMPTS[0], GREEDY, disaggregated_params=params).outputs[0].token_ids
+        assert decode.handoff_stats().reads == 1
+        prefill.release()
+        prefill.resume()
+        assert prefill.generate(PROMPTS[0], GREEDY).outputs[0].token_ids == handed

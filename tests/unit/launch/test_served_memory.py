@@ -1,0 +1,145 @@
+"""Which workers ``trtx sleep``, ``wake`` and ``update`` ask, in which order, and what they undo after a refusal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_builders import plan_of, process
+
+from trtx.errors import LaunchError, UsageError
+from trtx.launch import ServedMemory
+from trtx.topology import Plan
+
+BOTH = ["kv_cache", "model_weights"]
+
+
+class Workers:
+    """Workers with system ports. ``asked``: "NAME CONTROL" in order; ``refuses``: those that refuse."""
+
+    def __init__(self, stack: ExitStack, tmp_path: Path, roles: dict[str, Any]) -> None:
+        self.asked: list[str] = []
+        self.refuses: set[str] = set()
+        self.parked: dict[str, list[str]] = {name: [] for name in roles}
+        self.told: list[str] = []
+        specs = [
+            replace(process(tmp_path, name, role=role), system_port=self._open(stack, name))
+            for name, role in roles.items()
+        ]
+        self.plan: Plan = plan_of(tmp_path, *specs)
+
+    def _open(self, stack: ExitStack, name: str) -> int:
+        scene = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = json.dumps(scene.answer(name, self.path.rpartition("/")[2], body)).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        return server.server_port
+
+    def answer(self, name: str, control: str, body: dict[str, Any]) -> dict[str, Any]:
+        if control != "memory_status":
+            self.asked.append(f"{name} {control}")
+        if f"{name} {control}" in self.refuses:
+            return {"status": "error", "message": f"{name}: it has 2 open requests", "parked_tags": self.parked[name]}
+        if control == "release":
+            self.parked[name] = sorted({*self.parked[name], *body["tags"]})
+        elif control == "resume":
+            self.parked[name] = [tag for tag in self.parked[name] if body["tags"] and tag not in body["tags"]]
+        return {"status": "ok", "parked_tags": self.parked[name], "is_routed": not self.parked[name]}
+
+    def controls(self, *names: str) -> ServedMemory:
+        return ServedMemory.of(self.plan, names, drain_s=1.0, tell=self.told.append)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        roles = {"frontend": "frontend", "decode-0": "decode", "prefill-0": "prefill", "encode-0": "encode"}
+        yield Workers(stack, tmp_path, roles)
+
+
+def test_prefill_sleeps_first_and_wakes_last_and_an_encode_worker_is_left_alone(workers: Workers) -> None:
+    workers.controls().sleep(BOTH)
+    workers.controls().wake(None)
+    assert workers.asked == ["prefill-0 release", "decode-0 release", "decode-0 resume", "prefill-0 resume"]
+    assert workers.told == [
+        "prefill-0 sleeps: kv_cache, model_weights released", "decode-0 sleeps: kv_cache, model_weights released",
+        "decode-0 is awake", "prefill-0 is awake",
+    ]  # fmt: skip
+
+
+def test_workers_that_slept_already_are_woken_if_another_one_refuses(workers: Workers) -> None:
+    workers.refuses.add("decode-0 release")
+    with pytest.raises(UsageError, match="^decode-0: it has 2 open requests$"):
+        workers.controls().sleep(BOTH)
+    assert workers.asked == ["prefill-0 release", "decode-0 release", "prefill-0 resume"]
+    assert not any(workers.parked.values())
+
+
+def test_one_worker_can_be_named_and_an_unknown_name_is_refused(workers: Workers) -> None:
+    workers.controls("decode-0").sleep(["kv_cache"])
+    assert workers.asked == ["decode-0 release"]
+    with pytest.raises(
+        UsageError, match="--worker encode-0 is not in this topology; expected one of decode-0, prefill-0"
+    ):
+        workers.controls("encode-0")
+
+
+def test_a_wake_leaves_workers_alone_that_are_awake_unless_all_are(workers: Workers) -> None:
+    workers.controls("decode-0").sleep(BOTH)
+    workers.asked.clear()
+    workers.controls().wake(None)
+    assert workers.asked == ["decode-0 resume"]
+    workers.controls().wake(None)
+    assert workers.asked[1:] == ["decode-0 resume", "prefill-0 resume"]
+
+
+def test_no_worker_serves_between_the_old_weights_and_the_new_ones(workers: Workers) -> None:
+    workers.controls().update_weights(Path("/m"))
+    assert workers.asked == [
+        "prefill-0 release", "decode-0 release", "decode-0 update_weights", "prefill-0 update_weights",
+        "decode-0 resume", "prefill-0 resume",
+    ]  # fmt: skip
+    assert workers.told == ["decode-0 has the weights of /m", "prefill-0 has the weights of /m"]
+
+
+def test_workers_that_slept_before_an_update_sleep_after_it(workers: Workers) -> None:
+    workers.controls("decode-0").sleep(BOTH)
+    workers.controls().update_weights(Path("/m"))
+    assert workers.parked["decode-0"] == BOTH and not workers.parked["prefill-0"]
+
+
+@pytest.mark.parametrize(("refusing", "asleep"), [("decode-0", False), ("prefill-0", True)])
+def test_after_a_refused_update_all_are_awake_or_old_and_new_weights_are_kept_apart(
+    workers: Workers, refusing: str, asleep: bool
+) -> None:
+    workers.refuses.add(f"{refusing} update_weights")
+    with pytest.raises(UsageError, match=f"^{refusing}: it has 2 open requests") as refused:
+        workers.controls().update_weights(Path("/m"))
+    assert any(workers.parked.values()) == asleep
+    assert ("decode-0 got the new weights already, so the workers stay asleep" in str(refused.value)) == asleep
+
+
+def test_a_worker_that_does_not_answer_is_named(workers: Workers) -> None:
+    gone = replace(workers.plan.workers[0], system_port=1)
+    with pytest.raises(LaunchError, match="decode-0 does not answer at http://127.0.0.1:1 .*check that its trtx serve"):
+        ServedMemory((gone,), 1.0, workers.told.append).wake(None)

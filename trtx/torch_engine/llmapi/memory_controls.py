@@ -1,0 +1,57 @@
+"""Sleep, wake and weight updates of an LLM, with TensorRT-LLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtx.torch_engine.messages import MEMORY_TAGS, MemoryTag, ReleaseMemory, ResumeMemory, UpdateWeights
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.llmapi.client import EngineClient
+
+DRAIN_SECONDS = 30.0
+
+
+class MemoryControls:
+    """The part of ``LLM`` that gives memory back and takes it again.
+
+    Every method returns once it is done, waits for the requests that are open, and raises RequestError, in one
+    sentence, if nothing was done. ``timeout_s`` bounds the wait.
+    """
+
+    _client: EngineClient
+
+    def release(self, tags: Sequence[str] | None = None, *, timeout_s: float = DRAIN_SECONDS) -> None:
+        """Releases the memory of ``tags``, ``kv_cache`` and ``model_weights``; None: both. Needs ``sleep_config``.
+
+        New requests are refused until :meth:`resume`. The KV cache is emptied. Idempotent.
+        """
+        self._client.change_memory(ReleaseMemory(_checked(tags), timeout_s)).result()
+
+    def resume(self, tags: Sequence[str] | None = None) -> None:
+        """Takes released memory again: that of ``tags``, or all. Raises RequestError if it is not released."""
+        parked = self._client.parked
+        self._client.change_memory(ResumeMemory(list(parked) if tags is None else _checked(tags))).result()
+
+    def update_weights(self, model: str | Path, *, timeout_s: float = DRAIN_SECONDS) -> None:
+        """Replaces the weights by those of another checkpoint of the same config, and empties the KV cache.
+
+        Requests that arrive meanwhile wait. Released weights stay released, and come back with the new values.
+        """
+        self._client.change_memory(UpdateWeights(str(model), timeout_s)).result()
+
+    def get_memory_status(self) -> dict[str, Any]:
+        """``state``, "running" or "parked", and ``parked_tags``."""
+        parked = list(self._client.parked)
+        return {"state": "parked" if parked else "running", "parked_tags": parked}
+
+
+def _checked(tags: Sequence[str] | None) -> list[MemoryTag]:
+    if tags is None:
+        return list(MEMORY_TAGS)
+    known = [tag for tag in MEMORY_TAGS if tag in tags]
+    if isinstance(tags, str) or not tags or len(known) < len(set(tags)):
+        raise ValueError(f"tags is {tags!r}; expected a list of one or more of {', '.join(MEMORY_TAGS)}")
+    return known
