@@ -70,6 +70,18 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_says_how_requests_and_events_are_protected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CERT", "KEY", "CA_CERT", "CLIENT_CA_CERT", "CLIENT_CERT", "CLIENT_KEY"):
+        monkeypatch.setenv(f"DYN_TCP_TLS_{name}_PATH", f"/pem/{name}")
+    file = written(tmp_path, *ROLES, nats="tls://10.77.0.1:4222")
+    assert serve(tmp_path, file, "--mode", "disagg") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "requests and answers between frontends and workers: TLS, clients need a certificate" in said
+    assert "NATS, events with prompt token ids: TLS, no authentication" in said
+
+
 def test_a_dry_run_of_one_host_shows_its_share_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, *ROLES)
     assert serve(tmp_path, file, "--mode", "disagg", "--this-host", "node2") == 0
