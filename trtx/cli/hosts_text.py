@@ -36,8 +36,8 @@ def exposure(plan: Plan) -> str:
     clear = [] if request_protection(plan.processes[0].env).startswith("TLS") else ["requests", "answers"]
     clear += [] if plan.nats.url.startswith("tls:") else ["events"]
     return (
-        f"{', '.join([*clear, 'metrics'])} and KV between the hosts are clear text; keep the hosts on a network of their "
-        "own, or see docs/security.md for certificates"
+        f"{', '.join([*clear, 'metrics'])} and KV between the hosts are clear text; keep the hosts on a network of "
+        "their own, or see docs/security.md for certificates"
     )
 
 
