@@ -227,8 +227,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         """The tokens of a prompt and of its continuation, split as by ``TemplateLM.loglikelihood``. Raises NoOwnToken.
 
         Prompt and continuation are tokenized together. If the prompt alone has n tokens, the continuation's tokens are
-        those after the first n. If there are none, lm-eval's hf model fails with an assertion, and other lm-eval
-        backends return the empty sum 0 as the log-probability, which would make the choice certain.
+        those after the first n. If there are none, the hf model of lm-eval 0.4.13 fails with an assertion, and other
+        lm-eval backends return the empty sum 0 as the log-probability, which would make the choice certain.
         """
         if context:
             before, after = self._encode_pair(context, continuation)
