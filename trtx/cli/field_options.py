@@ -70,7 +70,7 @@ class OptionGroup:
 def validated(model: type[Model], given: Mapping[str, Any], options: Mapping[str, str] = MappingProxyType({})) -> Model:
     """Builds a model from options. ``options``: field -> its option without dashes, if they differ.
 
-    Raises UsageError, in which options stand for fields, for invalid and contradictory values.
+    Raises UsageError for invalid and contradictory values. Its message names options instead of fields.
     """
     try:
         return model.model_validate(given)

@@ -124,7 +124,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
     [
         (({"address": "127.0.0.1"}, {}), {}, ("127.0.0.1 of node1 is loopback", "network between")),
         (({"address": "169.254.1.1"}, {}), {}, ("169.254.1.1 of node1 is link-local",)),
-        (({"address": "0.0.0.0"}, {}), {}, ("0.0.0.0 is not of one machine",)),
+        (({"address": "0.0.0.0"}, {}), {}, ("0.0.0.0 does not belong to one machine",)),
         (({"address": "fe80::1"}, {}), {}, ("fe80::1 is IPv6",)),
         (({"address": "node1.lan"}, {}), {}, ("'node1.lan' is no IP address",)),
         (({"address": "10.77.0.2"}, {}), {}, ("address 10.77.0.2 twice",)),
@@ -139,7 +139,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
         (({}, {}), {"etcd": ["http://127.0.0.1:2379"]}, ("etcd http://127.0.0.1:2379 is another for each host",)),
         (({}, {}), {"nats": "nats://localhost:4222"}, ("nats nats://localhost:4222 is another",)),
         (({}, {}), {"nats": "ftp://10.77.0.1:4222"}, ("nats 'ftp://10.77.0.1:4222' is no address",)),
-        (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("holds a user in its address",)),
+        (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("has a user in its address",)),
         (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("all of ca, certificate and key",)),
         (({}, {}), {"etcd": ["10.77.0.1:2379"]}, ("http://10.77.0.1:2379",)),
         (({}, {}), {"etcd": ["http://a,b:2379"]}, ("etcd 'http://a,b:2379' names no one host", "each by itself")),

@@ -123,7 +123,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         if instance.request_type == "generate_until":
             return [self._generation(*instance.args[:2], seed=SEED + repeat)]
         if self.route is None:
-            raise ValueError("log-probabilities of prompts are asked of a server that has none")
+            raise ValueError("the task needs log-probabilities of prompts, and the server returns none")
         return [self.route.question(ids) for ids, _ in self._scored(instance)]
 
     def signature(self, instance: Instance) -> list[Any]:

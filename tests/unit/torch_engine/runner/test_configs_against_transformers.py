@@ -103,7 +103,7 @@ class Checkpoints:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32).eval()
         except Exception as error:
             pytest.fail(
-                f"trtx accepts {path / 'config.json'}, and transformers can't make a model of it ({error}); let the row "
+                f"trtx accepts {path / 'config.json'}, and transformers makes no model of it ({error}); let the row "
                 "of the family in trtx/checkpoint/families.py refuse it, and list it in REFUSED of this file"
             )
         weights: dict[str, torch.Tensor] = {}
