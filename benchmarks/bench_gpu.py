@@ -139,7 +139,7 @@ def sections(models: dict[str, str], batches: str, peers: dict[str, Path], image
     )
     found.append(Section("attention", 1, {"ways": ("attention.py", "--fp8")}, {}))
     loops = {f"clients {name}": ("closed_loop.py", "--model", each) for name, each in models.items()}
-    found.append(Section(f"passes-{size}", 1, {"ways": ("merged_pass.py", "--model", model)} | loops, {}))
+    found.append(Section("clients", 1, loops, {}))
     found += image_sections(images)
     found.append(Section("handoff", 2, {"trtx": ("kv_handoff.py", "--json")}, {}))
     found.append(Section("handoff-engines", 2, {"trtx": ("kv_handoff_engines.py",)}, {}))

@@ -74,7 +74,7 @@ def documents_of(run_dir: Path) -> tuple[str, ...]:
 
 
 def why_not_noted(name: str) -> str | None:
-    """Why the end of a run records no digest of a file, or None if it records one."""
+    """The reason why a run records no digest of the file ``name`` when it ends; None if it records a digest."""
     if name.startswith(f"{_CELLS}/") and name.count("/") == 2:
         return None if not name.endswith("/cell.json") else "its cell notes one as it is written"
     return next((why for pattern, why in NOT_COVERED.items() if fnmatchcase(name, pattern)), None)

@@ -369,7 +369,7 @@ class LoadSpec(Prompts):
     def request_body(self, load: Load) -> dict[str, Any]:
         """Additional fields of every request, on top of those that aiperf writes.
 
-        ``ignore_eos`` and ``min_tokens`` at the top level make the output length exact. Dynamo accepts them there
+        ``ignore_eos`` and ``min_tokens`` at the top level make the output length exact. Dynamo 1.6.1 accepts them there
         and answers HTTP 400 to the older ``nvext.ignore_eos``. If lengths are drawn, each request has its own
         ``max_tokens``, and ``ignore_eos`` alone makes the length exact.
         """

@@ -148,7 +148,7 @@ def _load(job: QuantizeJob) -> Any:
     config = read_model_config(Path(job.source))
     device, dtype = torch.device(job.device), getattr(torch, job.dtype)
     with no_init_weights(), device:
-        # ModelOpt observes experts only in transformers' loop over them.
+        # ModelOpt 0.47 observes experts only in transformers' loop over them.
         model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(job.source), dtype=dtype, experts_implementation="eager"
         )

@@ -23,7 +23,7 @@ def hub_revision(directory: Path) -> str | None:
 def load_hub() -> Any:
     """Imports ``huggingface_hub``, which reads its environment variables during the import.
 
-    Raises UsageError if a variable that must be a number is none.
+    Raises UsageError if a variable that must be a number is not a number.
     """
     try:
         import huggingface_hub.constants

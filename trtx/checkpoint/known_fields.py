@@ -37,7 +37,7 @@ use_flash_attn layer_norm_eps
 """
 
 WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Fields that have no effect, whatever their value."""
+"""Fields that have no effect with any value."""
 
 PREFIXES_WITHOUT_EFFECT = ("_", "unsloth_", "trtx_")
 """Prefixes of private fields of the program that wrote the config."""

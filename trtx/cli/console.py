@@ -117,7 +117,7 @@ class LastingStream(io.TextIOBase):
         deadline = time.monotonic() + (0.0 if self._lost else _PATIENCE_S)
         while data:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self._why = "nobody read them"
+                self._why = "their reader did not read them"
                 return data
             try:
                 data = data[os.write(descriptor, data[:_AT_ONCE]) :]

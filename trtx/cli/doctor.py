@@ -105,7 +105,7 @@ def doctor(
     if broken:
         raise LaunchError(
             f"{len(broken)} of {len(checks)} checks failed ({', '.join(check.name for check in broken)}); "
-            "their fixes stand beside them"
+            "each has its fix next to it"
         )
 
 

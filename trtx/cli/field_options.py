@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class OptionGroup:
 def validated(model: type[Model], given: Mapping[str, Any], options: Mapping[str, str] = MappingProxyType({})) -> Model:
     """Builds a model from options. ``options``: field -> its option without dashes, if they differ.
 
-    Raises UsageError, in which options stand for fields, for invalid and contradictory values.
+    Raises UsageError for invalid and contradictory values. Its message names options instead of fields.
     """
     try:
         return model.model_validate(given)
@@ -147,6 +148,11 @@ def spread(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., Non
             }
             verb(**given, **held)
 
+        for name, count in Counter(parameter.name for parameter in parameters).items():
+            if count > 1:
+                raise ValueError(
+                    f"{verb.__name__} has an option of the name {name} already; give the field another name"
+                )
         called.__name__, called.__doc__ = verb.__name__, verb.__doc__
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

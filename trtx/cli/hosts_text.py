@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from trtx.cli.sentences import fill
-from trtx.topology import Plan, ProcessSpec
+from trtx.topology import Plan, ProcessSpec, request_protection
 
 _WIDTH = 80
 
@@ -24,10 +24,21 @@ def describe_hosts(plan: Plan) -> Iterator[str]:
             names = [process.name for process in plan.processes if process.host == host.name]
             yield f"  {host.name} {host.address}, device {host.device}: {', '.join(names)}"
     yield ""
-    yield "What can be read by whoever is on the network:"
+    yield "What someone on the network can read:"
     for told in _paths(plan):
         yield from fill(f"  - {told}", _WIDTH)
     yield ""
+
+
+def exposure(plan: Plan) -> str:
+    """Returns the warning at the start of a share: which connections of ``plan`` are clear text."""
+    assert plan.nats is not None
+    clear = [] if request_protection(plan.processes[0].env).startswith("TLS") else ["requests", "answers"]
+    clear += [] if plan.nats.url.startswith("tls:") else ["events"]
+    return (
+        f"{', '.join([*clear, 'metrics'])} and KV between the hosts are clear text; keep the hosts on a network of "
+        "their own, or see docs/security.md for certificates"
+    )
 
 
 def describe_ports(process: ProcessSpec) -> str:
@@ -47,12 +58,13 @@ def _paths(plan: Plan) -> Iterator[str]:
     if plan.etcd.endpoints[0].startswith("https:"):
         yield "etcd: protected by mutual TLS"
     elif plan.etcd.credentials is not None:
-        yield "etcd: clear, the password too; whoever has it can take the traffic of the workers"
+        yield "etcd: clear, the password too; a client that has it can take the traffic of the workers"
     else:
-        yield "etcd: clear, no authentication; whoever reaches it can take the traffic of the workers"
-    secret = "no authentication" if plan.nats.credentials is None else "the password or token too"
-    yield f"NATS, events with prompt token ids: clear, {secret}"
-    yield "requests and answers between frontends and workers: clear, no authentication"
+        yield "etcd: clear, no authentication; every client that reaches it can take the traffic of the workers"
+    is_open, is_tls = plan.nats.credentials is None, plan.nats.url.startswith("tls:")
+    secret = "no authentication" if is_open else "password or token" if is_tls else "the password or token too"
+    yield f"NATS, events with prompt token ids: {'TLS' if is_tls else 'clear'}, {secret}"
+    yield f"requests and answers between frontends and workers: {request_protection(plan.processes[0].env)}"
     yield "system ports, metrics and the model's small files: clear, no authentication"
     if plan.mode == "disagg":
         yield "KV between prefill and decode workers: clear, no authentication"

@@ -67,8 +67,8 @@ def join(
 ) -> None:
     """Run this host's share of a topology that trtx serve --hosts planned.
 
-    Plans from what is published in etcd, starts the processes that are this host's, says
-    Ready once the whole topology is, and ends them alone on Ctrl-C.
+    Reads the published plan from etcd, starts this host's processes, and prints "Ready" when
+    all hosts are ready. Ctrl-C ends the processes of this host only.
 
     \b
     Examples:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from trtx.cli.console import warn
+from trtx.cli.hosts_text import exposure
 from trtx.cli.sentences import tell
 from trtx.cli.topology_text import describe_plan
 from trtx.cli.topology_view import View, open_view
@@ -33,10 +34,6 @@ from trtx.launch import (
 from trtx.topology import Plan
 
 _REFRESH_S = 0.5
-_IN_THE_CLEAR = (
-    "requests, answers, metrics and KV between the hosts are neither encrypted nor authenticated, and events are not "
-    "encrypted; keep the hosts on a network of their own"
-)
 
 
 def run_plan(plan: Plan, whole: Plan | None = None, presence: SharePresence | None = None) -> None:
@@ -73,7 +70,7 @@ def warn_of_planes(plan: Plan, share: Plan) -> None:
 
     Raises LaunchError if etcd or NATS can't be used.
     """
-    warn((*check_planes(plan), _IN_THE_CLEAR))
+    warn((*check_planes(plan), exposure(plan)))
     warn_of(share)
 
 

@@ -219,6 +219,6 @@ def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Fi
             roles=(config.role,),
             path="",
             message=f"{config.source} is written {difference}",
-            reason="it passes, but nobody tuned it for that",
+            reason="it passes, but it was not tuned for that",
             evidence="the header of the file",
         )

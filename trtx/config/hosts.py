@@ -94,7 +94,7 @@ class HostSpec(_Frozen):
             )
         if address.is_unspecified or address.is_multicast or address == ipaddress.ip_address("255.255.255.255"):
             raise ValueError(
-                f"address {value} is not of one machine, and it is what others are told; give the host's own"
+                f"address {value} does not belong to one machine; give the address at which other hosts reach this host"
             )
         return value
 
@@ -103,7 +103,9 @@ class HostSpec(_Frozen):
     def _is_device(cls, value: str | None) -> str | None:
         for one in () if value is None else value.split(","):
             if not _DEVICE.fullmatch(one):
-                raise ValueError(f"device {quoted(value)} is none of UCX; expected such as eth1 or mlx5_0:1")
+                raise ValueError(
+                    f"device {quoted(value)} is no network device of UCX; expected a name such as eth1 or mlx5_0:1"
+                )
             if one == "all":
                 raise ValueError("device 'all' lets UCX listen on every network; name the one between the hosts")
         return value
@@ -179,7 +181,7 @@ class HostsSpec(_Frozen):
         is_tls = self.etcd[0].startswith("https:")
         if is_tls and not isinstance(self.etcd_auth, Certificates):
             raise ValueError(
-                f"etcd {self.etcd[0]} is TLS, for which Dynamo needs all of ca, certificate and key; give the "
+                f"etcd {self.etcd[0]} is TLS, for which Dynamo 1.6.1 needs all of ca, certificate and key; give the "
                 "three PEM files in etcd_auth"
             )
         if not is_tls and isinstance(self.etcd_auth, Certificates):
@@ -245,17 +247,14 @@ def _absolute(auth: BaseModel, home: Path) -> dict[str, Path]:
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError(
-            f"name {quoted(value)} is none that Dynamo, a file and a log all take; expected up to 32 of a-z, 0-9 and -"
-        )
+        raise ValueError(f"name {quoted(value)} is no valid name; expected up to 32 characters of a-z, 0-9 and -")
     return value
 
 
 def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> None:
     if "@" in url:
         raise ValueError(
-            f"{what} holds a user in its address, which would stand in plans and logs; give {what}_auth the name of a "
-            "file"
+            f"{what} has a user in its address, which plans and logs would show; give {what}_auth the name of a file"
         )
     try:
         parts = urlsplit(url)

@@ -29,7 +29,7 @@ class OptionField:
     ignored: tuple[str, ...] = ()  # uses that refuse the option, by their names in USES of trtx/cli/placement.py
     # The first version of run.lock.yaml with this field. A new field says 10, and the version does not rise for it.
     since: int = 1
-    # The value in runs without the field, as JSON has it. A default that changes later must be kept here.
+    # The JSON value in runs that were written before the field existed. Keep a default here before you change it.
     before: Any = DEFAULT
 
 
@@ -53,7 +53,7 @@ def field_records(model: type[BaseModel]) -> Mapping[str, OptionField]:
 
 
 def value_before(field: FieldInfo) -> Any:
-    """Returns the value of a field in a run without it, as JSON has it."""
+    """Returns the JSON value that a field had in runs that were written before the field existed."""
     record = record_of(field)
     if record is not None and record.before is not DEFAULT:
         return record.before

@@ -124,7 +124,9 @@ class _Reader:
             self._refuse(event, f"the alias *{shown(event.anchor)} names no anchor before it")
         anchored = self._anchors[event.anchor]
         if anchored is None:
-            self._refuse(event, f"the alias *{shown(event.anchor)} stands within what it names; write the value out")
+            self._refuse(
+                event, f"the alias *{shown(event.anchor)} is used inside the value that it names; write the value out"
+            )
         value, count = anchored
         self._counted(event, count)
         return copy.deepcopy(value)  # an override of one copy must not change the other

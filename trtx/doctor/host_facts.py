@@ -96,3 +96,4 @@ class HostsFacts:
     secret_files: tuple[SecretFile, ...]
     etcd_way: Literal["tls", "password", "open"]
     nats_way: Literal["password", "token", "open"]
+    requests: str  # the protection of requests and answers, as this process's environment sets it

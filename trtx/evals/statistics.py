@@ -104,8 +104,8 @@ def strata_interval(
 ) -> Interval | NoInterval:
     """The interval of a weighted sum of the means of several tasks, each resampled separately.
 
-    If all samples of a task are equal, its resamples don't differ. Then the tasks' intervals are combined (Zou and
-    Donner 2008, Statistics in Medicine 27:1693).
+    If all samples of a task are equal, resampling finds no spread. In this case the intervals of the tasks are combined
+    (Zou and Donner 2008, Statistics in Medicine 27:1693).
     """
     total = sum(map(len, strata))
     if not all(strata):

@@ -290,7 +290,7 @@ def hold(run_dir: Path) -> Iterator[Callable[[], None]]:
     """Locks a run directory while the run is in progress. Raises UsageError if another trtx holds it.
 
     Yields a function that raises UsageError once the manifest has been removed or replaced. Without this check, aiperf
-    0.13 would continue to write into deleted files, and the launcher would recreate its part of the directory.
+    0.13.0 would continue to write into deleted files, and the launcher would recreate its part of the directory.
 
     The kernel releases the lock when this process ends, whatever the signal.
     """

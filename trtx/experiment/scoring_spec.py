@@ -35,8 +35,9 @@ def in_keys(sentence: str) -> str:
 
 
 def as_option(sentence: str, asked: type[BaseModel]) -> str:
-    """Replaces the field at the beginning of a sentence with its option: of ``asked``, of the topology, or of the
-    deployment.
+    """Replaces the field name at the beginning of a sentence with the command-line option of the same name.
+
+    ``asked``: the model whose fields are options. The options of a topology and of a deployment are replaced too.
     """
     field, space, rest = sentence.partition(" ")
     name = field.partition(".")[0]

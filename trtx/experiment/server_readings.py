@@ -210,7 +210,7 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
 
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
-    """The identity in the labels of a sample (as Dynamo has them); None if they are missing."""
+    """The identity in the labels of a sample (as Dynamo 1.6.1 has them); None if they are missing."""
     said = dict(_LABEL.findall(labels.decode()))
     try:
         return WorkerIdentity(said["dynamo_namespace"], int(said["worker_id"], 16))

@@ -1,7 +1,7 @@
 """``python3 -m trtx.export.wait URL MODEL --workers prefill=1,decode=2`` waits until a topology serves.
 
 It exits with 4 if the topology does not serve in time. It is for jobs that use a topology which trtx did not start. A
-topology serves when its frontend counts every expected worker and has answered a real request. Dynamo's
+topology serves when its frontend counts every expected worker and has answered a real request. Dynamo 1.6.1's
 ``/health`` is not enough, because it is 200 even if no model is served.
 """
 

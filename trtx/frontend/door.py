@@ -1,6 +1,6 @@
 """The HTTP port of a frontend with bounds, or whose prompts transformers makes; passes answers on unchanged.
 
-Dynamo offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
+Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
 Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610),
 and bounds its queue (``admission``).

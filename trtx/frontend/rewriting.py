@@ -71,15 +71,15 @@ def _chat(maker: PromptMaker, path: str, request: dict[str, Any]) -> dict[str, A
 def open_thinking(prompt: str) -> str | None:
     """The mark with which a template begins the model's reasoning at the end of the prompt, or None.
 
-    Dynamo looks for the mark at the end of the prompt that its own template renders, to parse an answer that has the
-    end of the reasoning only. So the template that trtx's workers register ends with :data:`PROMPT_END`.
+    Dynamo 1.6.1 looks for the mark at the end of the prompt that its own template renders, to parse an answer that has
+    the end of the reasoning only. So the template that trtx's workers register ends with :data:`PROMPT_END`.
     """
     found = _OPENS_THINKING.search(prompt)
     return None if found is None else found[1]
 
 
 def refuse_audio(messages: list[dict[str, Any]]) -> None:
-    """Raises Unrenderable for audio, which Dynamo would silently drop."""
+    """Raises Unrenderable for audio, which Dynamo 1.6.1 would silently drop."""
     for message in messages:
         parts = message.get("content")
         kinds = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []

@@ -1,9 +1,9 @@
 """Answers to chat requests whose tool calls Dynamo parses: always read as a stream, and without calls that were cut.
 
-Dynamo completes a call that ``max_tokens`` cuts, so a client would get half a name or half of the arguments as a whole
-call (seen with 1.6.1). A stream has each call in a chunk of its own, and a cut one in the chunk that says ``length``.
-So the door asks for a stream, drops the call of that chunk, and joins the chunks if the client wants no stream. Remove
-this module once Dynamo returns no call that is not closed.
+Dynamo 1.6.1 completes a call that ``max_tokens`` cuts, so a client would get half a name or half of the arguments as a
+whole call. A stream has each call in a chunk of its own, and a cut one in the chunk that says
+``length``. So the door asks for a stream, drops the call of that chunk, and joins the chunks if the client wants no
+stream. Remove this module once Dynamo returns no call that is not closed.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def options_given(spec: TopologySpec) -> frozenset[str]:
 
 
 def passed_by(name: str) -> PassedVariable | None:
-    """The row by which a variable is passed on, or None."""
+    """The row that says to which processes a variable is passed on; None if it is not passed on."""
     return next((row for row in PASSED if row.covers(name)), None)
 
 

@@ -19,7 +19,7 @@ def cpu_cores() -> int:
 
 
 def cores_taken(system: Path = _SYSTEM) -> str:
-    """Why trtx must not place processes on cores; "" if nobody else does."""
+    """The reason why trtx must not pin processes to cores, because the caller already does; "" if it may."""
     if _quota() is not None:
         return "the cgroup limits the CPU time"
     online = cpus_of(_read(system / "cpu" / "online"))

@@ -17,7 +17,7 @@ _SAME_S = 0.3
 
 
 class Interruption:
-    """How often the process was asked to stop, and by which signal first."""
+    """The number of stop signals that this process received, and the first of them."""
 
     def __init__(self) -> None:
         self.count = 0

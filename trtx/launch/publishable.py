@@ -14,7 +14,7 @@ from trtx.config import Role, TopologySpec
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
 
-# Flags of dynamo.frontend that tune routing. Others load code (--frontend-route-extension), trust a model's code
+# Flags of dynamo.frontend 1.6.1 that tune routing. Others load code (--frontend-route-extension), trust a model's code
 # (--trust-remote-code), or name files (--dump-config-to, --router-policy-config, --router-tracking-key-file).
 _ROUTER_FLAGS = frozenset(
     {

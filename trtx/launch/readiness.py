@@ -1,6 +1,6 @@
 """Readiness of a topology: the frontend counts every expected worker, and a real request succeeds.
 
-``handoffs`` checks whether KV moves between prefill and decode workers. Dynamo's ``/health`` and ``/v1/models``
+``handoffs`` checks whether KV moves between prefill and decode workers. Dynamo 1.6.1's ``/health`` and ``/v1/models``
 are not used: the first returns 200 from the start, and the second proves nothing.
 """
 
@@ -68,7 +68,7 @@ def ask_readiness(
 
 
 def is_live(url: str, *, certificate: Path | None = None) -> bool:
-    """Whether the frontend answers at all. Dynamo's /live always returns 200 and logs nothing."""
+    """Whether the frontend answers at all. Dynamo 1.6.1's /live always returns 200 and logs nothing."""
     try:
         request(url, "GET", "/live", timeout_s=2.0, certificate=certificate)
     except (OSError, http.client.HTTPException):

@@ -16,7 +16,7 @@ class RemoteWorkers:
     """Counts the registered workers of all hosts. For a topology on one machine it expects none and reports nothing."""
 
     def __init__(self, whole: Plan | None, here: str) -> None:
-        """``whole``: the plan of all hosts, of which ``here`` is one; None on one machine."""
+        """``whole``: the plan of all hosts, including ``here``; None if the topology runs on one machine."""
         workers = () if whole is None else whole.workers
         self._roles = tuple(dict.fromkeys(worker.role for worker in workers))
         self._expected_own = sum(worker.host == here for worker in workers)

@@ -61,7 +61,7 @@ class Scratch:
     def shortage(self) -> str | None:
         """Why a process that starts now could not register, or None.
 
-        For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo whose record
+        For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo 1.6.1 whose record
         can't be written exits with a traceback.
         """
         reason = write_problem(self._directory)

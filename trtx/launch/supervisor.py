@@ -271,7 +271,7 @@ class Supervisor:
         return registered
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
-        """Recreates the scratch directory and restarts every process, because they can't find each other without it.
+        """Recreates the scratch directory and restarts every process, as they find each other by its records.
 
         See :mod:`trtx.launch.scratch`.
         """

@@ -7,7 +7,7 @@ from typing import Literal
 Status = Literal[400, 403, 404, 408, 413, 415, 422, 424, 429]
 """HTTP status of a refusal; docs/multimodal.md, "What bad input gets", has one row for each.
 
-All are 4xx: Dynamo passes on an exception's ``status`` from 400 to 499 and turns anything else into a 500.
+All are 4xx: Dynamo 1.6.1 passes on an exception's ``status`` from 400 to 499 and turns anything else into a 500.
 """
 
 

@@ -1,6 +1,6 @@
 """Dynamo's discovery in etcd, read from outside.
 
-Keys in Dynamo: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and
+Keys in Dynamo 1.6.1: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and
 ``v1/mdc/<namespace>/<component>/generate/<id hex>``, with the same JSON as in its files. All keys of a process are
 attached to one lease, whose id is the worker's id. Revoking it removes the worker completely, which frontends were seen
 to notice within 0.1 s; otherwise the keys go when the lease expires, after ``ETCD_LEASE_TTL``.

@@ -1,6 +1,6 @@
 """Dynamo's file discovery, read from outside.
 
-Layout in Dynamo: ``<dir>/v1/{instances,mdc,event_sources}/<percent-encoded key>``. The key of a worker's own
+Layout in Dynamo 1.6.1: ``<dir>/v1/{instances,mdc,event_sources}/<percent-encoded key>``. The key of a worker's own
 records ends in its instance id in hex; an event source's record contains the id only in its JSON. A dead worker's
 records expire after 10 s, and until then requests are routed to it. The launcher learns of the death first and deletes
 them.
@@ -16,7 +16,7 @@ from typing import Any
 
 from trtx.planes.registry import Card, Instance, read_card, read_instance
 
-RECORDS_LIVE_S = 10.0  # Dynamo: any process that sees a record untouched for this long deletes it
+RECORDS_LIVE_S = 10.0  # Dynamo 1.6.1: any process that sees a record untouched for this long deletes it
 
 
 class FileRegistry:
@@ -54,7 +54,7 @@ class FileRegistry:
         return found
 
     def renewed_at(self, worker_id: int) -> float | None:
-        """From the modification times of its instance records, which a worker touches every 3.3 s (Dynamo).
+        """From the modification times of its instance records, which a worker touches every 3.3 s (Dynamo 1.6.1).
 
         Every Dynamo process deletes records that were not touched for 10 s.
         """

@@ -34,7 +34,7 @@ _WAL_P99_MS = 10.0
 _READS = 5
 _CLOCKS_WITHIN_S = 2.0  # HTTP dates have whole seconds
 EVENT_BYTES_PER_BLOCK = 64
-"""Size per KV block of the event that reports a prompt's KV; 57 were seen."""
+"""Size per KV block of the event that reports a prompt's KV; 57 were seen with Dynamo 1.4.2."""
 _EVENT_BYTES = 1024  # size of an event without its blocks
 _WAL_BUCKET = re.compile(r'^etcd_disk_wal_fsync_duration_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
@@ -183,7 +183,7 @@ def judge_nats(
     if answer.tls_required:
         yield Unfit(
             "failed",
-            f"NATS at {where} demands TLS, and Dynamo's processes end with a panic if they are asked without it",
+            f"NATS at {where} demands TLS, and Dynamo 1.6.1's processes end with a panic if they are asked without it",
             f"tls://{where} as its address",
             f"write tls://{where}, and set SSL_CERT_FILE if its certificate's authority is not one of this machine's",
         )

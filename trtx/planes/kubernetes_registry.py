@@ -1,11 +1,11 @@
 """Reads Dynamo's discovery records in Kubernetes, from a process that is not part of Dynamo.
 
-Each process of Dynamo creates one ``DynamoWorkerMetadata`` object (``nvidia.com/v1alpha1``), named like its pod.
-The object contains the process's endpoints and model cards, under the same keys as in etcd. Frontends route to workers
-whose pod is a ready endpoint of an EndpointSlice with the label ``nvidia.com/dynamo-discovery-enabled``. There is no
-lease: Kubernetes deletes the object together with its pod (ownerReference), and frontends stop routing to a pod within
-half a second after it is no longer ready. To remove a worker, delete its object. That needs a role with the permission
-to delete it, which Dynamo's own processes don't need.
+Each process of Dynamo (seen with 1.4.2) creates one ``DynamoWorkerMetadata`` object (``nvidia.com/v1alpha1``), named
+like its pod. The object contains the process's endpoints and model cards, under the same keys as in etcd. Frontends
+route to workers whose pod is a ready endpoint of an EndpointSlice with the label
+``nvidia.com/dynamo-discovery-enabled``. There is no lease: Kubernetes deletes the object together with its pod
+(ownerReference), and frontends stop routing to a pod within half a second after it is no longer ready. To remove a
+worker, delete its object. That needs a role with the permission to delete it, which Dynamo's own processes don't need.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trtx.planes.credentials import NatsAuth
 from trtx.tls import CA_VARIABLE
 
 _MOST_BYTES = 1 << 20  # per line
-_DYNAMOS_OWN = ("user", "user")  # Dynamo's default login
+_DYNAMOS_OWN = ("user", "user")  # Dynamo 1.6.1's default login
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NatsAnswer:
 
 
 def check_nats_url(url: str) -> None:
-    """Raises UsageError unless ``url`` is ``nats://HOST:PORT`` or ``tls://HOST:PORT``, all that Dynamo accepts."""
+    """Raises UsageError unless ``url`` is ``nats://HOST:PORT`` or ``tls://HOST:PORT``, which Dynamo 1.6.1 accepts."""
     try:
         address = urlsplit(url)
         is_whole = address.scheme in ("nats", "tls") and bool(address.hostname) and address.port is not None

@@ -1,6 +1,6 @@
 """The registered workers of a topology, and the removal of dead ones: one interface for all discovery backends.
 
-Layout in Dynamo for files, etcd and Kubernetes: an instance record for each endpoint of a worker, and a model
+Layout in Dynamo 1.6.1 for files, etcd and Kubernetes: an instance record for each endpoint of a worker, and a model
 card for the worker, all under its instance id.
 """
 

@@ -37,7 +37,7 @@ class _Format:
     said: str = ""  # the reason, if it is another than the text
 
 
-# The first format whose text is in the template. The names are Dynamo's.
+# The first format whose text is in the template. The names are those of Dynamo 1.6.1.
 _TOOLS = (
     _Format("<|channel|>", "harmony"),
     _Format("<function=", "qwen3_coder"),

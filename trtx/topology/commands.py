@@ -22,9 +22,9 @@ _STREAM_TIMEOUT_S = 300
 KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
 """Router flags for the KV mode, with the effects measured in docs/performance.md, "KV-aware routing".
 
-With Dynamo's default scale of 1, a block that must be computed counts as much as a block that a running request
-holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
-prefix while its first request is still computing it.
+With the default scale of 1 (seen with Dynamo 1.4.2; 1.6.1 has the same default), a block that must be computed counts
+as much as a block that a running request holds, so one running request outweighs a cached prefix of its length. Without
+prediction, the router does not know a prefix while its first request is still computing it.
 """
 _OF_THE_TOPOLOGY = "which trtx sets itself to isolate topologies from each other"
 _NO_HTTP = "with which the frontend would serve no HTTP"
@@ -58,7 +58,7 @@ OWNED_FRONTEND_FLAGS = {
     "--help": _EXITS,
     "-h": _EXITS,
 }
-"""Flags of dynamo.frontend that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
+"""Flags of dynamo.frontend 1.6.1 that ``--router-args`` may not contain, and why: a later flag overrides trtx's own."""
 _MIGRATION_LIMIT = 3
 _OTLP_PROTOCOL = "http/protobuf"
 _LOOPBACK = "127.0.0.1"
@@ -82,7 +82,7 @@ LEAST_MESSAGE_BYTES = 256 * _MIB
 _ACKNOWLEDGED_S = _STREAM_TIMEOUT_S
 """How long a frontend waits, on one machine, for a worker to acknowledge that it has received a whole request.
 
-With large bodies on busy cores that takes longer than Dynamo's default of 5 s. A worker that exceeds the timeout
+With large bodies on busy cores that takes longer than Dynamo 1.6.1's default of 5 s. A worker that exceeds the timeout
 is out of the routing for seconds, which means a 503 for every request if it is the only one. A worker that ends closes
 its connections; a stopped worker loses its discovery records after 10 s and is then killed by the launcher, so its
 requests do not wait longer than that.

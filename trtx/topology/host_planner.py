@@ -172,7 +172,7 @@ def _worker_site(host: HostSpec, one: WorkerPlacement, ports: Iterator[int]) -> 
     request, system = next(ports), next(ports)
     if system > LAST_SYSTEM_PORT:
         raise UsageError(
-            f"{one.worker.name} on {host.name} would have system port {system}, but Dynamo exits above "
+            f"{one.worker.name} on {host.name} would have system port {system}, but Dynamo 1.6.1 exits above "
             f"{LAST_SYSTEM_PORT}; lower first_port of {host.name}"
         )
     kv = [next(ports) for _ in range(_KV_PORTS_A_RANK * max(1, len(one.gpus)))]

@@ -15,7 +15,7 @@ from trtx.topology.workload import ENGINES_WITHOUT_GPU
 
 
 def settle(share: Plan, machine: Machine, *, model_path: Path, run_dir: Path, scratch_parent: Path) -> Plan:
-    """``share`` as ``machine`` runs it. Ports, hosts and engine configs stay as planned.
+    """Returns ``share`` with the paths, GPUs and thread counts of ``machine``. All else stays as planned.
 
     ``model_path``: the model on this machine; ``run_dir``: a new run directory; ``scratch_parent``: parent of the
     scratch directory. Raises UsageError if the machine lacks a GPU that the plan assigns to a worker.

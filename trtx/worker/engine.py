@@ -211,7 +211,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
     async def is_quiescent(self) -> bool | None:
         """Returns True when no request runs and no decode worker is about to read KV from this worker.
 
-        Dynamo calls this for prefill workers only: repeatedly after a stop request, until its drain budget is spent.
+        Dynamo 1.6.1 calls this for prefill workers only: repeatedly after a stop request, until its drain budget is
+        spent.
         """
         if self.status.status.state == "serving":
             self.status.update(state="draining")

@@ -18,7 +18,7 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def main(argv: list[str]) -> None:
-    """Runs until SIGTERM. All flags but the three of trtx and the model's path are passed on to the mocker."""
+    """Runs until SIGTERM. Passes all flags on to the mocker, except three flags of trtx and the model's path."""
     parser = argparse.ArgumentParser(prog="python -m trtx.worker.simulated", add_help=False, allow_abbrev=False)
     parser.add_argument("--tool-call-parser")
     parser.add_argument("--reasoning-parser")

@@ -35,7 +35,7 @@ from trtx.bench.records import RecordedFormat, RequestRecord
 from trtx.errors import UsageError
 
 METRICS = "trtx/bench/metrics.py"
-KEPT, LAST_KEPT = Path(__file__).parent / "kept", 5
+KEPT = {int(one.stem.rpartition("-")[2]): one for one in (Path(__file__).parent / "kept").glob("cell-schema-*.json")}
 NO_FIGURE = {"most_common_errors"}  # of the functions in METRICS
 READ_ALSO = {name: 7.0 for one in all_figures() if isinstance(one, MeasuredMetric) for name in one.reads}
 
@@ -231,11 +231,12 @@ def test_a_window_is_what_a_figure_is_computed_from() -> None:
 @pytest.mark.parametrize("version", range(FIRST_SCHEMA, latest_schema() + 1))
 def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path: Path) -> None:
     later = {one.name for one in all_figures() if isinstance(one, MeasuredMetric) and one.since > version}
-    kept = KEPT / f"cell-schema-{min(version, LAST_KEPT)}.json"
+    kept_version = min((one for one in KEPT if one >= version), default=max(KEPT))
+    kept = KEPT[kept_version]
     document = json.loads(kept.read_text(encoding="utf-8")) | {"schema_version": version}
     for measured in (document, *document["trials"]):
         for part in ("figures", "steady"):
-            known = _figures(TRIALS).stored if version > LAST_KEPT else {}
+            known = _figures(TRIALS).stored if version > kept_version else {}
             measured[part] = {name: value for name, value in (known | measured[part]).items() if name not in later}
     (tmp_path / "cells" / "x").mkdir(parents=True)
     (tmp_path / "cells" / "x" / CELL.file).write_text(json.dumps(document), encoding="utf-8")
@@ -243,9 +244,9 @@ def test_a_cell_of_every_schema_that_is_read_can_be_read(version: int, tmp_path:
         (cell,) = read_cells(tmp_path)
     except UsageError as error:
         pytest.fail(
-            f"trtx can't read a cell of schema {version} any more: {error}. A metric that {kept} lacks says "
-            f"since={latest_schema() + 1} in its record in {METRICS} (a percentile percentiles_since={{98: "
-            f"{latest_schema() + 1}}}), and a number is {{float | None}}"
+            f"trtx can't read a cell of schema {version} any more: {error}. If {kept.name} lacks the metric, set "
+            f"since={max(KEPT) + 1} in its record in {METRICS} (for a percentile percentiles_since={{98: "
+            f"{max(KEPT) + 1}}}); a number is {{float | None}}"
         )
     for record in all_figures():
         if isinstance(record, MeasuredMetric):

@@ -62,7 +62,7 @@ def test_a_reader_that_sleeps_holds_nobody_up_and_what_it_missed_is_told(
         os.close(reader)
     assert "message 0 " in seen
     assert "message 99 " not in seen
-    assert "messages were left out here: nobody read them\nawake\n" in seen
+    assert "messages were left out here: their reader did not read them\nawake\n" in seen
 
 
 def test_a_reader_that_is_gone_is_written_to_no_more(console_on: Callable[..., ProgressConsole]) -> None:

@@ -70,6 +70,18 @@ def test_a_dry_run_names_each_process_with_its_host_ports_and_environment_and_wh
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_says_how_requests_and_events_are_protected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CERT", "KEY", "CA_CERT", "CLIENT_CA_CERT", "CLIENT_CERT", "CLIENT_KEY"):
+        monkeypatch.setenv(f"DYN_TCP_TLS_{name}_PATH", f"/pem/{name}")
+    file = written(tmp_path, *ROLES, nats="tls://10.77.0.1:4222")
+    assert serve(tmp_path, file, "--mode", "disagg") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "requests and answers between frontends and workers: TLS, clients need a certificate" in said
+    assert "NATS, events with prompt token ids: TLS, no authentication" in said
+
+
 def test_a_dry_run_of_one_host_shows_its_share_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, *ROLES)
     assert serve(tmp_path, file, "--mode", "disagg", "--this-host", "node2") == 0
@@ -112,7 +124,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
     [
         (({"address": "127.0.0.1"}, {}), {}, ("127.0.0.1 of node1 is loopback", "network between")),
         (({"address": "169.254.1.1"}, {}), {}, ("169.254.1.1 of node1 is link-local",)),
-        (({"address": "0.0.0.0"}, {}), {}, ("0.0.0.0 is not of one machine",)),
+        (({"address": "0.0.0.0"}, {}), {}, ("0.0.0.0 does not belong to one machine",)),
         (({"address": "fe80::1"}, {}), {}, ("fe80::1 is IPv6",)),
         (({"address": "node1.lan"}, {}), {}, ("'node1.lan' is no IP address",)),
         (({"address": "10.77.0.2"}, {}), {}, ("address 10.77.0.2 twice",)),
@@ -127,7 +139,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
         (({}, {}), {"etcd": ["http://127.0.0.1:2379"]}, ("etcd http://127.0.0.1:2379 is another for each host",)),
         (({}, {}), {"nats": "nats://localhost:4222"}, ("nats nats://localhost:4222 is another",)),
         (({}, {}), {"nats": "ftp://10.77.0.1:4222"}, ("nats 'ftp://10.77.0.1:4222' is no address",)),
-        (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("holds a user in its address",)),
+        (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("has a user in its address",)),
         (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("all of ca, certificate and key",)),
         (({}, {}), {"etcd": ["10.77.0.1:2379"]}, ("http://10.77.0.1:2379",)),
         (({}, {}), {"etcd": ["http://a,b:2379"]}, ("etcd 'http://a,b:2379' names no one host", "each by itself")),

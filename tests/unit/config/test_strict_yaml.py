@@ -45,7 +45,7 @@ def test_plain_values_are_read(text: str, value: object) -> None:
         ("a: 1\nb: 2\na: 3", ["line 3", "'a' occurs twice", "first in line 1"]),
         ("a: {b: 1, b: 1}", ["line 1", "'b' occurs twice"]),
         ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", ["line 2", "<< occurs twice"]),
-        ("a: &a [*a]", ["line 1", "*a stands within what it names"]),
+        ("a: &a [*a]", ["line 1", "*a is used inside the value that it names"]),
         ("a: *b", ["*b names no anchor"]),
         ("a: &b 1\nc: &b 2", ["line 2", "&b is set twice"]),
         ("a: 2001-99-99", ["'2001-99-99' reads as a date", "quotes"]),

@@ -64,6 +64,7 @@ def hosts(**changes: Any) -> HostsFacts:
         secret_files=(SecretFile("/etc/trtx/key.pem", 0o600),),
         etcd_way="tls",
         nats_way="password",
+        requests="clear, no authentication",
     )
     return replace(facts, **changes)
 

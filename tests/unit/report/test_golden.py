@@ -68,8 +68,10 @@ def _rendered(run: Path) -> None:
     assert comparison.compared > 2000
     assert not comparison.mismatches, (
         f"{METRICS} and the independent {RECOMPUTED} differ. A metric that is not recomputed: add it to LATENCIES or "
-        f"NUMBERS of {RECOMPUTED}. A metric that trtx says is – but aiperf recorded: name what its formula reads in "
-        f"reads= of its record in {METRICS}. File, metric, value of trtx, recomputed value: {comparison.mismatches[:5]}"
+        f"NUMBERS of {RECOMPUTED}. A key that ends in _low or _high: has_interval=True stands in NUMBERS exactly if "
+        "the record has a heading and better=. A metric that trtx says is – but aiperf recorded: name what its formula "
+        f"reads in reads= of its record in {METRICS}. File, metric, value of trtx, recomputed value: "
+        f"{comparison.mismatches[:5]}"
     )
 
 

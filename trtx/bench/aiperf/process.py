@@ -273,7 +273,7 @@ def _environment(scratch: Path, api_key: str | None) -> dict[str, str]:
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "TMPDIR": str(scratch),
         KEPT_VARIABLE: str(scratch / _KEPT),
-        # aiperf's default of 2,500 per worker process would queue further requests in the client, unseen.
+        # aiperf 0.13.0's default of 2,500 per worker process would queue further requests in the client, unseen.
         "AIPERF_HTTP_CONNECTION_LIMIT": str(MAX_CONCURRENCY),
         "COLUMNS": "120",
         # aiperf prints its table before it writes its result, and must be able to encode it.

@@ -39,7 +39,7 @@ class FormatResult:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool of a request: the validator of its arguments, and whether they must follow it in every call."""
+    """A tool of a request. ``arguments``: the validator of its arguments. ``is_strict``: every call must be valid."""
 
     arguments: Any
     is_strict: bool

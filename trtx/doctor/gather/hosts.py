@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from trtx.planes.credentials import EtcdAuth, NatsAuth
 from trtx.planes.fitness import look_at_etcd
 from trtx.planes.nats import ask_nats
 from trtx.planes.secret_files import look_at_secrets
-from trtx.topology import TOPOLOGY_VARIABLE
+from trtx.topology import TOPOLOGY_VARIABLE, request_protection
 
 _PACKAGES = ("trtx", "ai-dynamo", "ai-dynamo-runtime", "nixl", "tensorrt-llm", "torch", "transformers")
 # Ports of a worker: requests and the system port, and those that UCX may use for each rank. Of a frontend: requests of
@@ -60,6 +61,7 @@ def gather_hosts(
         secret_files=look_at_secrets(etcd_auth, nats_auth),
         etcd_way="open" if etcd_auth is None else "tls" if etcd_auth.ca is not None else "password",
         nats_way="open" if nats_auth is None else "token" if nats_auth.token_file is not None else "password",
+        requests=request_protection(os.environ),
     )
 
 

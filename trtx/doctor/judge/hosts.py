@@ -67,7 +67,8 @@ def _tell_planes(facts: HostsFacts) -> Check:
     events = "NATS over TLS" if facts.nats_url.startswith("tls:") else f"NATS in clear{nats[facts.nats_way]}"
     return ok(
         "planes",
-        f"{etcd[facts.etcd_way]}; {events}; requests, answers, metrics and KV in clear: trtx protects none of them",
+        f"{etcd[facts.etcd_way]}; {events}; requests and answers: {facts.requests}; system ports, metrics and KV in "
+        "clear",
     )
 
 

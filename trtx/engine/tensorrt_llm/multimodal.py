@@ -63,10 +63,7 @@ def image_token_id(llm: Any, model: Path) -> int | None:
 
 
 def takes_handles(llm: Any) -> bool:
-    """Whether prefill can work without the model's vision tower.
-
-    The model's input processor says so; AutoDeploy never can.
-    """
+    """Whether prefill can work without the vision tower: the input processor says so, and AutoDeploy never can."""
     processor = getattr(llm, "input_processor", None)
     is_autodeploy = versions.argument(llm, "backend") == "_autodeploy"
     return getattr(processor, "support_mm_disagg", False) is True and not is_autodeploy

@@ -125,7 +125,7 @@ def _constrained(instance: Instance, schema: dict[str, Any]) -> Instance:
 
 
 def _request_field(prompt: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The request field for a schema. ``/v1/completions`` of Dynamo has no ``response_format``."""
+    """The request field for a schema. ``/v1/completions`` of Dynamo 1.6.1 has no ``response_format``."""
     if isinstance(prompt, Chat):
         of_chat = {"name": "answer", "strict": True, "schema": schema}
         return {"response_format": {"type": "json_schema", "json_schema": of_chat}}

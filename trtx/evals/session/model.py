@@ -123,7 +123,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         if instance.request_type == "generate_until":
             return [self._generation(*instance.args[:2], seed=SEED + repeat)]
         if self.route is None:
-            raise ValueError("log-probabilities of prompts are asked of a server that has none")
+            raise ValueError("the task needs log-probabilities of prompts, and the server returns none")
         return [self.route.question(ids) for ids, _ in self._scored(instance)]
 
     def signature(self, instance: Instance) -> list[Any]:
@@ -227,8 +227,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         """The tokens of a prompt and of its continuation, split as by ``TemplateLM.loglikelihood``. Raises NoOwnToken.
 
         Prompt and continuation are tokenized together. If the prompt alone has n tokens, the continuation's tokens are
-        those after the first n. If there are none, lm-eval's hf model fails with an assertion, and other lm-eval
-        backends return the empty sum 0 as the log-probability, which would make the choice certain.
+        those after the first n. If there are none, the hf model of lm-eval 0.4.13 fails with an assertion, and other
+        lm-eval backends return the empty sum 0 as the log-probability, which would make the choice certain.
         """
         if context:
             before, after = self._encode_pair(context, continuation)

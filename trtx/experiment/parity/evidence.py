@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)$", re.MULTILINE)
 _ENDED = "trtx_requests_total"
 _FOUND = "tokens of prompts found in a cache"
-# Counted by the frontend; Dynamo labels migrations in mid-stream ongoing_request.
+# Counted by the frontend; Dynamo 1.6.1 labels migrations in mid-stream ongoing_request.
 _MIGRATIONS = "model_migration_total"
 
 

@@ -42,7 +42,7 @@ def engine_configs(planned: PodPlan) -> Manifest:
 def network_policies(planned: PodPlan) -> list[Manifest]:
     """Returns policies that admit internal traffic only between pods of the topology, and HTTP from the cluster.
 
-    They are needed because Dynamo's planes have neither encryption nor authentication in these files.
+    They are needed because the planes of Dynamo 1.6.1 have neither encryption nor authentication in these files.
     """
     target = planned.target
     of_topology = {"matchLabels": {TOPOLOGY_LABEL: target.name}}

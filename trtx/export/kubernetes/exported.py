@@ -78,7 +78,7 @@ _CRD = (
     "For the whole cluster, once, by who may do that; Dynamo's operator brings it too. Workers say there what "
     "frontends have to know."
 )
-_ACCESS = "The accounts of frontends and of workers, and what they may: no more than Dynamo (1.4.2) was seen to ask."
+_ACCESS = "The accounts of frontends and of workers, and what they may: no more than Dynamo 1.4.2 was seen to ask for."
 _WORKERS = "The workers, and the Service by which frontends know which of them are ready."
 _FRONTEND = "The frontends, and the Service that clients reach."
 _POLICY = (

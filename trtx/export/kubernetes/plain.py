@@ -7,7 +7,7 @@ from trtx.export.kubernetes.pods import TOPOLOGY_LABEL, Manifest, labels, pod_te
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT
 
 DISCOVERY_LABEL = "nvidia.com/dynamo-discovery-enabled"
-"""Dynamo's frontends watch EndpointSlices with this label. An EndpointSlice has the labels of its Service."""
+"""Frontends (seen with Dynamo 1.4.2) watch EndpointSlices with this label, which each has from its Service."""
 DISCOVERED_LABEL = "trtx-discovered"
 """The label of pods that other pods must discover: workers, and KV routers, which tell each other where they sent
 requests."""
@@ -15,7 +15,7 @@ METADATA_GROUP, METADATA_PLURAL = "nvidia.com", "dynamoworkermetadatas"
 
 
 def metadata_crd() -> Manifest:
-    """Returns the CRD in which each worker of Dynamo publishes its metadata for the frontends.
+    """Returns the CRD in which each worker of Dynamo (seen with 1.4.2) publishes its metadata for the frontends.
 
     It equals that of ai-dynamo/dynamo@2a8e78c, ``deploy/helm/charts/platform/components/operator/crds``. The operator's
     charts install it themselves.

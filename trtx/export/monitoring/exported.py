@@ -42,7 +42,7 @@ def prometheus_files(runs: Sequence[Path], pods: KubernetesPods | None, interval
 
 
 def grafana_file(runs: Sequence[Path]) -> ExportedFile:
-    """Returns the dashboard; its row about GPUs is a text if ``runs`` are given and none has a GPU.
+    """Returns the dashboard. If no run of ``runs`` has a GPU, a text replaces the row of GPU panels.
 
     Raises UsageError for a path that is no run.
     """

@@ -1,11 +1,11 @@
 """Refuses what Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos, and
 tools for a template that shows none.
 
-Dynamo's frontend drops such a part, and passes messages on to a worker only if they contain images or videos. Its chat
-template, however, sees every part. So a worker registers the checkpoint's template with a guard in front of it: for a
-request with ``input_audio``, the guard makes the prompt begin with a mark, and the worker refuses prompts that begin
-with the mark. Prompts of other requests are unchanged. Tools that the template does not read get another mark. Remove
-this module once the frontend passes audio on or refuses it, and refuses such tools.
+Dynamo 1.6.1's frontend drops such a part, and passes messages on to a worker only if they contain images or videos. Its
+chat template, however, sees every part. So a worker registers the checkpoint's template with a guard in front of it:
+for a request with ``input_audio``, the guard makes the prompt begin with a mark, and the worker refuses prompts that
+begin with the mark. Prompts of other requests are unchanged. Tools that the template does not read get another mark.
+Remove this module once the frontend passes audio on or refuses it, and refuses such tools.
 
 All workers of a topology must register the same text, or Dynamo treats them as serving different models; so the mark is
 derived from the namespace. The frontend reads the template from the worker's file system, so the guard is used only

@@ -1,7 +1,7 @@
 """The encode role for engines whose encoder returns handles: takes the images of one prompt, returns their handles.
 
 The embeddings stay on this worker's GPU. A handle is TensorRT-LLM's serialised CUDA IPC handle, for one consumer that
-sees the same GPU. The requests come from other trtx workers, because Dynamo's frontend does not call encode workers.
+sees the same GPU. The requests come from other trtx workers, because Dynamo 1.6.1's frontend does not call them.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _names_an_embedding(url: str) -> bool:
 
 
 def _lost_audio(wire: Mapping[str, Any]) -> set[str]:
-    """``{"input_audio"}`` if the messages contain audio, which Dynamo's frontend leaves out of the media.
+    """``{"input_audio"}`` if the messages contain audio, which Dynamo 1.6.1's frontend leaves out of the media.
 
     The frontend passes messages to a worker only if they contain other media; docs/request-fields.md describes the case
     without any.

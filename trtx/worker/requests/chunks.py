@@ -54,7 +54,7 @@ class ChunkWriter:
         self._prompt_logprobs = prompt_logprobs
         self._stops = stops
         self._tokenizer = tokenizer if stops is not None else None
-        # A stop string that cuts a document makes the whole answer an error, which Dynamo passes on with its
+        # A stop string that cuts a document makes the whole answer an error, which Dynamo 1.4.2 passes on with its
         # status and text only if nothing was sent before.
         self._waits_for_end = bool(request.stop_strings) and request.grammar is not None and request.grammar.is_document
         self._seen = 0  # number of tokens passed to ``stops``, which holds back the tokens after the first ``sent``
@@ -108,7 +108,7 @@ class ChunkWriter:
         return chunk
 
     def _add_logprobs(self, chunk: Chunk, output: Any, pieces: tuple[str, ...] | None) -> None:
-        """Adds one entry for each of the chunk's tokens; Dynamo drops all of them if there are more or fewer.
+        """Adds one entry for each of the chunk's tokens; Dynamo 1.4.2 drops all of them if there are more or fewer.
 
         ``pieces`` is the text that each token adds, if this worker detokenizes.
         """

@@ -175,7 +175,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
     },
     "sampling_options": {
         "n": _refused(
-            "n is {value}, expected 1: Dynamo ends a request at the first choice that finishes and would cut the "
+            "n is {value}, expected 1: Dynamo 1.6.1 ends a request at the first choice that finishes and would cut the "
             "others short; send {value} requests instead",
             1,
         ),

@@ -1,6 +1,6 @@
 """Dynamo's test hook for logits processors: with ``DYN_ENABLE_TEST_LOGITS_PROCESSOR=1``, all answers are one text.
 
-``python -m dynamo.trtllm`` has the same hook, and no other way for a request to name a logits processor.
+``python -m dynamo.trtllm`` 1.6.1 has the same hook, and no other way for a request to name a logits processor.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def add_to(chunk: dict[str, Any], result: Any, request: WorkerRequest, prefill: 
                     chunk["disaggregated_params"].setdefault(name, value)
             chunk["disaggregated_params"][_PROMPT] = request.token_ids
         if engine_data := chunk.pop("engine_data", None):
-            # Dynamo's frontend does not pass prefill's engine_data on to the client, but it passes the params on to
-            # decode.
+            # Dynamo 1.6.1's frontend does not pass prefill's engine_data on to the client, but it passes the params on
+            # to decode.
             chunk["disaggregated_params"][_PROMPT_LOGPROBS] = engine_data[_PROMPT_LOGPROBS]
 
 
@@ -150,7 +150,7 @@ def from_json(wire: Mapping[str, Any], params_type: Any, logprob_type: Any) -> A
 def made_for(wire: Mapping[str, Any], prompt_tokens: int) -> bool:
     """Whether prefill's answer belongs to a prompt of ``prompt_tokens`` tokens.
 
-    Dynamo resends a migrated request with a longer prompt, which ends with the tokens already streamed. Prefill's
+    Dynamo 1.6.1 resends a migrated request with a longer prompt, which ends with the tokens already streamed. Prefill's
     answer to the shorter prompt must not be used for it.
     """
     return wire.get(_PROMPT_TOKENS) in (None, prompt_tokens)
