@@ -21,6 +21,7 @@ SHARED = {
     "kv_fault",
 }
 CHILD = {"parent", "device", "triton_pointwise"}  # what the engine's process and the encoder's have in common
+PLANS = {"kv_layout", "step", "drafting"}  # what the step loop and the runner say to each other
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
@@ -29,11 +30,13 @@ TOWERS: dict[str, set[str]] = {
     **dict.fromkeys(CHILD, SHARED),
     "vision": {"embeddings", "handoff", *CHILD, *SHARED},  # the encoder's process
     "kv_layout": SHARED,  # from here on the engine's process
-    "step": {"kv_layout", *SHARED},
+    "drafting": SHARED,
+    "step": {"kv_layout", "drafting", *SHARED},
     "handoff": {"kv_layout", "kv_fault"},
     "embeddings": {"handoff", *SHARED},  # of every process that hands one on: of the handoff NIXL's agent, neighbours
-    "runner": {"kv_layout", "step", "embeddings", *CHILD, *SHARED},
-    "core": {"runner", "handoff", "embeddings", "kv_layout", "step", *CHILD, *SHARED},
+    "runner": {"embeddings", *PLANS, *CHILD, *SHARED},
+    "ranks": {"runner", *PLANS, *CHILD, *SHARED},
+    "core": {"ranks", "runner", "handoff", "embeddings", *PLANS, *CHILD, *SHARED},
 }
 ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's reader of weights
 

@@ -281,7 +281,7 @@ REFUSED = {
     "auto": ({"engine": "auto"}, {}, "--engine auto can't be exported"),
     "simulated": ({"engine": "simulated"}, {}, "--engine simulated can't be exported"),
     "no multiple": ({"engine": "tensorrt-llm", "tp": 6}, {"gpus_per_node": 4}, "expected at most 4, or a multiple"),
-    "torch": ({"tp": 2}, {"gpus_per_node": 1}, "engine torch runs a worker on one GPU"),
+    "torch": ({"tp": 2}, {"gpus_per_node": 1}, "engine torch runs a worker on one node"),
     "too few nodes": ({"workers": 9}, {"gpus_per_node": 4, "nodes": 2}, "must be at least 3, and --nodes is 2"),
     "idle nodes": ({"workers": 2}, {"gpus_per_node": 4, "nodes": 3}, "more than 2 nodes would have nothing to do"),
     "frontends": ({}, {"frontends": 2}, "--frontends 2: the job has 1 places"),
