@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
+from trtx.memory.host import host_cache_shortage, host_memory
 from trtx.torch_engine import kv_fault
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -137,6 +138,8 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     args = start.args
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
+    if (shortage := host_cache_shortage(args.kv_cache_config.host_cache_size, host_memory())) is not None:
+        raise UsageError(shortage)
     channel.send(Progress(f"loading {args.model}"))
     runner = _create_runner(args)
     transport = None
@@ -150,6 +153,12 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
             transport = FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
     kv = args.kv_cache_config
+    host_copies = None
+    if kv.host_cache_size and kv.enable_block_reuse:
+        from trtx.torch_engine.runner.host_copies import create_host_copies
+
+        channel.send(Progress(f"allocating {kv.host_cache_size >> 20} MiB of host memory for the KV cache"))
+        host_copies = create_host_copies(runner.pool, kv.host_cache_size, len(runner.geometry.groups))
     spec = args.speculative_config
     core = EngineCore(
         runner,
@@ -170,6 +179,8 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         grammars=_grammars(args, runner.vocab_size, on_compiled),
         batched_processor=batched,
         speculation=create_speculation(spec, is_asynchronous=runner.is_asynchronous) if spec is not None else None,
+        host_copies=host_copies,
+        secondary_offload_min_priority=kv.secondary_offload_min_priority,
     )
     channel.send(
         Ready(
