@@ -268,6 +268,10 @@ class BlockPool:
         """Returns the block that the next eviction takes; None without cached blocks."""
         return self._cached.first() if len(self._cached) else None
 
+    def use(self, block_id: int) -> None:
+        """Makes a cached block the one of its priority that was used last."""
+        self._reorder(block_id)
+
     def restore(self, block_ids: Sequence[int], names: Sequence[bytes]) -> None:
         """Names held blocks whose contents came back from the tier below."""
         returned = [name for name in names if name not in self._block_of]

@@ -25,6 +25,6 @@ class AskedNames:
         while len(counts) > self._most:
             self._counts = counts = {name: count // 2 for name, count in counts.items() if count > 1}
 
-    def halve(self, name: bytes) -> None:
-        if name in self._counts:
-            self._counts[name] //= 2
+    def lower(self, name: bytes) -> None:
+        if self._counts.get(name):
+            self._counts[name] -= 1

@@ -6,8 +6,8 @@ so no step has to wait for these copies. A block that is evicted without a copy 
 its copy is still on its way, the next step begins, on the device, after the copy.
 
 The copy below stays when a content comes back, so that the next eviction costs nothing. A full tier takes a content only
-if it was asked for at least as often as the one that would make room, so that prompts which never return displace none
-that do.
+if it was asked for at least as often as the one that would make room, so that prompts which never return displace few
+that do. The other's count falls by one then, and its turn comes later, so that old counts do not hold for ever.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
@@ -197,7 +197,8 @@ class HostTier:
         assert victim is not None
         if self._asked[victim] <= self._asked[name]:
             return True
-        self._asked.halve(victim)
+        self._asked.lower(victim)
+        self.pool.use(victim_id)
         return False
 
     def _store_ahead(self) -> None:
