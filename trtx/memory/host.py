@@ -78,9 +78,8 @@ def host_cache_shortage(num_bytes: int, memory: HostMemory) -> str | None:
         return None
     by_limit = memory.left is not None and available == memory.left
     whose = f"the container's limit of {size_text(memory.limit or 0)} leaves" if by_limit else "this machine has"
-    return (
-        f"{_FIELD} is {size_text(num_bytes)}, and {whose} {size_text(available)} of memory; lower it"
-        + (", or raise the container's memory limit" if by_limit else "")
+    return f"{_FIELD} is {size_text(num_bytes)}, and {whose} {size_text(available)} of memory; lower it" + (
+        ", or raise the container's memory limit" if by_limit else ""
     )
 
 

@@ -11,6 +11,7 @@ from trtx.torch_engine.core.retention import DEFAULT_PRIORITY
 DEVICE, HOST = 0, 1
 """Cache levels of events."""
 
+
 def event_hash(name: bytes) -> int:
     """A block's hash for routers: 64 bits of its name, unsigned.
 

@@ -285,9 +285,7 @@ class Scheduler:
         if is_whole and budget < known - num_computed <= self.limits.max_num_tokens:
             return None
         total = -(-known // pool.tokens_per_block)
-        blocks = self.prefixes.take(
-            sequence, prefix, total=total, reserve=self._watermark if self.num_active else 0
-        )
+        blocks = self.prefixes.take(sequence, prefix, total=total, reserve=self._watermark if self.num_active else 0)
         if blocks is None:
             return None
         del self.waiting[0]
