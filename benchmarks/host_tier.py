@@ -15,6 +15,9 @@ The rate of the tier's copies stands beside that of one plain copy of pinned mem
 stdout is one JSON document.
 """
 
+# torch leaves its events untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import argparse
@@ -202,7 +205,7 @@ def plain_copies(runner: TorchRunner, num_bytes: int) -> dict[str, float | None]
         return {"to_host_gb_s": None, "to_device_gb_s": None}
     device = runner.pool.view(torch.uint8).flatten()[:num_bytes]
     host = torch.empty_like(device, device="cpu", pin_memory=True)
-    found = {}
+    found: dict[str, float | None] = {}
     for name, target, source in (("to_host_gb_s", host, device), ("to_device_gb_s", device, host)):
         best = 0.0
         for _ in range(4):

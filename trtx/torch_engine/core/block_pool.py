@@ -6,8 +6,8 @@ A block is in exactly one of three states:
     held    refs  > 0               by sequences or leases; has a name once it is full and findable
     cached  refs == 0, has a name   in order of eviction; a prefix hit takes it, ``allocate`` may evict it
 
-``free + held + cached == num_blocks`` after every call. Cached blocks are evicted by retention priority and then by last
-use. With a lower tier, an evicted block's content may live on there: see :mod:`trtx.torch_engine.core.host_tier`.
+``free + held + cached == num_blocks`` after every call. Cached blocks are evicted by retention priority and then by
+last use. A tier below may keep the contents of evicted blocks: see :mod:`trtx.torch_engine.core.host_tier`.
 """
 
 from __future__ import annotations

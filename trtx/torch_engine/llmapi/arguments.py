@@ -80,7 +80,7 @@ def _names(model: type[Any]) -> frozenset[str]:
 
 def _means_default(name: str, value: Any) -> bool:
     """Whether None stands for the default: for fields whose own type has no None, as in TensorRT-LLM."""
-    return value is None and name not in ("max_tokens", "backend", "batch_sizes")
+    return value is None and name not in ("max_tokens", "backend", "batch_sizes", "secondary_offload_min_priority")
 
 
 def _plain(value: Any) -> Any:

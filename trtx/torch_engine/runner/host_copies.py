@@ -4,6 +4,9 @@ On a GPU the memory is pinned, so that copy engines read and write it without a 
 each: PCIe carries both directions at once. On a CPU the "device" is memory too, and a copy is done when it returns.
 """
 
+# torch leaves its streams untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import mmap
@@ -93,11 +96,11 @@ class CudaCopy:
     ended: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
 
     def is_done(self) -> bool:
-        return self.ended.query()
+        return bool(self.ended.query())
 
     @property
     def seconds(self) -> float:
-        return self.began.elapsed_time(self.ended) / 1e3
+        return float(self.began.elapsed_time(self.ended)) / 1e3
 
 
 class CudaBlockCopies:

@@ -81,7 +81,7 @@ def test_others_decode_while_a_load_is_on_its_way() -> None:
     for _ in range(4):
         h.step()
     slow[0] = 12
-    h.submit(11, prompt_of(32, 1) + [3], 4)
+    h.submit(11, [*prompt_of(32, 1), 3], 4)
     h.step()
     before = len(h.tokens[10])
     for _ in range(8):
@@ -89,7 +89,7 @@ def test_others_decode_while_a_load_is_on_its_way() -> None:
     assert len(h.tokens[10]) == before + 8
     assert not h.tokens[11]
     h.run()
-    assert h.tokens[11] == undisturbed(prompt_of(32, 1) + [3], 4)
+    assert h.tokens[11] == undisturbed([*prompt_of(32, 1), 3], 4)
     assert h.counters.loaded
 
 
@@ -98,12 +98,12 @@ def test_two_that_want_the_same_blocks_load_them_once() -> None:
     h.ask(1, prompt_of(32, 1))
     for other in range(2, 7):
         h.ask(other, prompt_of(40, other))
-    h.submit(10, prompt_of(32, 1) + [1], 3)
-    h.submit(11, prompt_of(32, 1) + [2], 3)
+    h.submit(10, [*prompt_of(32, 1), 1], 3)
+    h.submit(11, [*prompt_of(32, 1), 2], 3)
     h.run()
     assert h.copies.num_loaded == 8
     for each in (1, 2):
-        assert h.tokens[9 + each] == undisturbed(prompt_of(32, 1) + [each], 3)
+        assert h.tokens[9 + each] == undisturbed([*prompt_of(32, 1), each], 3)
 
 
 def test_a_load_that_does_not_come_in_time_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_load_that_does_not_come_in_time_is_computed(monkeypatch: pytest.Monke
         h.ask(other, prompt_of(32, other))
     monkeypatch.setattr(tier_module, "LOAD_TIMEOUT_S", -1.0)
     slow[0] = 6
-    h.ask(7, prompt_of(32, 1) + [5])
+    h.ask(7, [*prompt_of(32, 1), 5])
     assert h.counters.abandoned_loads == 1
     while h.core.wait_s is not None:
         h.step()
@@ -128,7 +128,7 @@ def test_a_cancelled_load_ends_for_the_client_at_once_and_frees_its_blocks_later
     for other in range(2, 6):
         h.ask(other, prompt_of(32, other))
     slow[0] = 5
-    h.submit(7, prompt_of(32, 1) + [5])
+    h.submit(7, [*prompt_of(32, 1), 5])
     h.step()
     h.core.abort([7])
     h.step()
@@ -144,9 +144,9 @@ def test_another_salt_finds_nothing_on_either_tier() -> None:
     h.ask(1, prompt_of(32, 1), cache_salt="one")
     for other in range(2, 6):
         h.ask(other, prompt_of(40, other), cache_salt="one")
-    h.ask(7, prompt_of(32, 1) + [5], cache_salt="two")
+    h.ask(7, [*prompt_of(32, 1), 5], cache_salt="two")
     assert h.counters.hits == 0
-    h.ask(8, prompt_of(32, 1) + [6], cache_salt="one")
+    h.ask(8, [*prompt_of(32, 1), 6], cache_salt="one")
     assert h.counters.hits == 8
 
 
@@ -181,9 +181,9 @@ def test_blocks_below_the_least_priority_are_dropped() -> None:
     h.ask(2, prompt_of(32, 2))
     for other in range(3, 7):
         h.ask(other, prompt_of(40, other))
-    h.ask(10, prompt_of(32, 1) + [5])
+    h.ask(10, [*prompt_of(32, 1), 5])
     assert h.counters.hits == 0
-    h.ask(11, prompt_of(32, 2) + [5])
+    h.ask(11, [*prompt_of(32, 2), 5])
     assert h.counters.hits == 8
 
 
@@ -204,12 +204,12 @@ def test_a_prompt_that_never_returns_displaces_none_that_does() -> None:
     h = Tiered(12, 18)
     for turn in range(3):
         for conversation in (1, 50):
-            h.ask(100 * conversation + turn, prompt_of(32, conversation) + [turn], 1)
+            h.ask(100 * conversation + turn, [*prompt_of(32, conversation), turn], 1)
     for other in range(2):
         h.ask(10 + other, prompt_of(36, 90 + other), 1)
     hits = h.counters.hits
     for conversation in (1, 50):
-        h.ask(20 + conversation, prompt_of(32, conversation) + [9], 1)
+        h.ask(20 + conversation, [*prompt_of(32, conversation), 9], 1)
     assert h.counters.hits - hits == 16
 
 

@@ -5,9 +5,9 @@ have a copy below, the blocks that are evicted next are copied, on a stream of t
 so no step has to wait for these copies. A block that is evicted without a copy is copied at that moment; then, and if
 its copy is still on its way, the next step begins, on the device, after the copy.
 
-The copy below stays when a content comes back, so that the next eviction costs nothing. A full tier takes a content only
-if it was asked for at least as often as the one that would make room, so that prompts which never return displace few
-that do. The other's count falls by one then, and its turn comes later, so that old counts do not hold for ever.
+The copy below stays when a content comes back, so that the next eviction costs nothing. A full tier takes a content
+only if it was asked for at least as often as the one that would make room, so that prompts which never return displace
+few that do. Otherwise the other's count falls by one and its turn comes later, so that old counts do not hold for ever.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence as SequenceOf
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from trtx.torch_engine.core.block_pool import BlockPool
@@ -319,6 +320,11 @@ class HostTier:
         if any(not load.is_abandoned for load in self._loads):
             return LOAD_POLL_S
         return STORE_POLL_S if self._stores or self._loads else None
+
+    @property
+    def num_used(self) -> int:
+        """Host blocks that have a content, or get one."""
+        return self.pool.num_blocks - self.pool.num_free
 
     @property
     def loading(self) -> list[list[int]]:
