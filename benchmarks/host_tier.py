@@ -33,8 +33,8 @@ from typing import Any
 import torch
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.host_tier import BlockCopies
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit

@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
 from trtx.torch_engine.core.eviction_order import EvictionOrder
 from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.lower_tier import LowerTier
 from trtx.torch_engine.core.retention import BlockPriorities
 from trtx.torch_engine.messages import Retained
 
@@ -73,19 +73,6 @@ class PoolCounters:
     def hit_rate(self) -> float:
         looked_up = self.reused + self.missed
         return self.reused / looked_up if looked_up else 0.0
-
-
-class LowerTier(Protocol):
-    """What a pool tells the tier below it."""
-
-    def holds(self, name: bytes) -> bool:
-        """Whether the tier has a copy of this content, or is making one."""
-
-    def evicted(self, blocks: Sequence[tuple[int, bytes]]) -> None:
-        """The pool gives these blocks to other contents at once; the tier may still copy them: see ``HostTier``."""
-
-    def forget(self, names: Iterable[bytes]) -> None:
-        """These contents must not be found again."""
 
 
 class BlockPool:

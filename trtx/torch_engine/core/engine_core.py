@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import psutil
 
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.guided import GuidedDecoding, grammar_problem
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
-from trtx.torch_engine.core.host_tier import BlockCopies, HostTier
+from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors

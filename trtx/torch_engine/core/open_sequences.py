@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.guided import GuidedDecoding
 from trtx.torch_engine.core.handoffs import Handoffs
-from trtx.torch_engine.core.host_tier import Load
+from trtx.torch_engine.core.host_tier import HostLoad
 from trtx.torch_engine.core.logits_processors import LoadedProcessors
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.media import EmbeddingShortage
@@ -202,7 +202,7 @@ class OpenSequences:
             sequence.first_gen_update = None
         self.end_short(self._handoffs.take_short())
 
-    def end_load(self, load: Load) -> None:
+    def end_load(self, load: HostLoad) -> None:
         """Lets a sequence go on whose KV came from host memory, or which has to compute it."""
         sequence = load.sequence
         if sequence.is_cancelled:

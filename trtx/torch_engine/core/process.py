@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
-from trtx.memory.host import host_cache_shortage, host_memory
 from trtx.torch_engine import kv_fault
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
@@ -138,8 +137,6 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     args = start.args
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
-    if (shortage := host_cache_shortage(args.kv_cache_config.host_cache_size, host_memory())) is not None:
-        raise UsageError(shortage)
     channel.send(Progress(f"loading {args.model}"))
     runner = _create_runner(args)
     transport = None
@@ -249,6 +246,10 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
 def _create_runner(args: LlmArgs) -> ModelRunner:
     from trtx.torch_engine.runner import create_runner
 
+    if args.kv_cache_config.host_cache_size:
+        from trtx.torch_engine.runner.host_copies import check_host_memory
+
+        check_host_memory(args.kv_cache_config.host_cache_size)
     return create_runner(runner_args(args))
 
 

@@ -18,15 +18,21 @@ import torch
 from torch import Tensor
 
 from trtx.errors import UsageError
-from trtx.memory.host import host_cache_too_small
-from trtx.torch_engine.core.host_tier.copies import BlockCopies
+from trtx.memory.host import host_cache_shortage, host_cache_too_small, host_memory
+from trtx.torch_engine.block_copies import BlockCopies
+
+
+def check_host_memory(num_bytes: int) -> None:
+    """Raises UsageError if this machine can't give so much host memory. Call it before the weights are loaded."""
+    if (shortage := host_cache_shortage(num_bytes, host_memory())) is not None:
+        raise UsageError(shortage)
 
 
 def create_host_copies(pool: Tensor, num_bytes: int, num_groups: int) -> BlockCopies:
     """Allocates host memory for as many of the pool's blocks as ``num_bytes`` holds. Pinning takes 1 s for 4 GiB.
 
-    ``num_groups``: KV cache groups of the model. Raises UsageError if this machine can't give that much, or if that is
-    less than a block of each group.
+    ``num_groups``: KV cache groups of the model. Raises UsageError if that is less than a block of each group, or more
+    than the driver pins.
     """
     block_bytes = pool[0].numel() * pool.element_size()
     if (problem := host_cache_too_small(num_bytes, block_bytes, num_groups)) is not None:

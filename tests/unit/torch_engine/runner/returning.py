@@ -9,8 +9,8 @@ from typing import Any
 
 from runner_player import VOCAB, random_prompt
 
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.host_tier import BlockCopies
 from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit

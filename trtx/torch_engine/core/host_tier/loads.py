@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtx.torch_engine.core.host_tier.copies import Copy
+from trtx.torch_engine.block_copies import BlockCopy
 from trtx.torch_engine.core.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class HostLoad:
     """Blocks that a sequence waits for. The load has a reference to each block on both sides until the copy is done.
 
     It outlives its sequence: if that is cancelled or waits no longer, the blocks stay held until the copy is done.
@@ -21,5 +21,5 @@ class Load:
     device_ids: list[int]
     num_tokens: int  # in place once the load is done
     began: float = 0.0
-    copy: Copy | None = None  # None: not started yet
+    copy: BlockCopy | None = None  # None: not started yet
     is_abandoned: bool = False  # the sequence waits no longer

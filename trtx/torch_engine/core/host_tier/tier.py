@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.host_tier.asked import AskedNames
-from trtx.torch_engine.core.host_tier.copies import BlockCopies, Copy
-from trtx.torch_engine.core.host_tier.loads import Load
+from trtx.torch_engine.core.host_tier.loads import HostLoad
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
@@ -69,7 +69,7 @@ class _Store:
     names: list[bytes]
     device_ids: list[int]
     host_ids: list[int]
-    copy: Copy
+    copy: BlockCopy
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class HostTier:
         self._sources: Counter[int] = Counter()  # device blocks that stores read
         self._queued = _Queued()
         self._stores: deque[_Store] = deque()
-        self._loads: list[Load] = []
+        self._loads: list[HostLoad] = []
         self._must_hold = False  # a block that a store reads may be written to by the next step
         device.below = self
         if events is not None:
@@ -242,7 +242,7 @@ class HostTier:
     ) -> None:
         """Queues a load of reserved blocks. Then ``num_tokens`` tokens of the sequence are in place."""
         self._device.share(device_ids)
-        self._loads.append(Load(sequence, names, host_ids, device_ids, num_tokens, began=self._clock()))
+        self._loads.append(HostLoad(sequence, names, host_ids, device_ids, num_tokens, began=self._clock()))
 
     # --- both ---
 
@@ -264,7 +264,7 @@ class HostTier:
         if before_reads and self._stores:
             self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
 
-    def collect(self) -> list[Load]:
+    def collect(self) -> list[HostLoad]:
         """Takes note of copies that are done. Returns the loads whose sequences can go on or have to recompute.
 
         Those that have to recompute are marked as abandoned.
@@ -286,7 +286,7 @@ class HostTier:
                 self.pool.register([host_id], [name], None, [None])
         self.pool.release(store.host_ids[::-1])
 
-    def _ends(self, load: Load) -> bool:
+    def _ends(self, load: HostLoad) -> bool:
         """Whether the load's sequence waits no longer, for the first time."""
         if load.copy is not None and load.copy.is_done():
             was_abandoned = load.is_abandoned
@@ -308,7 +308,7 @@ class HostTier:
             return True
         return False
 
-    def _restore(self, load: Load) -> None:
+    def _restore(self, load: HostLoad) -> None:
         self._device.restore(load.device_ids, load.names)
         for name, host_id in zip(load.names, load.host_ids, strict=True):
             if (retained := self.pool.priorities.retained(host_id)) is not None:

@@ -1,4 +1,4 @@
-"""Contract between the host tier (policy) and the copies of blocks (tensors). Imports no torch."""
+"""Contract between the core's host tier (policy) and the runner's copies of blocks (tensors). Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Copy(Protocol):
+class BlockCopy(Protocol):
     """Copies that were started together."""
 
     def is_done(self) -> bool:
@@ -23,10 +23,10 @@ class BlockCopies(Protocol):
     num_blocks: int  # in host memory
     block_bytes: int
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> Copy:
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> BlockCopy:
         """Starts to copy blocks of the device, which no step and no load is writing, to host memory."""
 
-    def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> Copy:
+    def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> BlockCopy:
         """Starts to copy blocks to the device, into blocks that no step uses.
 
         ``after_stores``: only after all stores that were started before, as one of them reads such a block.
