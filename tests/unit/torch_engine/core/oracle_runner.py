@@ -241,6 +241,7 @@ class OracleCopies:
         self.stores: list[OracleCopy] = []
         self.num_loaded = 0
         self.is_closed = False
+        self.loads_at_once = False
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> OracleCopy:
         pairs = [(self.runner.cells[d], self.cells[h]) for d, h in zip(device_ids, host_ids, strict=True)]
@@ -251,7 +252,10 @@ class OracleCopies:
     def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> OracleCopy:
         pairs = [(self.cells[h], self.runner.cells[d]) for h, d in zip(host_ids, device_ids, strict=True)]
         self.num_loaded += len(pairs)
-        return OracleCopy(pairs, self.delay(), list(self.stores) if after_stores else [])
+        copy = OracleCopy(pairs, self.delay(), list(self.stores) if after_stores else [])
+        if self.loads_at_once:
+            copy.finish()
+        return copy
 
     def hold_steps(self) -> None:
         self.runner.held_by = [copy for copy in self.stores if not copy.is_finished]

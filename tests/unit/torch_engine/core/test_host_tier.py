@@ -93,6 +93,19 @@ def test_others_decode_while_a_load_is_on_its_way() -> None:
     assert h.counters.loaded
 
 
+def test_a_load_into_blocks_that_are_still_being_stored_comes_after_the_store() -> None:
+    slow = [1]
+    h = Tiered(16, 64, delay=lambda: slow[0])
+    h.copies.loads_at_once = True
+    for conversation in (1, 2):
+        h.ask(conversation, prompt_of(48, conversation))
+    slow[0] = 50
+    h.ask(3, [*prompt_of(48, 1), 5])
+    slow[0] = 1
+    h.ask(4, [*prompt_of(48, 2), 5])
+    assert h.counters.loaded > 12, "both came back"
+
+
 def test_two_that_want_the_same_blocks_load_them_once() -> None:
     h = Tiered(20, 64, delay=lambda: 3)
     h.ask(1, prompt_of(32, 1))
