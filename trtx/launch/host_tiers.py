@@ -16,7 +16,7 @@ def with_host_tiers(plan: Plan) -> Plan:
     Raises UsageError if the workers of this machine want more than it can give. On other hosts each engine checks its
     own share.
     """
-    counts = Counter(worker.role for worker in plan.workers)
+    counts = Counter[str](worker.role for worker in plan.workers)
     sizes = {
         role: counts[role] * ((values.get("kv_cache_config") or {}).get("host_cache_size") or 0)
         for role, values in plan.engine_configs.items()
