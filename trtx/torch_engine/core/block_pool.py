@@ -161,7 +161,8 @@ class BlockPool:
         for block_id in block_ids:
             if self._refs[block_id] == 0:
                 self._cached.discard(block_id)
-                self._uncopied.discard(block_id)
+                if self.below is not None:
+                    self._uncopied.discard(block_id)
             self._refs[block_id] += 1
         self.counters.allocated += len(block_ids)
         self.counters.reused += len(block_ids)
@@ -198,7 +199,8 @@ class BlockPool:
         if self.below is not None:
             self.below.evicted(evicted)
         for block_id, _name in evicted:
-            self._uncopied.discard(block_id)
+            if self.below is not None:
+                self._uncopied.discard(block_id)
             self._unname(block_id)
             self._free.append(block_id)
         self._announce_removal([name for _, name in evicted])
@@ -208,8 +210,7 @@ class BlockPool:
         self.priorities.clear(block_id)
 
     def _cache(self, block_id: int, name: bytes) -> None:
-        self.priorities.begin(block_id)
-        priority = self.priorities.of(block_id)
+        priority = self.priorities.begin(block_id)
         self._cached.add(block_id, priority)
         if self.below is not None and not self.below.holds(name):
             self._uncopied.add(block_id, priority)

@@ -42,7 +42,8 @@ class EvictionOrder:
         return next(iter(self))
 
     def pop(self) -> int:
-        """Removes and returns the block that is evicted next."""
-        block_id = self.first()
-        self.discard(block_id)
+        """Removes and returns the block that is evicted next. Raises StopIteration without blocks."""
+        queue = next(queue for queue in self._queues.values() if queue)
+        block_id, _ = queue.popitem(last=False)
+        del self._priorities[block_id]
         return block_id

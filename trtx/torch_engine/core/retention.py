@@ -49,16 +49,19 @@ class BlockPriorities:
 
     def clear(self, block_id: int) -> None:
         """Forgets a block's priority, because the block has another content from now on."""
-        if self._retained.pop(block_id, None) is not None:
+        if self._retained and self._retained.pop(block_id, None) is not None:
             self._uses.pop(block_id, None)
 
-    def begin(self, block_id: int) -> None:
-        """Starts the duration of a block's priority: no sequence uses the block any more."""
-        retained = self._retained.get(block_id)
-        if retained is not None and retained.duration_s is not None:
+    def begin(self, block_id: int) -> int:
+        """Starts the duration of a block's priority: no sequence uses the block any more. Returns the priority."""
+        retained = self._retained.get(block_id) if self._retained else None
+        if retained is None:
+            return DEFAULT_PRIORITY
+        if retained.duration_s is not None:
             self._count += 1
             self._uses[block_id] = self._count
             heappush(self._ends, (self._clock() + retained.duration_s, block_id, self._count))
+        return retained.priority
 
     def take_expired(self) -> list[int]:
         """Ends the priorities whose duration is over. Returns their blocks, which have the default from now on."""
