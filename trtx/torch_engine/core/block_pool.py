@@ -298,7 +298,8 @@ class BlockPool:
             if tokens is None or (not run and run_parent in self._unreported):
                 self._announce(run_parent, run)
                 run, run_parent = [], name
-                self._unreported.add(name)
+                if self._events is None or not self._events.returned([name]):  # else reported before it went below
+                    self._unreported.add(name)
                 continue
             run.append((name, tokens))
         self._announce(run_parent, run)
