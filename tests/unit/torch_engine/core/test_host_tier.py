@@ -241,6 +241,7 @@ def _known_to_a_router(events: list[dict[str, Any]]) -> tuple[dict[int, int], se
                 levels |= blocks
             else:
                 lost |= blocks.keys() - levels.keys()
+                levels |= {block: level for block, level in blocks.items() if block in levels}
         elif data["type"] == "updated" and (data["block_hash"] in levels or data["block_hash"] not in lost):
             level = data["cache_level"]
             assert levels[data["block_hash"]] == level["old_value"]
