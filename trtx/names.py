@@ -11,9 +11,9 @@ from typing import Any
 HOME = "trtx.torch_engine.llmapi"
 PUBLIC = frozenset((
     "LLM", "BatchedLogitsProcessor", "CacheTransceiverConfig", "CompletionOutput", "CudaGraphConfig",
-    "DisaggregatedParams", "Embedding", "GuidedDecodingParams", "KvCacheConfig", "LlmArgs", "LogitsProcessor",
-    "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder", "OfflineEngine", "PreparedPicture", "RequestError",
-    "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig", "TorchLlmArgs",
+    "DisaggregatedParams", "Embedding", "GuidedDecodingParams", "KvCacheConfig", "KvCacheRetentionConfig", "LlmArgs",
+    "LogitsProcessor", "Logprob", "MediaNeeded", "MediaSpan", "MultimodalEncoder", "OfflineEngine", "PreparedPicture",
+    "RequestError", "RequestFailed", "RequestOutput", "SamplingParams", "SchedulerConfig", "TorchLlmArgs",
 ))  # fmt: skip
 """The public names of :data:`HOME`. ``trtx`` exports the same names, and so does ``trtx.torch_engine``, their location
 in earlier versions."""
@@ -29,7 +29,6 @@ ABSENT = {
     "AsyncLLM": "has one class: use LLM.generate_async, whose result can be awaited",
     "LoRARequest": "serves no adapters: merge the adapter into the checkpoint, or use the engine tensorrt-llm",
     "ConversationParams": "keeps no conversations: leave conversation_params out, no answer depends on it",
-    "KvCacheRetentionConfig": "evicts the blocks that were used least recently: leave kv_cache_retention_config out",
     "DisaggScheduleStyle": "starts with the prompt: leave schedule_style out",
     "AttentionDpConfig": "runs on one device: leave it out, or use the engine tensorrt-llm",
     "MpiCommSession": "runs on one device: leave it out, or use the engine tensorrt-llm",

@@ -48,7 +48,7 @@ def cramped() -> Iterator[LLM]:
         "max_num_tokens": 48,
         "max_seq_len": 256,
         "enable_chunked_prefill": True,
-        "kv_cache_config": {"max_tokens": 640, "tokens_per_block": 16},
+        "kv_cache_config": {"max_tokens": 640, "tokens_per_block": 16, "host_cache_size": 32 << 20},
     }
     with LLM(MODEL, **SMALL | small) as engine:
         yield engine
@@ -249,6 +249,19 @@ def test_a_terminals_signals_do_not_end_the_engine(llm: LLM) -> None:
     assert llm._check_health()
 
 
+def test_a_prompt_that_left_the_pool_comes_back_from_host_memory(cramped: LLM) -> None:
+    returning = [(11 * at) % 900 + 50 for at in range(180)]
+    before = cramped.generate(returning, GREEDY)
+    for other in range(4):
+        cramped.generate([(17 * at + other) % 900 + 50 for at in range(180)], GREEDY)
+    cramped.get_stats(timeout=2)
+    again = cramped.generate(returning, GREEDY)
+    assert again.outputs[0].token_ids == before.outputs[0].token_ids
+    assert again.outputs[0].request_perf_metrics.kv_cache_metrics.num_reused_blocks == 11
+    rows = [row["hostKvCacheStats"] for row in cramped.get_stats(timeout=2)]
+    assert rows[-1]["loadedBytes"] > 0 and rows[-1]["reusedBlocks"] > 0
+
+
 def test_shutdown_ends_the_process_and_what_is_open(cramped: LLM) -> None:
     """Last of this engine."""
     output = cramped.generate_async([5, 6], SamplingParams(max_tokens=240, ignore_eos=True))
@@ -330,3 +343,8 @@ def test_open_requests_end_with_an_error_when_the_engine_dies(llm: LLM) -> None:
 
 async def _first_step(output: Any) -> None:
     await anext(output)
+
+
+def test_more_host_memory_than_there_is_ends_the_start_with_a_sentence() -> None:
+    with pytest.raises(UsageError, match=r"host_cache_size is .* has .* of memory; lower it|host_cache_size.*limit"):
+        LLM(MODEL, **SMALL | {"kv_cache_config": {"host_cache_size": 1 << 50}})

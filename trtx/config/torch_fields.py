@@ -52,7 +52,12 @@ _HONOURED: Mapping[str, Honoured] = {
     ),
     **dict.fromkeys(("dtype", "max_batch_size", "max_num_tokens"), Honoured(by_encoder=True)),
     **dict.fromkeys(
-        _of("kv_cache_config", "tokens_per_block max_tokens enable_block_reuse dtype event_buffer_max_size"), Honoured()
+        _of(
+            "kv_cache_config",
+            "tokens_per_block max_tokens enable_block_reuse dtype event_buffer_max_size host_cache_size "
+            "secondary_offload_min_priority",
+        ),
+        Honoured(),
     ),
     "kv_cache_config.free_gpu_memory_fraction": Honoured(needs_gpu=True),
     "cuda_graph_config.batch_sizes": Honoured(needs_gpu=True),
@@ -139,8 +144,8 @@ _UNUSED: Mapping[str, Unused] = {
     **dict.fromkeys(
         _of(
             "kv_cache_config",
-            "host_cache_size onboard_blocks disk_cache_size disk_cache_path cross_kv_cache_fraction "
-            "secondary_offload_min_priority attention_dp_events_gather_period_ms enable_partial_reuse "
+            "onboard_blocks disk_cache_size disk_cache_path cross_kv_cache_fraction "
+            "attention_dp_events_gather_period_ms enable_partial_reuse "
             "copy_on_partial_reuse use_uvm max_gpu_total_bytes iteration_stats_interval mamba_ssm_cache_dtype "
             "mamba_ssm_stochastic_rounding mamba_ssm_philox_rounds mamba_state_cache_interval mamba_state_config "
             "use_kv_cache_manager_v2 max_util_for_resume enable_swa_scratch_reuse kv_cache_event_hash_algo "

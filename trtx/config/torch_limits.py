@@ -56,6 +56,8 @@ LIMITS: Mapping[str, FieldLimit] = {
         "more than 0 and at most 1", lambda value: 0.0 < value <= 1.0
     ),
     "kv_cache_config.event_buffer_max_size": _at_least(0),
+    "kv_cache_config.host_cache_size": _at_least(0),
+    "kv_cache_config.secondary_offload_min_priority": FieldLimit("from 0 to 100", lambda value: 0 <= value <= 100),
     "cuda_graph_config.batch_sizes": FieldLimit("sizes of at least 1", lambda sizes: min(sizes, default=1) >= 1),
     "speculative_config.decoding_type": FieldLimit(
         f"one of {', '.join(DRAFTERS)}: the torch engine has no other drafters", lambda value: value in DRAFTERS

@@ -84,6 +84,8 @@ class Hints:
     priority: float | None = None  # 0 to 1, higher is more urgent; None: the engine's default
     dp_rank: int | None = None  # attention-DP rank that the router chose
     conversation_id: str | None = None
+    # Retention priority of its KV blocks, from 0 to 100; None: the engine's default of 35, as TensorRT-LLM's.
+    retention_priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from trtx.torch_engine.llmapi import (
     CompletionOutput,
     DisaggregatedParams,
     GuidedDecodingParams,
+    KvCacheRetentionConfig,
     Logprob,
     MediaNeeded,
     MultimodalEncoder,
@@ -67,6 +68,8 @@ class TorchEngine(Engine):
     ) -> RequestOutput:
         if hints.priority is not None:
             asked["priority"] = hints.priority
+        if hints.retention_priority is not None:
+            asked["kv_cache_retention_config"] = KvCacheRetentionConfig.of_whole_request(hints.retention_priority)
         return self._llm.generate_async(inputs, sampling_params, **asked)
 
     def pause(self, result: Result, seconds: float) -> Awaitable[None]:

@@ -12,6 +12,7 @@ from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import EMBEDDING_CACHE_BYTES
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
+from trtx.launch.host_tiers import with_host_tiers
 from trtx.memory import (
     ENCODER_TOKENS,
     EncoderShare,
@@ -30,6 +31,7 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
     """``plan`` with its memory plans, or with a reason for their absence. Raises UsageError if a role does not fit."""
     if plan.engine not in ("torch", "tensorrt-llm"):
         return plan
+    plan = with_host_tiers(plan)
     if plan.engine == "tensorrt-llm" and not plan.gpu_names:
         return replace(
             plan, reasons=(*plan.reasons, "no memory plan because TensorRT-LLM needs a GPU, and this machine has none")

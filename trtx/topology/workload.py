@@ -11,6 +11,7 @@ from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.left_out import OF_TP, LeftOutField, left_out_notes, without_left_out
 from trtx.config.media import MediaLimits
 from trtx.config.topology import MAX_WORKERS
+from trtx.config.torch_together import conflict
 from trtx.config.wording import quoted
 from trtx.engine import needs_gpu
 from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
@@ -366,23 +367,8 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
             f"{role} asks for {size} GPUs per worker, and engine torch hands KV off between workers of one GPU only; "
             "use --tp 1, --mode agg, or --engine tensorrt-llm"
         )
-    speculation = values.get("speculative_config") or {}
-    sleeps = values.get("sleep_config") is not None
-    if size > 1 and sleeps:
-        raise UsageError(
-            f"{role} asks for {size} GPUs per worker, and engine torch sleeps with one GPU only; use --tp 1, or leave "
-            "sleep_config out"
-        )
-    if sleeps and (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
-        raise UsageError(
-            f"{role} has sleep_config, which gives back no memory of the draft model of "
-            f"{speculation.get('decoding_type')}; leave one of them out, or use NGram or SA"
-        )
-    if size > 1 and (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
-        raise UsageError(
-            f"{role} asks for {size} GPUs per worker, and engine torch runs the draft model of "
-            f"{speculation.get('decoding_type')} on one GPU; use --tp 1, NGram or SA, or --engine tensorrt-llm"
-        )
+    if (problem := conflict(values)) is not None:
+        raise UsageError(f"{role}: {problem}")
 
 
 def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:

@@ -31,6 +31,8 @@ class KvCacheConfig:
     enable_block_reuse: bool = True
     dtype: str = "auto"
     event_buffer_max_size: int = 0
+    host_cache_size: int = 0  # bytes of pinned host memory for evicted blocks; 0: none
+    secondary_offload_min_priority: int | None = None  # blocks of a lower retention priority are not kept there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

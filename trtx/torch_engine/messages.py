@@ -60,6 +60,28 @@ MemoryTag = Literal["kv_cache", "model_weights"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "model_weights")
 
 
+class Retained(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How long a block is kept: by its priority from 0 to 100, for ``duration_s`` after its last use or for good."""
+
+    priority: int
+    duration_s: float | None = None
+
+
+class RetainedRange(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Retention of the blocks that begin at positions ``[start, end)`` of the prompt; ``end`` None: to its end."""
+
+    start: int
+    retained: Retained
+    end: int | None = None
+
+
+class KvRetention(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Retention of a request's blocks; None: what they had before."""
+
+    ranges: list[RetainedRange] = []
+    decode: Retained | None = None  # of blocks of generated tokens
+
+
 # --- to the engine ---
 
 
@@ -86,6 +108,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True, omit_de
     routing_token_ids: list[int] | None = None
     processors: bytes | None = None  # a pickled list of logits processors
     follows: int | None = None  # an earlier choice with the same prompt, whose KV this sequence can share
+    retention: KvRetention | None = None
 
 
 class PutEmbedding(msgspec.Struct, frozen=True, tag="put_embedding", array_like=True):

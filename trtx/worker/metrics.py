@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -31,7 +31,9 @@ OUTCOMES = ("stop", "length", "cancelled", "invalid", "error")
 
 _MS = 1e-3
 _UNNAMED = "unknown"
-_TIER = ("gpu",)
+_POOL = "kvCacheStats."
+_TIERS = {"gpu": _POOL, "host": "hostKvCacheStats."}
+"""The section of the iteration stats that has a tier's values; those of tier host only with a host tier."""
 # Metric family, field of TensorRT-LLM's iteration stats, and factor that converts its unit to Prometheus's.
 _ITERATION_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
     (step_families.RUNNING_REQUESTS, "numActiveRequests", 1),
@@ -53,13 +55,23 @@ _TORCH_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
     (step_families.GRAPH_MISSES, "numGraphMisses", 1),
     (step_families.GRAMMARS_CACHED, "guidedDecodingStats.numCached", 1),
 )
-# Metric family, its labels' values, and the field of each value.
+# Metric family, its tiers, and the field of each value of its last label.
 _OUTCOME_FAMILIES: tuple[tuple[ServedFamily, tuple[str, ...], dict[str, str]], ...] = (
-    (kv_families.KV_LOOKUPS, _TIER, {"hit": "kvCacheStats.reusedBlocks", "miss": "kvCacheStats.missedBlocks"}),
+    (kv_families.KV_LOOKUPS, tuple(_TIERS), {"hit": "kvCacheStats.reusedBlocks", "miss": "kvCacheStats.missedBlocks"}),
     (
         step_families.GRAMMAR_LOOKUPS,
         (),
         {"compiled": "guidedDecodingStats.numCompiled", "cached": "guidedDecodingStats.numReused"},
+    ),
+    (
+        kv_families.KV_TIER_BYTES,
+        (),
+        {"stored": "hostKvCacheStats.storedBytes", "loaded": "hostKvCacheStats.loadedBytes"},
+    ),
+    (
+        kv_families.KV_TIER_SECONDS,
+        (),
+        {"stored": "hostKvCacheStats.storeSeconds", "loaded": "hostKvCacheStats.loadSeconds"},
     ),
 )
 
@@ -148,13 +160,18 @@ class WorkerMetrics(Collector):
     def _iteration_families(self) -> Iterator[Any]:
         named = by_rank(self.iterations)
         for family, path, scale in (*_ITERATION_FAMILIES, *_TORCH_FAMILIES):
-            labels = _TIER if family.labels else ()
-            yield from known_family(family, [((*labels, *rank), value_at(row, path)) for rank, row in named], scale)
-        for family, leading, paths in _OUTCOME_FAMILIES:
             samples = [
-                ((*leading, outcome, *rank), value_at(row, path))
+                ((*tier, *rank), value_at(row, field))
+                for tier, field in _of_tiers(path, _TIERS if family.labels else ())
+                for rank, row in named
+            ]
+            yield from known_family(family, samples, scale)
+        for family, tiers, paths in _OUTCOME_FAMILIES:
+            samples = [
+                ((*tier, outcome, *rank), value_at(row, field))
                 for rank, row in named
                 for outcome, path in paths.items()
+                for tier, field in _of_tiers(path, tiers)
             ]
             yield from known_family(family, samples)
         if self.iterations:
@@ -175,6 +192,11 @@ class WorkerMetrics(Collector):
         yield kv_families.LEASES.of(totals.leases)
         yield kv_families.EXPIRED_LEASES.of(totals.expired_leases)
         yield kv_families.CORRUPTED.of(totals.corrupted)
+
+
+def _of_tiers(path: str, tiers: Iterable[str]) -> list[tuple[tuple[str, ...], str]]:
+    """The label and the field of each tier; a family without tiers has its own field alone."""
+    return [((tier,), path.replace(_POOL, _TIERS[tier])) for tier in tiers] or [((), path)]
 
 
 def _pair_families(transfers: TransferCounts) -> Iterator[Any]:

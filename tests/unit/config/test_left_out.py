@@ -224,20 +224,22 @@ def warning_of(config: ResolvedEngineConfig, engine: str = "torch") -> str:
 
 
 def test_null_asks_for_nothing_and_a_default_that_is_typed_is_named_as_any_value() -> None:
-    config = config_of("moe_config=null", "kv_cache_config.host_cache_size=null", "sleep_config={restore_modes: null}")
+    config = config_of(
+        "moe_config=null", "kv_cache_config.max_gpu_total_bytes=null", "sleep_config={restore_modes: null}"
+    )
     in_force, left_out = without_left_out(config, "torch", on_gpu=False)
     assert [one.path for one in left_out] == ["sleep_config"]
     assert not {"moe_config", "sleep_config"} & in_force.keys()
-    assert "host_cache_size" not in in_force["kv_cache_config"]
+    assert "max_gpu_total_bytes" not in in_force["kv_cache_config"]
     assert "stream_interval (--set)" in warning_of(config_of("stream_interval=1"))
 
 
 def test_each_field_of_a_section_that_is_typed_whole_is_named() -> None:
-    typed = "kv_cache_config={host_cache_size: 5, tokens_per_block: 64, block_reuse_config: {policy: x}}"
+    typed = "kv_cache_config={max_gpu_total_bytes: 5, tokens_per_block: 64, block_reuse_config: {policy: x}}"
     in_force, left_out = without_left_out(config_of(typed), "torch", on_gpu=False)
     assert in_force["kv_cache_config"] == {"tokens_per_block": 64}
     assert [(one.path, one.value) for one in left_out] == [
-        ("kv_cache_config.host_cache_size", 5),
+        ("kv_cache_config.max_gpu_total_bytes", 5),
         ("kv_cache_config.block_reuse_config.policy", "x"),
     ]
     one_of_a_dict = config_of("ray_worker_nsight_options={trace: cuda}")
@@ -252,12 +254,12 @@ def test_a_section_that_the_engine_acts_on_stays_though_all_that_is_said_of_it_i
 
 def test_what_a_person_typed_is_told_apart_from_what_a_recipe_has(tmp_path: Path) -> None:
     recipe = recipe_files("qwen3")["agg"]
-    shipped = config_of("kv_cache_config.host_cache_size=5", path=recipe)
+    shipped = config_of("kv_cache_config.max_gpu_total_bytes=5", path=recipe)
     _, left_out = without_left_out(shipped, "torch", on_gpu=True)
     (warning,), (note,) = left_out_warnings(left_out, "torch"), left_out_notes(left_out, "torch")
     assert warning.startswith(
-        "engine torch does not act on kv_cache_config.host_cache_size (--set), so nothing that is served or measured "
-        "depends on it; leave it out"
+        "engine torch does not act on kv_cache_config.max_gpu_total_bytes (--set), so nothing that is served or "
+        "measured depends on it; leave it out"
     )
     graphs = "cuda_graph_config.enable_padding and cuda_graph_config.max_batch_size"
     assert note == f"engine torch does not act on {graphs} of engine_configs/qwen3/agg.yaml"

@@ -93,6 +93,8 @@ SYSTEM = described_system(
     cpu_cores=16,
     load_average=0.2,
     memory_available_bytes=100 * GIB,
+    memory_left_bytes=None,
+    locked_bytes=None,
     open_files=65_536,
     open_files_hard=65_536,
     inotify_used=10,
@@ -125,13 +127,22 @@ def script_kernel(root: Path, monkeypatch: pytest.MonkeyPatch) -> System:
         for descriptor, target in enumerate(descriptors):
             (root / f"proc/{number}/fd/{descriptor}").symlink_to(target)
     (root / "instances").write_text("128\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{8 * GIB}\n")
+    (root / "sys/fs/cgroup/memory.current").write_text(f"{3 * GIB}\n")
     (root / "range").write_text("32768\t60999\n")
-    for name, path in (("_PROCESSES", "proc"), ("_INOTIFY_LIMIT", "instances"), ("_EPHEMERAL", "range")):
+    for name, path in (
+        ("_ROOT", "."),
+        ("_PROCESSES", "proc"),
+        ("_INOTIFY_LIMIT", "instances"),
+        ("_EPHEMERAL", "range"),
+    ):
         monkeypatch.setattr(gathering, name, root / path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(root / "proc"))
     monkeypatch.setenv("TRTX_CACHE", str(root))
     return described_system(
-        cpu_cores=1, load_average=1.5, memory_available_bytes=7 * GIB, open_files=1111, open_files_hard=2222,
+        cpu_cores=1, load_average=1.5, memory_available_bytes=7 * GIB, memory_left_bytes=5 * GIB,
+        locked_bytes=9, open_files=1111, open_files_hard=2222,
         inotify_used=3, inotify_limit=128, shm_bytes=64 * 2**20, port=0, port_problem=None, ephemeral_first=32768,
         directories=(
             Directory("run directories", root, 400),

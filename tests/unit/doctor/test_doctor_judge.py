@@ -264,6 +264,7 @@ def test_dockers_shared_memory_fails_several_gpus_of_tensorrt_llm_and_warns_othe
         ({"load_average": 12.0}, {"CPU cores": "warning"}),
         ({"memory_available_bytes": 2 * GIB}, {"memory": "warning"}),
         ({"memory_available_bytes": GIB // 2}, {"memory": "failed"}),
+        ({"memory_left_bytes": GIB // 2}, {"memory": "failed"}),
         ({"ephemeral_first": 1024}, {"internal ports": "warning"}),
         ({"inotify_used": 126}, {"inotify": "failed"}),
         ({"inotify_used": 122}, {"inotify": "warning"}),

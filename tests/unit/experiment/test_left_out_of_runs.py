@@ -27,7 +27,7 @@ from trtx.topology import Plan
 
 pytestmark = pytest.mark.slow
 
-HOST_CACHE = "kv_cache_config.host_cache_size"
+GPU_BYTES = "kv_cache_config.max_gpu_total_bytes"
 
 
 @pytest.fixture(autouse=True)
@@ -53,28 +53,28 @@ def locked(spec: ExperimentSpec, directory: Path) -> tuple[dict[str, Plan], Prov
 
 
 def test_the_lock_has_it_as_left_out_and_not_as_in_force(tmp_path: Path) -> None:
-    spec = asked(f"{HOST_CACHE}=5", "moe_config.backend=CUTLASS", modes=["agg", "disagg"])
+    spec = asked(f"{GPU_BYTES}=5", "moe_config.backend=CUTLASS", modes=["agg", "disagg"])
     locked(spec, tmp_path)
     document = yaml.safe_load((tmp_path / LOCK.file).read_text())
     for label, roles in {"agg": ["agg"], "disagg": ["prefill", "decode"]}.items():
         measured = document["provenance"]["measured"][label]
         for role in roles:
             assert "moe_config" not in measured["engine_configs"][role]
-            assert "host_cache_size" not in measured["engine_configs"][role]["kv_cache_config"]
+            assert "max_gpu_total_bytes" not in measured["engine_configs"][role]["kv_cache_config"]
             assert measured["left_out"][role] == [
-                {"field": HOST_CACHE, "value": 5, "source": "--set", "typed": True},
+                {"field": GPU_BYTES, "value": 5, "source": "--set", "typed": True},
                 {"field": "moe_config.backend", "value": "CUTLASS", "source": "--set", "typed": True},
             ]
 
 
 def test_conditions_and_the_report_name_it_once(tmp_path: Path) -> None:
-    spec = asked(f"{HOST_CACHE}=5", modes=["agg", "disagg"])
+    spec = asked(f"{GPU_BYTES}=5", modes=["agg", "disagg"])
     plans, told = locked(spec, tmp_path)
     conditions = conditions_of(spec, plans, told)
-    assert conditions.topology["agg"]["left_out"] == {"agg": {HOST_CACHE: 5}}
-    assert conditions.topology["disagg"]["left_out"] == {"prefill": {HOST_CACHE: 5}, "decode": {HOST_CACHE: 5}}
+    assert conditions.topology["agg"]["left_out"] == {"agg": {GPU_BYTES: 5}}
+    assert conditions.topology["disagg"]["left_out"] == {"prefill": {GPU_BYTES: 5}, "decode": {GPU_BYTES: 5}}
     shown = {one.name: one.value for one in shown_conditions(LOCK.read(tmp_path, AskedRun), {}, (), ())}
-    assert shown["Without effect on engine torch"] == f"{HOST_CACHE} 5 (--set)"
+    assert shown["Without effect on engine torch"] == f"{GPU_BYTES} 5 (--set)"
 
 
 def test_a_baseline_that_was_left_something_out_differs_in_that_alone(tmp_path: Path) -> None:
@@ -82,16 +82,16 @@ def test_a_baseline_that_was_left_something_out_differs_in_that_alone(tmp_path: 
         spec = asked(*overrides)
         return conditions_of(spec, *here(spec, tmp_path))
 
-    (difference,) = differences(of(f"{HOST_CACHE}=5"), of())
-    assert difference.name == f"topology.agg.left_out.agg.{HOST_CACHE}"
+    (difference,) = differences(of(f"{GPU_BYTES}=5"), of())
+    assert difference.name == f"topology.agg.left_out.agg.{GPU_BYTES}"
 
 
 def test_it_is_told_once_for_all_topologies(tmp_path: Path) -> None:
-    plans, _ = here(asked(f"{HOST_CACHE}=5", modes=["agg", "disagg"]), tmp_path)
+    plans, _ = here(asked(f"{GPU_BYTES}=5", modes=["agg", "disagg"]), tmp_path)
     lines: list[str] = []
     tell_left_out(plans, lines.append)
     (line,) = lines
-    assert line.startswith(f"trtx: warning: engine torch does not act on {HOST_CACHE} (--set), so nothing that is")
+    assert line.startswith(f"trtx: warning: engine torch does not act on {GPU_BYTES} (--set), so nothing that is")
 
 
 def test_an_engine_that_computes_no_model_has_no_line_about_a_shipped_config(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_an_engine_that_computes_no_model_has_no_line_about_a_shipped_config(tmp
 @pytest.mark.parametrize(
     ("engine", "axis", "values"),
     [
-        ("torch", f"overrides.{HOST_CACHE}", [0, 1000000000]),
-        ("torch", f"overrides.{HOST_CACHE}", [5]),
+        ("torch", f"overrides.{GPU_BYTES}", [0, 1000000000]),
+        ("torch", f"overrides.{GPU_BYTES}", [5]),
         ("torch", "overrides.agg.scheduler_config.capacity_scheduler_policy", ["MAX_UTILIZATION", "STATIC_BATCH"]),
         ("torch", "overrides.enable_sleep", [True, False]),
         ("torch", "overrides.moe_config", [{"backend": "CUTLASS"}, {"backend": "TRTLLM"}]),
@@ -134,14 +134,14 @@ def test_an_axis_over_a_field_that_the_engine_does_not_act_on_is_refused(
 
 def test_topologies_that_differ_in_left_out_fields_alone_are_refused(tmp_path: Path) -> None:
     """A section in which the engine acts on some field, and these are the same."""
-    values = [{"tokens_per_block": 32, "host_cache_size": size} for size in (0, 5)]
+    values = [{"tokens_per_block": 32, "max_gpu_total_bytes": size} for size in (0, 5)]
     spec = asked(axes={"overrides.kv_cache_config": values}, topology={"model": "synthetic:tiny", "engine": "torch"})
-    with pytest.raises(UsageError, match=f"differ in nothing but {HOST_CACHE}, which engine torch does not act on"):
+    with pytest.raises(UsageError, match=f"differ in nothing but {GPU_BYTES}, which engine torch does not act on"):
         plan_only(spec, parent=tmp_path)
 
 
 def test_topologies_that_differ_in_what_the_engine_acts_on_are_measured(tmp_path: Path) -> None:
-    spec = asked(f"{HOST_CACHE}=5", axes={"overrides.kv_cache_config.tokens_per_block": [32, 64]})
+    spec = asked(f"{GPU_BYTES}=5", axes={"overrides.kv_cache_config.tokens_per_block": [32, 64]})
     assert len(plan_only(spec, parent=tmp_path).topologies) == 2
 
 
@@ -177,10 +177,10 @@ def sweep(path: Path, **topology: Any) -> Path:
 
 def test_an_ab_of_variants_that_are_served_alike_is_refused_and_an_aa_is_not(tmp_path: Path) -> None:
     plain = sweep(tmp_path / "a.yaml")
-    cached = sweep(tmp_path / "b.yaml", overrides=[f"{HOST_CACHE}=1000000000"])
-    again = sweep(tmp_path / "c.yaml", overrides=[f"{HOST_CACHE}=1000000000"])
+    cached = sweep(tmp_path / "b.yaml", overrides=[f"{GPU_BYTES}=1000000000"])
+    again = sweep(tmp_path / "c.yaml", overrides=[f"{GPU_BYTES}=1000000000"])
     blocks = sweep(tmp_path / "d.yaml", overrides=["kv_cache_config.tokens_per_block=64"])
-    with pytest.raises(UsageError, match=f"a and b would be the same topology, measured twice.* but {HOST_CACHE}"):
+    with pytest.raises(UsageError, match=f"a and b would be the same topology, measured twice.* but {GPU_BYTES}"):
         plan_only(ab_spec(plain, cached, 2, {}), parent=tmp_path)
     for one, other in ((cached, again), (plain, blocks), (cached, blocks)):
         assert len(plan_only(ab_spec(one, other, 2, {}), parent=tmp_path).topologies) == 2
@@ -188,7 +188,7 @@ def test_an_ab_of_variants_that_are_served_alike_is_refused_and_an_aa_is_not(tmp
 
 def test_a_run_that_is_made_again_without_its_files_names_the_same(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("moe_config: {backend: CUTLASS}\nkv_cache_config: {host_cache_size: 5, tokens_per_block: 64}\n")
+    own.write_text("moe_config: {backend: CUTLASS}\nkv_cache_config: {max_gpu_total_bytes: 5, tokens_per_block: 64}\n")
     topology = {"model": "synthetic:tiny", "engine": "torch", "engine_configs": {"agg": str(own)}}
     spec = asked(topology=topology)
     before, _ = locked(spec, tmp_path / "run")
@@ -201,7 +201,7 @@ def test_a_run_that_is_made_again_without_its_files_names_the_same(tmp_path: Pat
 
 
 def test_a_lock_from_before_says_nothing_of_it(tmp_path: Path) -> None:
-    _, told = locked(asked(f"{HOST_CACHE}=5"), tmp_path)
+    _, told = locked(asked(f"{GPU_BYTES}=5"), tmp_path)
     document = {"schema_version": LOCK.version, **plain(told)}
     del document["measured"]["agg"]["left_out"]
     assert LOCK.restored(document, Provenance, "run.lock.yaml").measured["agg"].left_out is None
@@ -220,7 +220,7 @@ def test_a_dry_run_names_it(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    argv = [*verb, "--model", "synthetic:tiny", "--engine", "torch", "--set", f"{HOST_CACHE}=5", "--dry-run"]
+    argv = [*verb, "--model", "synthetic:tiny", "--engine", "torch", "--set", f"{GPU_BYTES}=5", "--dry-run"]
     assert run(argv) == 0
     told = " ".join(capfd.readouterr().out.split())
-    assert told.count(f"engine torch does not act on {HOST_CACHE} (--set)") == 1
+    assert told.count(f"engine torch does not act on {GPU_BYTES} (--set)") == 1

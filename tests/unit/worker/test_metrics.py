@@ -22,9 +22,10 @@ def scraped(metrics: WorkerMetrics) -> dict[str, float]:
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
-            names = ("outcome", "le", "dp_rank", "position")
+            names = ("outcome", "le", "dp_rank", "position", "direction")
             one = next((sample.labels[name] for name in names if sample.labels.get(name)), None)
-            label = ",".join(filter(None, (sample.labels.get("prefill"), one)))
+            tier = sample.labels.get("tier")
+            label = ",".join(filter(None, (sample.labels.get("prefill"), tier if tier == "host" else None, one)))
             samples[sample.name + (f"[{label}]" if label else "")] = sample.value
     return samples
 
@@ -64,6 +65,19 @@ def test_engine_and_handoff_families_appear_once_the_engine_has_said_something()
     assert seen["trtx_handoff_bytes_total"] == 4096
     assert seen["trtx_recomputed_prefixes_total"] == 2
     assert seen["trtx_corrupted_handoffs_total"] == 0
+
+
+def test_a_host_tier_has_samples_of_its_own_in_the_families_of_the_pool() -> None:
+    metrics = WorkerMetrics()
+    pool = {"maxNumBlocks": 10, "usedNumBlocks": 4, "cacheHitRate": 0.25, "reusedBlocks": 5, "missedBlocks": 15}
+    metrics.iterations[0] = {"kvCacheStats": pool}
+    assert not any("host" in name or "tier_bytes" in name for name in scraped(metrics))
+    host = {"maxNumBlocks": 99, "usedNumBlocks": 7, "reusedBlocks": 3, "storedBytes": 64, "loadedBytes": 32}
+    metrics.iterations[0] = {"kvCacheStats": pool, "hostKvCacheStats": host}
+    seen = scraped(metrics)
+    assert (seen["trtx_kv_blocks"], seen["trtx_kv_blocks[host]"]) == (10, 99)
+    assert (seen["trtx_kv_block_lookups_total[miss]"], seen["trtx_kv_block_lookups_total[host,hit]"]) == (15, 3)
+    assert seen["trtx_kv_tier_bytes_total[loaded]"] == 32
 
 
 def test_every_outcome_has_a_count_from_the_start() -> None:

@@ -115,7 +115,8 @@ def test_hints_of_router_and_client_are_read_and_a_canary_comes_first() -> None:
         request(routing={"priority": 7, "dp_rank": 3, "cache_salt": "tenant"}, agent_context={"session_id": "s"}),
         context_length=10,
     )
-    assert (routed.hints, routed.cache_salt) == (Hints(priority=1.0, dp_rank=3, conversation_id="s"), "tenant")
+    hints = Hints(priority=1.0, dp_rank=3, conversation_id="s", retention_priority=42)
+    assert (routed.hints, routed.cache_salt) == (hints, "tenant")
     assert parse(request(), context_length=10).hints == Hints()
     assert parse(request(_HEALTH_CHECK=True), context_length=10).hints.priority == 1.0
 

@@ -16,8 +16,10 @@ import psutil
 from trtx.checkpoint.synthetic import default_cache_dir
 from trtx.errors import UsageError
 from trtx.launch import PortHolder, probe, write_problem
+from trtx.memory import host_memory
 
 _LOOPBACK = "127.0.0.1"
+_ROOT = Path("/")
 _SHM = Path("/dev/shm")
 _PROCESSES = Path("/proc")
 _INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -41,6 +43,8 @@ class System:
     cpu_cores: int
     load_average: float  # the number of runnable processes, averaged over the last minute
     memory_available_bytes: int
+    memory_left_bytes: int | None  # below the container's limit; None: it has none
+    locked_bytes: int | None  # ulimit -l; None: no limit
     open_files: int  # soft limit
     open_files_hard: int
     inotify_used: int  # inotify instances of this user
@@ -57,10 +61,13 @@ def gather_system(port: int, runs: Path) -> System:
         sys.maxsize if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
+    memory = host_memory(_ROOT)
     return System(
         cpu_cores=probe().cpu_cores,
         load_average=os.getloadavg()[0],
         memory_available_bytes=psutil.virtual_memory().available,
+        memory_left_bytes=memory.left,
+        locked_bytes=memory.locked,
         open_files=open_files,
         open_files_hard=open_files_hard,
         inotify_used=_inotify_instances(),

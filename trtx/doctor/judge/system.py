@@ -32,6 +32,7 @@ def judge_system(facts: Facts) -> Iterator[Check]:
     system = facts.system
     yield _cores(system)
     yield _memory(system)
+    yield _pinned(system)
     if facts.hosts is None:  # over hosts, the checks of each host cover the frontends' ports
         yield _port(system)
     if system.ephemeral_first is not None and system.ephemeral_first < LOWEST_EPHEMERAL:
@@ -61,11 +62,26 @@ def _cores(system: System) -> Check:
 
 def _memory(system: System) -> Check:
     seen = f"{system.memory_available_bytes / _GIB:.1f} GiB free"
+    if system.memory_left_bytes is not None:
+        seen += f", {system.memory_left_bytes / _GIB:.1f} GiB below the container's limit"
     fails, warns = LEAST_MEMORY
-    if system.memory_available_bytes < warns:
-        row = failed if system.memory_available_bytes < fails else warning
+    usable = _usable_memory(system)
+    if usable < warns:
+        row = failed if usable < fails else warning
         return row("memory", seen, f"{warns // _GIB} GiB, and the checkpoint's size", "end what uses it")
     return ok("memory", seen)
+
+
+def _usable_memory(system: System) -> int:
+    left = system.memory_left_bytes
+    return system.memory_available_bytes if left is None else min(left, system.memory_available_bytes)
+
+
+def _pinned(system: System) -> Check:
+    """``ulimit -l`` bounds no memory that CUDA pins, so it is no cause to warn."""
+    locked = "no limit" if system.locked_bytes is None else f"{system.locked_bytes >> 10} KiB"
+    seen = f"up to {_usable_memory(system) / _GIB:.1f} GiB for host_cache_size; ulimit -l, for RDMA alone: {locked}"
+    return ok("pinned memory", seen)
 
 
 def _port(system: System) -> Check:

@@ -4,20 +4,26 @@ A block is in exactly one of three states:
 
     free    refs == 0, no name      in the free stack
     held    refs  > 0               by sequences or leases; has a name once it is full and findable
-    cached  refs == 0, has a name   in LRU order; a prefix hit takes it, ``allocate`` may evict it
+    cached  refs == 0, has a name   in order of eviction; a prefix hit takes it, ``allocate`` may evict it
 
-``free + held + cached == num_blocks`` after every call.
+``free + held + cached == num_blocks`` after every call. Cached blocks are evicted by retention priority and then by
+last use. A tier below may keep the contents of evicted blocks: see :mod:`trtx.torch_engine.core.host_tier`.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from trtx.torch_engine.core.eviction_order import EvictionOrder
 from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.lower_tier import LowerTier
+from trtx.torch_engine.core.retention import BlockPriorities
+from trtx.torch_engine.messages import Retained
 
 NAME_BYTES = 32
 """A prefix hit compares names, never tokens, and clients choose their tokens.
@@ -57,6 +63,12 @@ class PoolCounters:
     reused: int = 0
     missed: int = 0  # full prompt blocks that were looked up but not found
 
+    def count(self, *, missed: int, loaded: int) -> None:
+        """Counts the prefix of an admission. ``loaded``: newly allocated blocks whose contents a lower tier has."""
+        self.missed += missed
+        self.allocated_new -= loaded
+        self.reused += loaded
+
     @property
     def hit_rate(self) -> float:
         looked_up = self.reused + self.missed
@@ -67,7 +79,13 @@ class BlockPool:
     """Tracks the references to every block. A caller owns one reference for each block that it allocated or took."""
 
     def __init__(
-        self, num_blocks: int, tokens_per_block: int, *, enable_reuse: bool = True, events: KvEventLog | None = None
+        self,
+        num_blocks: int,
+        tokens_per_block: int,
+        *,
+        enable_reuse: bool = True,
+        events: KvEventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_blocks < 1 or tokens_per_block < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {tokens_per_block} tokens; expected at least 1 of each")
@@ -75,12 +93,15 @@ class BlockPool:
         self.tokens_per_block = tokens_per_block
         self.enable_reuse = enable_reuse
         self.counters = PoolCounters()
+        self.below: LowerTier | None = None  # set before the first block is cached
+        self.priorities = BlockPriorities(clock)
         self._events = events
         self._refs = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached = EvictionOrder()
+        self._uncopied = EvictionOrder()  # cached blocks that the tier below does not hold
         self._unreported: set[bytes] = set()  # names in _block_of that no event has reported
 
     @property
@@ -95,6 +116,15 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
+
+    @property
+    def num_ready(self) -> int:
+        """Number of available blocks whose content the tier below holds, or which have none."""
+        return self.num_available - len(self._uncopied)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
 
     def match(self, names: Iterable[bytes]) -> list[int]:
         """Returns the blocks of the longest cached prefix.
@@ -114,6 +144,14 @@ class BlockPool:
         """Returns the block with this name, held or cached, or None."""
         return self._block_of.get(name)
 
+    @property
+    def names(self) -> list[bytes]:
+        """Names of all contents that ``find`` finds."""
+        return list(self._block_of)
+
+    def name_of(self, block_id: int) -> bytes | None:
+        return self._names[block_id]
+
     def num_evictable(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks count in ``num_available`` now, but not after ``take``."""
         return sum(not self._refs[block_id] for block_id in block_ids)
@@ -122,10 +160,18 @@ class BlockPool:
         """Adds a reference to each of the blocks that ``match`` returned."""
         for block_id in block_ids:
             if self._refs[block_id] == 0:
-                del self._cached[block_id]
+                self._cached.discard(block_id)
+                if self.below is not None:
+                    self._uncopied.discard(block_id)
             self._refs[block_id] += 1
         self.counters.allocated += len(block_ids)
         self.counters.reused += len(block_ids)
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Adds a reference to each of these held blocks."""
+        for block_id in block_ids:
+            assert self._refs[block_id], f"block {block_id} is not held"
+            self._refs[block_id] += 1
 
     def allocate(self, count: int) -> list[int] | None:
         """Returns ``count`` blocks with undefined contents and one reference each, or None, which changes nothing."""
@@ -141,16 +187,90 @@ class BlockPool:
         return taken
 
     def _evict(self, count: int) -> None:
-        removed: list[bytes] = []
+        for block_id in self.priorities.take_expired():
+            self._reorder(block_id)
+        evicted: list[tuple[int, bytes]] = []
         for _ in range(count):
-            block_id, _none = self._cached.popitem(last=False)
+            block_id = self._cached.pop()
             name = self._names[block_id]
             assert name is not None
             del self._block_of[name]
-            self._names[block_id] = None
-            removed.append(name)
+            evicted.append((block_id, name))
+        if self.below is not None:
+            self.below.evicted(evicted)
+        for block_id, _name in evicted:
+            if self.below is not None:
+                self._uncopied.discard(block_id)
+            self._unname(block_id)
             self._free.append(block_id)
-        self._announce_removal(removed)
+        self._announce_removal([name for _, name in evicted])
+
+    def _unname(self, block_id: int) -> None:
+        self._names[block_id] = None
+        self.priorities.clear(block_id)
+
+    def _cache(self, block_id: int, name: bytes) -> None:
+        priority = self.priorities.begin(block_id)
+        self._cached.add(block_id, priority)
+        if self.below is not None and not self.below.holds(name):
+            self._uncopied.add(block_id, priority)
+
+    def _reorder(self, block_id: int) -> None:
+        """Gives a cached block the place in the order of eviction that its priority has now."""
+        for order in (self._cached, self._uncopied):
+            if block_id in order:
+                order.discard(block_id)
+                order.add(block_id, self.priorities.of(block_id))
+
+    def retain(self, name: bytes, retained: Retained) -> None:
+        """Sets the retention of the block with this name, if there is one."""
+        block_id = self._block_of.get(name)
+        if block_id is None or self.priorities.retained(block_id) == retained:
+            return
+        self.priorities.set(block_id, retained)
+        if block_id in self._cached:
+            self.priorities.begin(block_id)
+            self._reorder(block_id)
+
+    # --- the tier below ---
+
+    def first_uncopied(self) -> tuple[int, bytes] | None:
+        """Returns the block that is evicted first among those that the tier below does not hold, and its name."""
+        if not len(self._uncopied):
+            return None
+        block_id = self._uncopied.first()
+        name = self._names[block_id]
+        assert name is not None
+        return block_id, name
+
+    def set_copied(self, name: bytes, *, is_copied: bool) -> None:
+        """Notes whether the tier below holds a content, or should be asked about it again."""
+        block_id = self._block_of.get(name)
+        if block_id is None or block_id not in self._cached:
+            return
+        self._uncopied.discard(block_id)
+        if not is_copied:
+            self._uncopied.add(block_id, self.priorities.of(block_id))
+
+    def first_evicted(self) -> int | None:
+        """Returns the block that the next eviction takes; None without cached blocks."""
+        return self._cached.first() if len(self._cached) else None
+
+    def use(self, block_id: int) -> None:
+        """Makes a cached block the one of its priority that was used last."""
+        self._reorder(block_id)
+
+    def restore(self, block_ids: Sequence[int], names: Sequence[bytes]) -> None:
+        """Names held blocks whose contents came back from the tier below."""
+        returned = [name for name in names if name not in self._block_of]
+        reported = self._events.returned(returned) if self._events is not None else returned
+        self._unreported.update(name for name in returned if name not in reported)
+        for block_id, name in zip(block_ids, names, strict=True):
+            if name not in self._block_of:
+                self._block_of[name] = block_id
+                self._names[block_id] = name
+
+    # --- contents ---
 
     def register(
         self,
@@ -178,7 +298,8 @@ class BlockPool:
             if tokens is None or (not run and run_parent in self._unreported):
                 self._announce(run_parent, run)
                 run, run_parent = [], name
-                self._unreported.add(name)
+                if self._events is None or not self._events.returned([name]):  # else reported before it went below
+                    self._unreported.add(name)
                 continue
             run.append((name, tokens))
         self._announce(run_parent, run)
@@ -202,11 +323,14 @@ class BlockPool:
             name = self._names[block_id]
             if name is not None:
                 del self._block_of[name]
-                self._names[block_id] = None
+                self._unname(block_id)
                 removed.append(name)
                 if block_id in self._cached:
-                    del self._cached[block_id]
+                    self._cached.discard(block_id)
+                    self._uncopied.discard(block_id)
                     self._free.append(block_id)
+        if removed and self.below is not None:
+            self.below.forget(removed)
         self._announce_removal(removed)
 
     def forget_all(self) -> None:
@@ -226,10 +350,12 @@ class BlockPool:
                 )
             self._refs[block_id] = refs
             if refs == 0:
-                if self._names[block_id] is None:
+                name = self._names[block_id]
+                if name is None:
+                    self.priorities.clear(block_id)
                     self._free.append(block_id)
                 else:
-                    self._cached[block_id] = None
+                    self._cache(block_id, name)
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
         """Raises AssertionError with the numbers in question unless every invariant holds.
@@ -258,6 +384,9 @@ class BlockPool:
             named == self._block_of,
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
+        below = [b for b in self._cached if self.below is None or self.below.holds(self._names[b] or b"")]
+        wrong_copies = set(self._uncopied) - (set(self._cached) - set(below))
+        _require(not wrong_copies, f"blocks {sorted(wrong_copies)} are to be copied, and are not cached or have a copy")
         _require(
             self._unreported <= named.keys(),
             f"{len(self._unreported - named.keys())} names without a stored event belong to no block",

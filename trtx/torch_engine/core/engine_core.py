@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import psutil
 
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.guided import GuidedDecoding, grammar_problem
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
+from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors
@@ -71,6 +73,8 @@ class EngineCore:
         grammars: Grammars | None = None,
         batched_processor: Hook | None = None,
         speculation: Speculation | None = None,
+        host_copies: BlockCopies | None = None,
+        secondary_offload_min_priority: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         geometry = runner.geometry  # a token takes room in one block of each KV cache group
@@ -79,9 +83,19 @@ class EngineCore:
         self.max_seq_len, bound_by = min((value, name) for name, value in bounds.items() if value is not None)
         self._events: KvEventLog | None = None
         if event_buffer_max_size and enable_block_reuse:
-            self._events = KvEventLog(event_buffer_max_size, num_blocks=num_blocks, window_size=self.max_seq_len)
+            self._events = KvEventLog(
+                event_buffer_max_size,
+                num_blocks=num_blocks,
+                window_size=self.max_seq_len,
+                num_host_blocks=host_copies.num_blocks // len(geometry.groups) if host_copies is not None else 0,
+            )
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
-        self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows), speculation)
+        self.tier = (
+            HostTier(pool, host_copies, min_priority=secondary_offload_min_priority, events=self._events)
+            if host_copies is not None and enable_block_reuse
+            else None
+        )
+        self.scheduler = Scheduler(pool, limits, LayerGroups(pool, geometry.windows), speculation, self.tier)
         self._speculation = speculation
         self.runner = runner
         admission = Admission(
@@ -121,6 +135,9 @@ class EngineCore:
         if self._handoffs is not None:
             self._handoffs.collect()
             self._open.end_short(self._handoffs.take_short())
+        if self.tier is not None:
+            for load in self.tier.collect():
+                self._open.end_load(load)
         self._open.take_compiled()
         self._open.take_followers()
         done = self._iteration
@@ -152,11 +169,13 @@ class EngineCore:
         step = self.scheduler.schedule()
         for sequence in step.admitted:
             sequence.stages.admit(began, self._device_wait_s)
+        if self.tier is not None:
+            self.tier.start(before_reads=bool(step.reads))
         for sequence in step.reads:
             self._open.begin_read(sequence)
         if step.short:
             self._open.end_short(step.short)
-        self._is_stalled = not (step.sequences or step.reads or step.short)
+        self._is_stalled = not (step.sequences or step.reads or step.num_loads or step.short)
         if not step.sequences:
             return None
         batch = step.launch()
@@ -271,6 +290,8 @@ class EngineCore:
         if self._open.has_updates or self._under_way is not None:
             return 0.0
         waits = self._handoffs.wait_s if self._handoffs is not None else None
+        if self.tier is not None and (poll := self.tier.wait_s) is not None:
+            waits = poll if waits is None else min(waits, poll)
         if not self.scheduler.running and not self.scheduler.waiting:
             return waits
         # Stalled: the next step needs blocks that leases or reads hold, and those end by themselves.
@@ -333,6 +354,8 @@ class EngineCore:
     def close(self) -> None:
         if self._handoffs is not None:
             self._handoffs.close()
+        if self.tier is not None:
+            self.tier.close()
         if self._guided is not None:
             self._guided.close()
         self.runner.close()

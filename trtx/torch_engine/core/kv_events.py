@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-DEFAULT_PRIORITY = 35
-"""TensorRT-LLM's default retention priority of a block.
+from trtx.torch_engine.core.retention import DEFAULT_PRIORITY
 
-Events report it unchanged; this engine evicts by last use only.
-"""
+DEVICE, HOST = 0, 1
+"""Cache levels of events."""
 
 
 def event_hash(name: bytes) -> int:
@@ -27,17 +26,22 @@ class KvEventLog:
     The first event is ``created``. A reader that sees it, or an id that restarts at 0, knows that the engine restarted.
     """
 
-    def __init__(self, max_size: int, *, num_blocks: int, window_size: int) -> None:
+    def __init__(self, max_size: int, *, num_blocks: int, window_size: int, num_host_blocks: int = 0) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=max_size)
         self._window_size = window_size
         self._next_id = 0
-        self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, 0]})
+        self.is_below: Callable[[bytes], bool] | None = None  # whether the host tier holds a content
+        self._below: set[bytes] = set()  # reported contents that only the host tier holds
+        self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, num_host_blocks]})
 
     def stored(self, parent: bytes | None, blocks: Iterable[tuple[bytes, Sequence[int]]]) -> None:
         """Records stored blocks.
 
         ``blocks``: (name, tokens) of consecutive blocks. The first one's parent is ``parent``; None means the root.
         """
+        if self._below:
+            blocks = list(blocks)
+            self._below.difference_update(name for name, _ in blocks)
         self._add(
             {
                 "type": "stored",
@@ -47,7 +51,7 @@ class KvEventLog:
                         "type": "stored_block",
                         "block_hash": event_hash(name),
                         "tokens": [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in tokens],
-                        "cache_level": 0,
+                        "cache_level": DEVICE,
                         "priority": DEFAULT_PRIORITY,
                     }
                     for name, tokens in blocks
@@ -56,7 +60,38 @@ class KvEventLog:
         )
 
     def removed(self, names: Iterable[bytes]) -> None:
-        self._add({"type": "removed", "block_hashes": [event_hash(name) for name in names]})
+        """Records that contents left the device; those that the host tier holds move there."""
+        gone: list[bytes] = []
+        for name in names:
+            if self.is_below is not None and self.is_below(name):
+                self._below.add(name)
+                self._moved(name, DEVICE, HOST)
+            else:
+                gone.append(name)
+        self._removed(gone)
+
+    def left_host(self, names: Iterable[bytes]) -> None:
+        """Records that contents left the host tier."""
+        gone = [name for name in names if name in self._below]
+        self._below.difference_update(gone)
+        self._removed(gone)
+
+    def returned(self, names: Iterable[bytes]) -> Collection[bytes]:
+        """Records that contents came back from the host tier. Returns those that were reported before."""
+        reported = {name for name in names if name in self._below}
+        for name in names:
+            if name in reported:
+                self._moved(name, HOST, DEVICE)
+        self._below -= reported
+        return reported
+
+    def _removed(self, names: list[bytes]) -> None:
+        if names:
+            self._add({"type": "removed", "block_hashes": [event_hash(name) for name in names]})
+
+    def _moved(self, name: bytes, before: int, after: int) -> None:
+        level = {"type": "event_diff", "old_value": before, "new_value": after}
+        self._add({"type": "updated", "block_hash": event_hash(name), "cache_level": level})
 
     def take(self) -> list[dict[str, Any]]:
         """Returns and clears all events since the last call, oldest first."""

@@ -7,12 +7,15 @@ sequence proceeds; their entries stay in the list, but are stale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import chain, zip_longest
 
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.retention import retained_block
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.kv_layout import first_block
+from trtx.torch_engine.messages import KvRetention
 
 NO_BLOCK = 0
 """Filler entry for a position before a group's window, for which no block was allocated."""
@@ -39,43 +42,53 @@ class LayerGroups:
         """Index of the first block that a query after ``num_tokens`` tokens, or any later query, reads."""
         return first_block(self._windows[group], num_tokens, self._pool.tokens_per_block)
 
-    def match(self, names: SequenceOf[bytes]) -> tuple[int, list[list[int]]]:
+    def match(
+        self, names: SequenceOf[bytes], is_below: Callable[[bytes], bool] | None = None
+    ) -> tuple[int, list[list[int | None]]]:
         """Returns the length in blocks of the longest usable cached prefix, and the blocks of each group that it needs.
 
-        A prefix is usable if the cache has all blocks that a query right after it reads. Adds no references, like
-        :meth:`BlockPool.match`.
+        A prefix is usable if the cache has all blocks that a query right after it reads. ``is_below``: whether a lower
+        tier has a content; such a block is None. Adds no references, like :meth:`BlockPool.match`.
         """
         if not self.have_windows and self.count == 1:
-            matched = self._pool.match(names)
+            matched: list[int | None] = [*self._pool.match(names)]
+            while is_below is not None and len(matched) < len(names):
+                name = names[len(matched)]
+                found = self._pool.find(name)
+                if found is None and not is_below(name):
+                    break
+                matched.append(found)
             return len(matched), [matched]
         length = len(names) if self._pool.enable_reuse else 0
         before = -1
         while length != before:  # a block that one group lacks shortens the prefix for all groups
             before = length
             for group in range(self.count):
-                length = self._reach(names, group, length)
+                length = self._reach(names, group, length, is_below)
         return length, [self._blocks(names, group, length) for group in range(self.count)]
 
-    def _reach(self, names: SequenceOf[bytes], group: int, length: int) -> int:
+    def _reach(
+        self, names: SequenceOf[bytes], group: int, length: int, is_below: Callable[[bytes], bool] | None
+    ) -> int:
         """Longest prefix, at most ``length`` blocks, whose blocks that a query reads in ``group`` are all cached."""
+
+        def is_missing(index: int) -> bool:
+            name = group_name(names[index], group)
+            return self._pool.find(name) is None and (is_below is None or not is_below(name))
+
         size, window = self._pool.tokens_per_block, self._windows[group]
         if window is None:
-            for index in range(length):
-                if self._pool.find(group_name(names[index], group)) is None:
-                    return index
-            return length
+            return next((index for index in range(length) if is_missing(index)), length)
         index = length
         while index > first_block(window, length * size, size):
             index -= 1
-            if self._pool.find(group_name(names[index], group)) is None:
+            if is_missing(index):
                 length = index
         return length
 
-    def _blocks(self, names: SequenceOf[bytes], group: int, length: int) -> list[int]:
+    def _blocks(self, names: SequenceOf[bytes], group: int, length: int) -> list[int | None]:
         first = self.first(group, length * self._pool.tokens_per_block)
-        found = [self._pool.find(group_name(name, group)) for name in names[first:length]]
-        assert None not in found
-        return [block_id for block_id in found if block_id is not None]
+        return [self._pool.find(group_name(name, group)) for name in names[first:length]]
 
     def lists(self, length: int, matched: list[list[int]], fresh: list[int]) -> list[list[int]]:
         """Builds the block list of each group for admission.
@@ -132,6 +145,17 @@ class LayerGroups:
                     ],
                 )
             sequence.num_registered = full
+            if sequence.retention is not None:
+                self.retain(sequence, sequence.retention, range(first, full))
+
+    def retain(self, sequence: Sequence, retention: KvRetention, indices: range) -> None:
+        """Applies a request's retention to those of the sequence's blocks that the pool knows by name."""
+        size = self._pool.tokens_per_block
+        for index in indices:
+            retained = retained_block(retention, index, len(sequence.prompt_token_ids), size)
+            if retained is not None:
+                for group in range(self.count):
+                    self._pool.retain(group_name(sequence.block_names[index], group), retained)
 
     def settle_blocks(self, sequence: Sequence) -> None:
         """Registers full blocks and releases blocks before a window.
@@ -156,6 +180,8 @@ class LayerGroups:
         for group, (blocks, left) in enumerate(zip(sequence.block_ids, sequence.num_left, strict=True)):
             given_back = (self._pool.find(group_name(name, group)) for name in sequence.block_names[:left])
             self._pool.forget([*blocks[left:], *(block_id for block_id in given_back if block_id is not None)])
+            if self._pool.below is not None:  # what the device has no more
+                self._pool.below.forget([group_name(name, group) for name in sequence.block_names])
 
     @staticmethod
     def by_age(held: list[list[int]]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.guided import GuidedDecoding
 from trtx.torch_engine.core.handoffs import Handoffs
+from trtx.torch_engine.core.host_tier import HostLoad
 from trtx.torch_engine.core.logits_processors import LoadedProcessors
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.media import EmbeddingShortage
@@ -121,7 +122,7 @@ class OpenSequences:
         """Whether another choice of the same request still computes blocks that this sequence can share."""
         if sequence.follows is None or (leader := self._open.get(sequence.follows)) is None:
             return False
-        shared = self._scheduler.shareable_tokens(sequence)
+        shared = self._scheduler.prefixes.shareable_tokens(sequence)
         return leader.num_written < shared
 
     def take_followers(self) -> None:
@@ -151,7 +152,7 @@ class OpenSequences:
                 continue
             update = Update(sequence_id, [], finish_reason="cancelled")
             if sequence.state is State.READING:
-                # The transport still writes to its blocks: collect() frees them once it reports the end of the read.
+                # The transport or the host tier still writes to its blocks, which are free at the end of the read.
                 del self._open[sequence_id]
                 sequence.is_cancelled = True
                 self._updates.append(update)
@@ -204,6 +205,16 @@ class OpenSequences:
             self._updates.append(sequence.first_gen_update)
             sequence.first_gen_update = None
         self.end_short(self._handoffs.take_short())
+
+    def end_load(self, load: HostLoad) -> None:
+        """Lets a sequence go on whose KV came from host memory, or which has to compute it."""
+        sequence = load.sequence
+        if sequence.is_cancelled:
+            self._scheduler.finish(sequence)
+        elif load.is_abandoned:
+            self._scheduler.give_up_read(sequence)
+        else:
+            self._scheduler.end_read(sequence, load.num_tokens)
 
     def end(self, sequence: Sequence, update: Update) -> None:
         """Ends a sequence with ``update`` as its last one."""

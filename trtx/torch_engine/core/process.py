@@ -151,6 +151,12 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         channel.send(Progress("registering the KV pool for handoff"))
         transport = _new_transport(runner)
     kv = args.kv_cache_config
+    host_copies = None
+    if kv.host_cache_size and kv.enable_block_reuse:
+        from trtx.torch_engine.runner.host_copies import create_host_copies
+
+        channel.send(Progress(f"allocating {kv.host_cache_size >> 20} MiB of host memory for the KV cache"))
+        host_copies = create_host_copies(runner.pool, kv.host_cache_size, len(runner.geometry.groups))
     spec = args.speculative_config
     core = EngineCore(
         runner,
@@ -171,6 +177,8 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         grammars=_grammars(args, runner.vocab_size, on_compiled),
         batched_processor=batched,
         speculation=create_speculation(spec, runner, max_num_tokens=args.max_num_tokens) if spec is not None else None,
+        host_copies=host_copies,
+        secondary_offload_min_priority=kv.secondary_offload_min_priority,
     )
     channel.send(
         Ready(
@@ -262,6 +270,10 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
     if args.tensor_parallel_size == 1:
         from trtx.torch_engine.runner import create_runner
 
+        if args.kv_cache_config.host_cache_size:
+            from trtx.torch_engine.runner.host_copies import check_host_memory
+
+            check_host_memory(args.kv_cache_config.host_cache_size)
         return create_runner(runner_args(args))
     from trtx.torch_engine.ranks.children import start_ranks
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.cached_prefixes import CachedPrefixes
+from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
 from trtx.torch_engine.core.prompt_pace import PromptPace
@@ -59,6 +61,7 @@ class Step:
     drafted: list[tuple[Sequence, Drafted]] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, token count)
     reads: list[Sequence] = field(default_factory=list)  # admitted, and a peer has their KV
+    num_loads: int = 0  # admitted, and host memory has their KV
     admitted: list[Sequence] = field(default_factory=list)
     num_generating: int = 0  # leading decodes that generate; the rest are prompts with all but the last token cached
     num_context_tokens: int = 0
@@ -104,11 +107,13 @@ class Scheduler:
         limits: SchedulerLimits,
         groups: LayerGroups | None = None,
         speculation: Speculation | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         """``groups`` None: a single KV cache group that attends to all positions."""
         self.pool = pool
         self._speculation = speculation
         self.groups = groups or LayerGroups(pool)
+        self.prefixes = CachedPrefixes(pool, self.groups, tier)
         self.media = MediaStore()
         self.limits = limits
         # With more slots than token budget, decodes could starve the prompts.
@@ -265,8 +270,8 @@ class Scheduler:
             return None
         sequence, pool = self.waiting[0], self.pool
         known, wants_read = sequence.num_tokens, sequence.wants_read
-        reusable, length, matched = self._cached(sequence)
-        num_computed = length * pool.tokens_per_block
+        prefix = self.prefixes.find(sequence)
+        num_computed = prefix.length * pool.tokens_per_block
         if sequence.media and not wants_read and (shortage := self.media_shortage(sequence, num_computed)) is not None:
             del self.waiting[0]
             sequence.state = State.FINISHED
@@ -277,53 +282,37 @@ class Scheduler:
         if is_whole and budget < known - num_computed <= self.limits.max_num_tokens:
             return None
         total = -(-known // pool.tokens_per_block)
-        needed = (total - length) * self.groups.count
-        reserve = self._watermark if self.num_active else 0
-        if needed + sum(map(pool.num_evictable, matched)) + reserve > pool.num_available:
+        blocks = self.prefixes.take(sequence, prefix, total=total, reserve=self._watermark if self.num_active else 0)
+        if blocks is None:
             return None
-        for blocks in matched:
-            pool.take(blocks)
-        fresh = pool.allocate(needed)
-        assert fresh is not None
-        pool.counters.missed += max(0, reusable - length) * self.groups.count
         del self.waiting[0]
         sequence.hold(
-            self._free_slots.pop(), self.groups.lists(length, matched, fresh), [length - len(b) for b in matched],
+            self._free_slots.pop(), blocks, [prefix.length - len(needed) for needed in prefix.blocks],
             total * pool.tokens_per_block, num_computed,
         )  # fmt: skip
-        sequence.num_registered = sequence.num_reused = length
+        sequence.num_registered = sequence.num_reused = prefix.length
+        if sequence.retention is not None:
+            self.groups.retain(sequence, sequence.retention, range(prefix.length))
         step.admitted.append(sequence)
-        if wants_read:
+        if wants_read or prefix.num_below:
             sequence.state = State.READING
             self.reading.append(sequence)
-            step.reads.append(sequence)
+            if wants_read:
+                step.reads.append(sequence)
+            else:
+                step.num_loads += 1
         else:
             sequence.state = State.RUNNING
             self.running.append(sequence)
         return sequence
 
-    def _cached(self, sequence: Sequence) -> tuple[int, int, list[list[int]]]:
-        """Returns the number of reusable leading blocks, the number found in the cache, and each group's blocks."""
-        # At least one token must be computed, to sample from. After a read, that token is the prefill side's first
-        # token.
-        length = len(sequence.prompt_token_ids) if sequence.wants_read else sequence.num_tokens - 1
-        reusable = self._reusable(sequence, length)
-        names = sequence.names(reusable, self.pool.tokens_per_block) if self.pool.enable_reuse else []
-        return reusable, *self.groups.match(names[:reusable])
-
-    def _reusable(self, sequence: Sequence, length: int) -> int:
-        """Number of full blocks among the first ``length`` tokens whose KV the sequence need not compute itself."""
-        return 0 if self._needs_every_logit(sequence) else length // self.pool.tokens_per_block
-
-    def shareable_tokens(self, sequence: Sequence) -> int:
-        """Leading tokens of a sequence's prompt that it would not compute if another sequence had computed them."""
-        if not self.pool.enable_reuse:
-            return 0
-        return self._reusable(sequence, len(sequence.prompt_token_ids) - 1) * self.pool.tokens_per_block
-
-    @staticmethod
-    def _needs_every_logit(sequence: Sequence) -> bool:
-        return sequence.sampling.prompt_logprobs is not None and not sequence.output_token_ids
+    def give_up_read(self, sequence: Sequence) -> None:
+        """READING -> WAITING: the KV in host memory does not come, and the sequence will compute it."""
+        self.reading.remove(sequence)
+        self._let_go(sequence)
+        sequence.state = State.WAITING
+        sequence.is_resumed = sequence.skips_host = True
+        self.add(sequence)
 
     def end_read(self, sequence: Sequence, num_computed: int) -> None:
         """READING -> RUNNING with ``num_computed`` tokens in place: the prompt on success, else the reused prefix."""
@@ -404,6 +393,9 @@ class Scheduler:
         holding = (*self.running, *self.reading, *self.leaving)
         holders: list[list[int]] = [blocks for s in holding for blocks in s.held_blocks]
         holders += [list(blocks) for blocks in leased or ()]
+        if self.prefixes.tier is not None:
+            self.prefixes.tier.check()
+            holders += self.prefixes.tier.loading
         self.pool.check(holders)
         slots = [s.slot for s in holding]
         if sorted(slots + self._free_slots) != list(range(self.max_batch_size)):

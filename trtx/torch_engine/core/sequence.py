@@ -13,7 +13,7 @@ from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.core.sequence_stages import SequenceStages
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.media_positions import stretch
-from trtx.torch_engine.messages import Handoff, KvTransfer, Logprob, MediaSpan, Submit, Update
+from trtx.torch_engine.messages import Handoff, KvRetention, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence, StepEmbedding
 
@@ -27,7 +27,7 @@ class State(Enum):
     COMPILING = "compiling"  # waits for its grammar; the scheduler does not know it yet
     FOLLOWING = "following"  # waits for the prompt that another choice computes; the scheduler does not know it yet
     WAITING = "waiting"  # holds no slot and no blocks
-    READING = "reading"  # holds a slot and blocks that a peer's KV is being read into
+    READING = "reading"  # holds a slot and blocks that KV is being read into, from a peer or from host memory
     RUNNING = "running"  # holds a slot and blocks, and computes
     FINISHED = "finished"
 
@@ -79,7 +79,7 @@ class Sequence:
     num_reused: int = 0  # leading blocks found in the prefix cache at the last admission
     num_found: int = 0  # leading tokens that this admission did not compute: KV from the prefix cache or a peer
     is_resumed: bool = False  # was preempted before
-    is_cancelled: bool = False  # cancelled while READING: ended for the client, but the transport still uses its blocks
+    is_cancelled: bool = False  # cancelled while READING: ended for the client, but its blocks are still written to
     has_read: bool = False  # the peer's KV was read or is unavailable. Its lease has ended: never read again
     transfer: KvTransfer | None = None  # outcome of the read, until it is reported
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -91,6 +91,8 @@ class Sequence:
     processors: tuple[Callable[..., None], ...] = ()  # its own logits processors
     processor_problem: str = ""  # a logits processor has failed: why the sequence ends with its next commit
     follows: int | None = None  # id of the choice whose prompt it can share
+    retention: KvRetention | None = None
+    skips_host: bool = False  # KV in host memory did not come in time: it is computed
     embeddings: list[StepEmbedding | None] = field(default_factory=list)  # of ``media``; empty once no step needs them
     stages: SequenceStages = field(default_factory=SequenceStages)
     drafting: object | None = None  # what the source of drafts knows of it
@@ -129,6 +131,7 @@ class Sequence:
             banned_ids=tuple(sorted(token_id for token_id in ends if 0 <= token_id < vocab_size)),
             min_tokens=sampling.min_tokens,
             follows=submit.follows,
+            retention=submit.retention,
         )
 
     def leave_room(self, max_seq_len: int) -> str | None:

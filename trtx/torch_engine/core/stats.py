@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from trtx.torch_engine.core.grammars import GrammarCounts
+from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.scheduler import Scheduler, Step
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.speculation import SpeculationCounts
@@ -33,8 +34,8 @@ def iteration_stats(
     waited for the previous one began when that one was committed. Block counts are in units of one block in every KV
     cache group, i.e. of all layers.
 
-    TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses`` and ``guidedDecodingStats``. An argument
-    that is None has no field.
+    TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses``, ``guidedDecodingStats`` and
+    ``hostKvCacheStats``. An argument that is None has no field.
     """
     decodes, prompts = step.generating, step.prompts
     fresh = [s for s in step.admitted if not s.is_resumed]
@@ -73,6 +74,8 @@ def iteration_stats(
             "numPausedKvTokens": sum(s.num_tokens for s in paused),
         },
     }
+    if scheduler.prefixes.tier is not None:
+        row["hostKvCacheStats"] = _host_cache_stats(scheduler.prefixes.tier, scheduler.groups.count)
     if device_wait_s is not None:
         row["deviceWaitMS"] = device_wait_s * 1e3
     if num_graph_misses is not None:
@@ -114,8 +117,10 @@ def since_the_step(row: dict[str, Any], scheduler: Scheduler) -> dict[str, Any] 
     cache = _kv_cache_stats(scheduler)
     if cache["usedNumBlocks"] == row["kvCacheStats"]["usedNumBlocks"]:
         return None
+    tier = scheduler.prefixes.tier
     return {
         **row,
+        **({"hostKvCacheStats": _host_cache_stats(tier, scheduler.groups.count)} if tier is not None else {}),
         "numActiveRequests": scheduler.num_active,
         "numQueuedRequests": len(scheduler.waiting),
         "numCompletedRequests": 0,  # already reported, as are the new requests
@@ -137,6 +142,25 @@ def _kv_cache_stats(scheduler: Scheduler) -> dict[str, Any]:
         "reusedBlocks": counters.reused // groups,
         "missedBlocks": counters.missed // groups,
         "cacheHitRate": counters.hit_rate,
+    }
+
+
+def _host_cache_stats(tier: HostTier, groups: int) -> dict[str, Any]:
+    """Totals since the start, like those of ``kvCacheStats``. Its ``cacheHitRate`` is of what the device lacks."""
+    counters = tier.counters
+    return {
+        "maxNumBlocks": tier.pool.num_blocks // groups,
+        "usedNumBlocks": tier.num_used // groups,
+        "reusedBlocks": counters.hits // groups,
+        "missedBlocks": counters.missed // groups,
+        "cacheHitRate": counters.hit_rate,
+        "storedBytes": counters.stored * tier.block_bytes,
+        "loadedBytes": counters.loaded * tier.block_bytes,
+        "storeSeconds": counters.stored_seconds,
+        "loadSeconds": counters.loaded_seconds,
+        "evictedBlocks": counters.evicted // groups,
+        "droppedBlocks": counters.dropped // groups,
+        "abandonedLoads": counters.abandoned_loads,
     }
 
 

@@ -19,6 +19,7 @@ from trtx.torch_engine.llmapi.llm import LLM
 from trtx.torch_engine.llmapi.offline import OfflineEngine
 from trtx.torch_engine.llmapi.request_errors import MediaNeeded, RequestError, RequestFailed
 from trtx.torch_engine.llmapi.results import RequestOutput
+from trtx.torch_engine.llmapi.retention import KvCacheRetentionConfig
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.logits_processor import BatchedLogitsProcessor, LogitsProcessor
 from trtx.torch_engine.messages import Logprob, MediaSpan
@@ -35,6 +36,7 @@ __all__ = [
     "Embedding",
     "GuidedDecodingParams",
     "KvCacheConfig",
+    "KvCacheRetentionConfig",
     "LlmArgs",
     "LogitsProcessor",
     "Logprob",

@@ -12,6 +12,7 @@ from trtx.config import schema
 from trtx.config.engine_uses import in_force_and_left_out
 from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
+from trtx.config.torch_together import conflict
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
     CudaGraphConfig,
@@ -68,22 +69,8 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
     if args.tensor_parallel_size > 1 and (role == "encode" or args.transport is not None):
         what = "an encoder runs" if role == "encode" else "KV is handed off (cache_transceiver_config) by an engine"
         raise ValueError(f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as {what} on one GPU")
-    if args.tensor_parallel_size > 1 and args.speculative_config is not None and args.speculative_config.draft_model:
-        raise ValueError(
-            f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1 with "
-            f"{args.speculative_config.decoding_type}, whose model drafts on one GPU"
-        )
-    if args.sleep_config is not None:
-        if args.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1 with sleep_config, as only an engine "
-                "of one GPU sleeps"
-            )
-        if args.speculative_config is not None and args.speculative_config.draft_model:
-            raise ValueError(
-                f"sleep_config has no effect on the memory of the draft model of "
-                f"{args.speculative_config.decoding_type}; leave one of them out, or use NGram or SA"
-            )
+    if (problem := conflict(plain)) is not None:
+        raise ValueError(f"the torch engine's arguments: {problem}")
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)
     return args, {path: _because(path) for path in left_out}
 
@@ -101,7 +88,7 @@ def _names(model: type[Any]) -> frozenset[str]:
 
 def _means_default(name: str, value: Any) -> bool:
     """Whether None stands for the default: for fields whose own type has no None, as in TensorRT-LLM."""
-    return value is None and name not in ("max_tokens", "backend", "batch_sizes")
+    return value is None and name not in ("max_tokens", "backend", "batch_sizes", "secondary_offload_min_priority")
 
 
 def _plain(value: Any) -> Any:

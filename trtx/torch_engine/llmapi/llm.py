@@ -35,6 +35,7 @@ from trtx.torch_engine.llmapi.processors import pickled, pickled_batched
 from trtx.torch_engine.llmapi.prompts import Prompt, PromptReader
 from trtx.torch_engine.llmapi.request_errors import RequestError, typed
 from trtx.torch_engine.llmapi.results import RequestOutput
+from trtx.torch_engine.llmapi.retention import read_retention
 from trtx.torch_engine.llmapi.sampling import SamplingParams, checked_sampling, resolve_sampling
 from trtx.torch_engine.llmapi.values import is_text, shown
 from trtx.torch_engine.messages import Handoff, HandoffStats, MediaSpan, Submit
@@ -179,7 +180,7 @@ class LLM(MemoryControls):
         of an already expanded prompt, whose embeddings were put by :meth:`put_embedding`, and the token ids that KV
         events report in place of the prompt's ids.
 
-        Hints that can't change the answer (retention, scheduling, conversation, tracing) are accepted without effect.
+        Hints that can't change the answer (scheduling, conversation, tracing) are accepted without effect.
         Raises RequestError for unsupported arguments that would change it, ValueError for bad values, RuntimeError if
         the engine is gone. Errors that only the engine can detect raise RequestError when the result is read.
         """
@@ -206,6 +207,7 @@ class LLM(MemoryControls):
         priority = typed(float, priority, "priority")
         if not 0.0 <= priority <= 1.0:
             raise RequestError(f"priority is {priority}; expected a number from 0 to 1")
+        retention = read_retention(kv_cache_retention_config)
         is_context_only = handoff is not None and handoff.request_type == "context_only"
         count = sampling.num_sequences
         stops = [None if is_context_only else find_stops(sampling, self._tokenizer) for _ in range(count)]
@@ -230,10 +232,10 @@ class LLM(MemoryControls):
             if keys:
                 self._embeddings.acquire(found.embeddings)
             follows = sequence_ids[0] if index else None
-            self._client.submit(
-                Choice(index, output, sequence_ids, stops[index], on_end, _is_document(plan)),
-                Submit(sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing, processors, follows),
-            )
+            submit = Submit(
+                sequence_id, prompt, plan, cache_salt, priority, handoff, spans, routing, processors, follows, retention
+            )  # fmt: skip
+            self._client.submit(Choice(index, output, sequence_ids, stops[index], on_end, _is_document(plan)), submit)
         return output
 
     def _check_choices(self, sampling: SamplingParams, handoff: Handoff | None, *, streaming: bool) -> None:

@@ -19,6 +19,9 @@ from trtx.worker.requests.grammars import RequestGrammar, read_grammar
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.values import InvalidValue
 
+DEFAULT_RETENTION = 35
+"""Retention priority of KV for which no request asked for another, as in TensorRT-LLM."""
+
 if TYPE_CHECKING:
     from trtx.worker.multimodal.images import Picture
 
@@ -122,6 +125,7 @@ def parse(
             priority=1.0 if is_probe(request) else _priority(routing.get("priority")),
             dp_rank=routing.get("dp_rank"),
             conversation_id=(request.get("agent_context") or {}).get("session_id") or None,
+            retention_priority=None if is_probe(request) else _retention(routing.get("priority")),
         ),
         contradiction=contradiction,
     )
@@ -275,3 +279,11 @@ def _cache_salt(request: Mapping[str, Any]) -> str | None:
 def _priority(hint: Any) -> float | None:
     """The client's priority hint (any integer, higher is more urgent) clamped to the LLM API's range from 0 to 1."""
     return None if not isinstance(hint, (int, float)) else min(1.0, max(0.0, float(hint)))
+
+
+def _retention(hint: Any) -> int | None:
+    """The same hint as the retention priority of the request's KV: a hint of 0 is the default of a request without one.
+
+    TensorRT-LLM's range is from 0 to 100.
+    """
+    return None if not isinstance(hint, (int, float)) else round(min(100.0, max(0.0, DEFAULT_RETENTION + hint)))

@@ -19,7 +19,8 @@ KV_BLOCKS = _family(
     "gauge",
     "trtx_kv_blocks",
     "blocks",
-    "KV blocks in the pool. Tier gpu is the pool that steps read, also on a worker without a GPU.",
+    "KV blocks in the pool. Tier gpu is the pool that steps read, also on a worker without a GPU; tier host is host "
+    "memory.",
     "tier",
     by=TEXT_ROLES,
     when="if the engine has a KV pool",
@@ -28,7 +29,7 @@ KV_BLOCKS_USED = _family(
     "gauge",
     "trtx_kv_blocks_used",
     "blocks",
-    "KV blocks that requests and leases hold.",
+    "KV blocks that requests and leases hold; in tier host, blocks that have a content.",
     "tier",
     by=TEXT_ROLES,
     when="if the engine has a KV pool",
@@ -37,7 +38,8 @@ KV_HIT_RATE = _family(
     "gauge",
     "trtx_kv_hit_rate",
     "share",
-    "Share of prompt blocks found in the prefix cache, since the worker's start.",
+    "Share of prompt blocks found in the prefix cache, since the worker's start; in tier host, of those that tier gpu "
+    "lacks.",
     "tier",
     by=TEXT_ROLES,
     when=_STEPS,
@@ -51,6 +53,25 @@ KV_LOOKUPS = _family(
     "outcome",
     by=TEXT_ROLES,
     when=_STEPS,
+)
+_HOST = "with host_cache_size"
+KV_TIER_BYTES = _family(
+    "counter",
+    "trtx_kv_tier_bytes_total",
+    "bytes",
+    "KV copied to host memory (stored) and back (loaded).",
+    "direction",
+    by=TEXT_ROLES,
+    when=_HOST,
+)
+KV_TIER_SECONDS = _family(
+    "counter",
+    "trtx_kv_tier_seconds_total",
+    "seconds",
+    "Duration of the copies that trtx_kv_tier_bytes_total counts.",
+    "direction",
+    by=TEXT_ROLES,
+    when=_HOST,
 )
 LOST_KV_EVENTS = _family(
     "counter", "trtx_lost_kv_events_total", "events", "KV events that the engine dropped before they were read."

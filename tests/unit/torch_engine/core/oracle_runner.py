@@ -9,7 +9,7 @@ that is given away too early: its device is as late as one can be, and does a st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -65,6 +65,7 @@ class OracleStep:
     def __init__(self, runner: OracleRunner, rows: list[Row]) -> None:
         self.runner, self.rows = runner, rows
         self.must_sample = False  # by a call of ``sample``, before results are asked for
+        self.waits_for: list[OracleCopy] = []  # copies that end before the step begins
 
     def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None, masks_per_slot: int = 1) -> None:
         """A logits processor may exclude tokens; all others are equally likely here."""
@@ -89,6 +90,8 @@ class OracleStep:
     def results(self) -> list[Sampled]:
         assert self.runner.queue.popleft() is self, "results are asked for once, in the order of launches"
         assert not self.must_sample
+        for copy in self.waits_for:
+            copy.finish()
         return self.runner.compute(self.rows)
 
 
@@ -123,6 +126,7 @@ class OracleRunner:
         self.most_queued = 0
         self.steps: list[tuple[int, int]] = []  # (decodes in form, prompt tokens)
         self.is_closed = False
+        self.held_by: list[OracleCopy] = []  # copies that later steps wait for
 
     def launch(self, batch: Batch) -> OracleStep:
         assert len(self.queue) <= 1, "one step at most is under way when the next one is launched"
@@ -150,6 +154,7 @@ class OracleRunner:
         self.largest_batch = max(self.largest_batch, len(rows))
         step = OracleStep(self, rows)
         step.must_sample = batch.waits_for_tokens
+        step.waits_for = list(self.held_by)
         self.queue.append(step)
         self.most_queued = max(self.most_queued, len(self.queue))
         return self.queue[-1]
@@ -196,6 +201,68 @@ class OracleRunner:
 
     def device_memory_bytes(self) -> int:
         return 0
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class OracleCopy:
+    """Copies of cells that happen as late as they may: when something waits for them, or ``polls`` polls later."""
+
+    def __init__(self, pairs: list[tuple[list[Any], list[Any]]], polls: int, after: list[OracleCopy]) -> None:
+        self.pairs, self.polls, self.after = pairs, polls, after
+        self.is_finished = False
+        self.seconds = 0.001
+
+    def finish(self) -> None:
+        if not self.is_finished:
+            for copy in self.after:
+                copy.finish()
+            for source, target in self.pairs:
+                target[:] = source
+            self.is_finished = True
+
+    def is_done(self) -> bool:
+        self.polls -= 1
+        if self.polls <= 0:
+            self.finish()
+        return self.is_finished
+
+
+class OracleCopies:
+    """Host memory beside an oracle's cells. ``delay`` gives the polls that the next copy takes."""
+
+    block_bytes = 8
+
+    def __init__(self, runner: OracleRunner, num_blocks: int, delay: Callable[[], int] = lambda: 1) -> None:
+        self.runner, self.num_blocks, self.delay = runner, num_blocks, delay
+        size = runner.geometry.tokens_per_block
+        self.cells: list[list[tuple[Any, int] | None]] = [[None] * size for _ in range(num_blocks)]
+        self.stores: list[OracleCopy] = []
+        self.num_loaded = 0
+        self.is_closed = False
+        self.loads_at_once = False
+
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> OracleCopy:
+        pairs = [(self.runner.cells[d], self.cells[h]) for d, h in zip(device_ids, host_ids, strict=True)]
+        self.stores = [copy for copy in self.stores if not copy.is_finished]
+        self.stores.append(OracleCopy(pairs, self.delay(), list(self.stores)))
+        return self.stores[-1]
+
+    def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> OracleCopy:
+        pairs = [(self.cells[h], self.runner.cells[d]) for h, d in zip(host_ids, device_ids, strict=True)]
+        self.num_loaded += len(pairs)
+        copy = OracleCopy(pairs, self.delay(), list(self.stores) if after_stores else [])
+        if self.loads_at_once:
+            copy.finish()
+        return copy
+
+    def hold_steps(self) -> None:
+        self.runner.held_by = [copy for copy in self.stores if not copy.is_finished]
+
+    def wait_for_stores(self) -> None:
+        for copy in self.stores:
+            copy.finish()
 
     def close(self) -> None:
         self.is_closed = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.torch_engine.core.media_prompts import mixed, some_media
-from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleTransport, Wire, undisturbed
+from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleCopies, OracleTransport, Wire, undisturbed
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of, some_windows
 from trtx.torch_engine.messages import Handoff, KvTransfer
 
@@ -28,12 +30,15 @@ class Pair:
         overlap: bool = True,
         windows: tuple[int | None, ...] = FULL,
         with_stats: bool = False,
+        host_blocks: int = 0,
+        delay: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Blocks are counted for one layer group."""
+        """Blocks are counted for one layer group. ``host_blocks``: of each engine's host tier, with late copies."""
         self.windows = windows
         self.with_stats = with_stats
         self.now = 100.0
         self.overlap = overlap
+        self.host_blocks, self.delay = host_blocks * len(windows), delay
         wire = Wire()
         self.prefill = self._engine(wire, "prefill", prefill_blocks)
         self.decode = self._engine(wire, "decode", decode_blocks)
@@ -49,6 +54,7 @@ class Pair:
             kv_transfer_timeout_s=TIMEOUT_S,
             disable_overlap_scheduler=not self.overlap,
             enable_iter_perf_stats=self.with_stats,
+            host_copies=OracleCopies(harness.runner, self.host_blocks, self.delay) if self.host_blocks else None,
             clock=lambda: self.now,
         )
         harness.transport = transport  # type: ignore[attr-defined]
@@ -351,4 +357,47 @@ def test_any_mix_of_handoffs_failures_and_aborts_ends_with_whole_tokens_and_empt
             continue
         assert got == (whole if pair.decode.finished[sequence_id] != "cancelled" else whole[: len(got)])
     assert pair.prefill.is_empty()
+    assert pair.decode.is_empty()
+
+
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    turns=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30), st.booleans()), min_size=3, max_size=25),
+    blocks=st.integers(12, 20),
+    dies_after=st.one_of(st.none(), st.integers(0, 20)),
+    overlap=st.booleans(),
+    windows=some_windows,
+    seed=st.integers(0, 1000),
+)
+def test_handoffs_between_engines_with_host_tiers_leave_every_sequence_undisturbed(
+    turns: list[tuple[int, int, bool]],
+    blocks: int,
+    dies_after: int | None,
+    overlap: bool,
+    windows: tuple[int | None, ...],
+    seed: int,
+) -> None:
+    dice = random.Random(seed)
+    pair = Pair(
+        prefill_blocks=blocks, decode_blocks=blocks, overlap=overlap, windows=windows, host_blocks=40,
+        delay=lambda: dice.randint(1, 6),
+    )  # fmt: skip
+    expected = {}
+    for index, (conversation, length, goes_on) in enumerate(turns):
+        prompt = prompt_of(length, conversation)
+        expected[index] = undisturbed(prompt, 6, windows)
+        is_dead = dies_after is not None and index > dies_after
+        handoff = None if is_dead else pair.context(index, prompt)
+        pair.decode.submit(index, prompt, 6, handoff=handoff)
+        if index == dies_after:
+            pair.prefill.transport.is_dead = True  # type: ignore[attr-defined]
+        if goes_on:
+            pair.step_decode(deliver=dice.random() < 0.5)
+        else:
+            pair.finish_decode()
+    pair.finish_decode()
+    for index, tokens in expected.items():
+        assert pair.decode.tokens[index] == tokens, index
+    while pair.decode.core.wait_s is not None:
+        pair.step_decode()
     assert pair.decode.is_empty()

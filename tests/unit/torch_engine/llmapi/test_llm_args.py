@@ -67,9 +67,9 @@ def test_a_field_without_which_answers_would_be_others_is_refused() -> None:
 
 def test_a_known_field_without_effect_here_is_named() -> None:
     _, unsupported = resolve_llm_args(
-        "m", {"enable_autotuner": True, "kv_cache_config": {"host_cache_size": 5, "dtype": "auto"}}
+        "m", {"enable_autotuner": True, "kv_cache_config": {"disk_cache_size": 5, "dtype": "auto"}}
     )
-    assert unsupported.keys() == {"enable_autotuner", "kv_cache_config.host_cache_size"}
+    assert unsupported.keys() == {"enable_autotuner", "kv_cache_config.disk_cache_size"}
 
 
 def test_cuda_graphs_can_be_turned_off() -> None:

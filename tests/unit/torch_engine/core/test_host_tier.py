@@ -1,0 +1,346 @@
+"""The host tier over an oracle whose copies happen as late as they may: the tokens are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from examples import examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.torch_engine.core.oracle_runner import FULL, OracleCopies, undisturbed
+from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of, some_windows
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.host_tier import tier as tier_module
+from trtx.torch_engine.messages import KvRetention, Retained, RetainedRange
+
+
+class Tiered(Harness):
+    """A small pool above a host tier of ``host_blocks``."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        host_blocks: int,
+        *,
+        delay: Callable[[], int] = lambda: 1,
+        min_priority: int | None = None,
+        windows: tuple[int | None, ...] = FULL,
+        overlap: bool = True,
+        bad_token: int | None = None,
+        batch: int = 8,
+        tokens: int = 64,
+    ) -> None:
+        super().__init__(num_blocks, windows=windows, bad_token=bad_token, batch=batch, tokens=tokens)
+        self.copies = OracleCopies(self.runner, host_blocks, delay)
+        self.core = EngineCore(
+            self.runner,
+            self.core.scheduler.limits,
+            disable_overlap_scheduler=not overlap,
+            event_buffer_max_size=100_000,
+            enable_iter_perf_stats=True,
+            host_copies=self.copies,
+            secondary_offload_min_priority=min_priority,
+        )
+
+    @property
+    def counters(self) -> tier_module.TierCounters:
+        assert self.core.tier is not None
+        return self.core.tier.counters
+
+    def ask(self, sequence_id: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> None:
+        """Serves one request alone, and compares its tokens."""
+        self.submit(sequence_id, prompt, max_tokens, **fields)
+        self.run()
+        assert self.tokens[sequence_id] == undisturbed(prompt, max_tokens)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_conversation_that_returns_after_its_eviction_is_loaded_and_not_computed(overlap: bool) -> None:
+    h = Tiered(16, 64, overlap=overlap)
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 6):
+        h.ask(other, prompt_of(40, other))
+    computed = sum(tokens for _, tokens in h.runner.steps)
+    h.ask(7, prompt_of(32, 1) + prompt_of(4, 50), 4)
+    assert h.counters.loaded == h.counters.hits == 8
+    assert sum(tokens for _, tokens in h.runner.steps) - computed == 4 + 3, "the new tokens, and its answer"
+    assert next(u for u in h.updates if u.sequence_id == 7 and u.token_ids).reused_blocks == 8
+
+
+def test_others_decode_while_a_load_is_on_its_way() -> None:
+    slow = [1]
+    h = Tiered(24, 64, delay=lambda: slow[0])
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 6):
+        h.ask(other, prompt_of(40, other))
+    h.submit(10, prompt_of(5, 9), 40)
+    for _ in range(4):
+        h.step()
+    slow[0] = 12
+    h.submit(11, [*prompt_of(32, 1), 3], 4)
+    h.step()
+    before = len(h.tokens[10])
+    for _ in range(8):
+        h.step()
+    assert len(h.tokens[10]) == before + 8
+    assert not h.tokens[11]
+    h.run()
+    assert h.tokens[11] == undisturbed([*prompt_of(32, 1), 3], 4)
+    assert h.counters.loaded
+
+
+def test_a_load_into_blocks_that_are_still_being_stored_comes_after_the_store() -> None:
+    slow = [1]
+    h = Tiered(16, 64, delay=lambda: slow[0])
+    h.copies.loads_at_once = True
+    for conversation in (1, 2):
+        h.ask(conversation, prompt_of(48, conversation))
+    slow[0] = 50
+    h.ask(3, [*prompt_of(48, 1), 5])
+    slow[0] = 1
+    h.ask(4, [*prompt_of(48, 2), 5])
+    assert h.counters.loaded > 12, "both came back"
+
+
+def test_two_that_want_the_same_blocks_load_them_once() -> None:
+    h = Tiered(20, 64, delay=lambda: 3)
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 7):
+        h.ask(other, prompt_of(40, other))
+    h.submit(10, [*prompt_of(32, 1), 1], 3)
+    h.submit(11, [*prompt_of(32, 1), 2], 3)
+    h.run()
+    assert h.copies.num_loaded == 8
+    for each in (1, 2):
+        assert h.tokens[9 + each] == undisturbed([*prompt_of(32, 1), each], 3)
+
+
+def test_a_load_that_does_not_come_in_time_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [1]
+    h = Tiered(16, 64, delay=lambda: slow[0])
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 6):
+        h.ask(other, prompt_of(32, other))
+    monkeypatch.setattr(tier_module, "LOAD_TIMEOUT_S", -1.0)
+    slow[0] = 6
+    h.ask(7, [*prompt_of(32, 1), 5])
+    assert h.counters.abandoned_loads == 1
+    while h.core.wait_s is not None:
+        h.step()
+    assert h.is_empty(), "the blocks are free once the copy is done"
+
+
+def test_a_cancelled_load_ends_for_the_client_at_once_and_frees_its_blocks_later() -> None:
+    slow = [1]
+    h = Tiered(16, 64, delay=lambda: slow[0])
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 6):
+        h.ask(other, prompt_of(32, other))
+    slow[0] = 5
+    h.submit(7, [*prompt_of(32, 1), 5])
+    h.step()
+    h.core.abort([7])
+    h.step()
+    assert h.finished[7] == "cancelled"
+    assert not h.is_empty()
+    while h.core.wait_s is not None:
+        h.step()
+    assert h.is_empty()
+
+
+def test_another_salt_finds_nothing_on_either_tier() -> None:
+    h = Tiered(16, 64)
+    h.ask(1, prompt_of(32, 1), cache_salt="one")
+    for other in range(2, 6):
+        h.ask(other, prompt_of(40, other), cache_salt="one")
+    h.ask(7, [*prompt_of(32, 1), 5], cache_salt="two")
+    assert h.counters.hits == 0
+    h.ask(8, [*prompt_of(32, 1), 6], cache_salt="one")
+    assert h.counters.hits == 8
+
+
+def test_blocks_of_a_failed_sequence_are_found_on_no_tier() -> None:
+    prompt = prompt_of(32, 1)
+    bad = undisturbed(prompt, 3)[2]
+    h = Tiered(16, 64, bad_token=bad)
+    h.submit(1, prompt, 2)
+    h.run()
+    assert h.core.tier is not None
+    h.core.tier.counters.stored = 0
+    for other in range(2, 5):
+        h.submit(other, prompt_of(36, other), 1)
+        h.run()
+    assert h.counters.stored
+    h.submit(6, prompt, 8)
+    h.run()
+    assert h.errors[6]
+    for other in range(7, 10):
+        h.submit(other, prompt_of(36, other), 1)
+        h.run()
+    hits = h.counters.hits
+    h.submit(11, prompt, 2)
+    h.run()
+    assert h.counters.hits == hits
+
+
+def test_blocks_below_the_least_priority_are_dropped() -> None:
+    low = KvRetention([RetainedRange(0, Retained(10))], Retained(10))
+    h = Tiered(16, 64, min_priority=35)
+    h.ask(1, prompt_of(32, 1), retention=low)
+    h.ask(2, prompt_of(32, 2))
+    for other in range(3, 7):
+        h.ask(other, prompt_of(40, other))
+    h.ask(10, [*prompt_of(32, 1), 5])
+    assert h.counters.hits == 0
+    h.ask(11, [*prompt_of(32, 2), 5])
+    assert h.counters.hits == 8
+
+
+def test_a_prompt_that_is_retained_stays_on_the_device() -> None:
+    h = Tiered(16, 4)
+    high = KvRetention([RetainedRange(0, Retained(100), end=16)])
+    h.ask(1, prompt_of(24, 1), retention=high)
+    for other in range(2, 12):
+        h.ask(other, prompt_of(40, other))
+    loaded = h.counters.loaded
+    h.ask(20, prompt_of(24, 1))
+    first = next(u for u in h.updates if u.sequence_id == 20 and u.token_ids)
+    assert first.reused_blocks == 4
+    assert h.counters.loaded == loaded
+
+
+def test_a_prompt_that_never_returns_displaces_none_that_does() -> None:
+    h = Tiered(12, 18)
+    for turn in range(3):
+        for conversation in (1, 50):
+            h.ask(100 * conversation + turn, [*prompt_of(32, conversation), turn], 1)
+    for other in range(2):
+        h.ask(10 + other, prompt_of(36, 90 + other), 1)
+    hits = h.counters.hits
+    for conversation in (1, 50):
+        h.ask(20 + conversation, [*prompt_of(32, conversation), 9], 1)
+    assert h.counters.hits - hits == 16
+
+
+def _known_to_a_router(events: list[dict[str, Any]]) -> tuple[dict[int, int], set[int]]:
+    """The level of each block that a router knows after the events, and the blocks that it can attach to nothing.
+
+    A sequence can hold an unnamed copy of a block whose named one is evicted; the blocks after it have no known parent.
+    """
+    levels: dict[int, int] = {}
+    lost: set[int] = set()
+    for event in events:
+        data = event["data"]
+        if data["type"] == "stored":
+            blocks = {block["block_hash"]: block["cache_level"] for block in data["blocks"]}
+            if data["parent_hash"] is None or data["parent_hash"] in levels:
+                levels |= blocks
+            else:
+                lost |= blocks.keys() - levels.keys()
+                levels |= {block: level for block, level in blocks.items() if block in levels}
+        elif data["type"] == "updated" and (data["block_hash"] in levels or data["block_hash"] not in lost):
+            level = data["cache_level"]
+            assert levels[data["block_hash"]] == level["old_value"]
+            levels[data["block_hash"]] = level["new_value"]
+        elif data["type"] == "removed":
+            for block_hash in data["block_hashes"]:
+                if block_hash in lost and block_hash not in levels:
+                    continue
+                del levels[block_hash]
+    return levels, lost
+
+
+def _held(h: Tiered) -> dict[int, int]:
+    tier, pool = h.core.tier, h.core.scheduler.pool
+    assert tier is not None
+    below = {name: 1 for name in [*tier.pool.names, *tier._storing] if len(name) == 32}
+    names = below | {name: 0 for name in pool.names if len(name) == 32}
+    return {int.from_bytes(name[:8], "little"): level for name, level in names.items()}
+
+
+conversations = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # steps before it arrives
+        st.integers(0, 4),  # conversation
+        st.integers(1, 36),  # length of the prompt
+        st.integers(1, 10),  # max_tokens
+        st.one_of(st.none(), st.none(), st.integers(0, 12)),  # aborted so many steps later
+        st.sampled_from([None, None, None, "salt"]),
+        st.sampled_from([None, None, 10, 90]),  # retention priority
+    ),
+    min_size=4,
+    max_size=40,
+)
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    work=conversations,
+    num_blocks=st.integers(12, 30),
+    host_blocks=st.integers(1, 60),
+    batch=st.integers(1, 5),
+    tokens=st.integers(4, 40),
+    overlap=st.booleans(),
+    windows=some_windows,
+    slowest=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+    min_priority=st.sampled_from([None, 35]),
+)
+def test_any_mix_of_returns_aborts_and_late_copies_leaves_every_sequence_undisturbed(
+    work: list[tuple[int, int, int, int, int | None, str | None, int | None]],
+    num_blocks: int,
+    host_blocks: int,
+    batch: int,
+    tokens: int,
+    overlap: bool,
+    windows: tuple[int | None, ...],
+    slowest: int,
+    seed: int,
+    min_priority: int | None,
+) -> None:
+    dice = random.Random(seed)
+    h = Tiered(
+        num_blocks * len(windows), host_blocks * len(windows), delay=lambda: dice.randint(1, slowest), overlap=overlap,
+        windows=windows, batch=batch, tokens=tokens, min_priority=min_priority,
+    )  # fmt: skip
+    prompts: dict[int, tuple[list[int], int]] = {}
+    aborts: dict[int, list[int]] = {}
+    now = 0
+
+    def advance() -> None:
+        nonlocal now
+        h.core.abort(aborts.pop(now, []))
+        h.step()
+        now += 1
+
+    for index, (wait, conversation, length, max_tokens, abort, salt, priority) in enumerate(work):
+        for _ in range(wait):
+            advance()
+        # A salt has tokens of its own, so that a hit on the other salt's blocks would show.
+        prompt = prompt_of(length, conversation)
+        retention = KvRetention([RetainedRange(0, Retained(priority))]) if priority is not None else None
+        prompts[index] = prompt, max_tokens
+        h.submit(index, prompt, max_tokens, cache_salt=salt, retention=retention)
+        if abort is not None:
+            aborts.setdefault(now + abort, []).append(index)
+    while aborts:
+        advance()
+    h.run()
+    while h.core.wait_s is not None:
+        h.step()
+    assert h.is_empty()
+    assert not h.errors
+    for index, (prompt, max_tokens) in prompts.items():
+        expected = undisturbed(prompt, max_tokens, windows)
+        got = h.tokens[index]
+        assert got == expected[: len(got)]
+        assert h.finished[index] == "cancelled" or len(got) == max_tokens
+    if windows[0] is None:
+        known, lost = _known_to_a_router(h.events)
+        held = _held(h)
+        assert known == {block: level for block, level in held.items() if block in known}
+        assert held.keys() - known.keys() <= lost

@@ -1,0 +1,131 @@
+"""Conversations that return: an engine serves them in any order, and their answers can be compared with another's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner_player import VOCAB, random_prompt
+
+from trtx.torch_engine.block_copies import BlockCopies
+from trtx.torch_engine.core.engine_core import EngineCore
+from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.runner import TorchRunner
+
+
+@dataclass
+class Turn:
+    added: list[int]
+    max_tokens: int
+    seed: int
+    temperature: float
+    aborts: int | None  # so many steps after its arrival
+
+
+@dataclass
+class Conversation:
+    """One conversation. An answer that was cancelled is no part of what follows."""
+
+    salt: str | None
+    turns: list[Turn]
+    history: list[int] = field(default_factory=list)
+    answers: list[list[Any]] = field(default_factory=list)  # of each turn: (token, the bits of its log-probability)
+    cancelled: set[int] = field(default_factory=set)  # turns
+
+
+def conversations(seed: int, count: int, requests: int, *, longest: int = 60) -> list[Conversation]:
+    """Two conversations each begin with the same prompt under different salts."""
+    dice = random.Random(seed)
+    found = []
+    for index in range(count):
+        turns = []
+        for turn in range(requests // count):
+            added = random_prompt(dice.randint(16, longest), 1000 + index // 2) if not turn else None
+            turns.append(
+                Turn(
+                    added or random_prompt(dice.randint(1, 6), dice.randrange(10**6)), dice.randint(1, 5),
+                    dice.randrange(2**63), dice.choice([0.0, 1.0]), dice.choice([None] * 5 + [dice.randint(0, 8)]),
+                )
+            )  # fmt: skip
+        found.append(Conversation("salt" if index % 2 else None, turns))
+    return found
+
+
+def play(
+    runner: TorchRunner,
+    talks: list[Conversation],
+    *,
+    seed: int,
+    num_blocks: int,
+    copies: BlockCopies | None = None,
+    overlap: bool = True,
+    batch: int = 5,
+    waiting: int = 8,
+    on_step: Callable[[EngineCore], None] = lambda core: core.check(),
+) -> EngineCore:
+    """Serves all turns, ``waiting`` at once, on the first ``num_blocks`` blocks of the runner's pool."""
+    dice = random.Random(seed)
+    whole, runner.num_blocks = runner.num_blocks, num_blocks
+    core = EngineCore(
+        runner, SchedulerLimits(batch, 64), disable_overlap_scheduler=not overlap, host_copies=copies,
+        event_buffer_max_size=1_000_000,
+    )  # fmt: skip
+    runner.num_blocks = whole
+    idle = [talk for talk in talks if talk.turns]
+    open_: dict[int, tuple[Conversation, list[int]]] = {}
+    aborts: dict[int, list[int]] = {}
+    step = next_id = 0
+    while idle or open_:
+        while idle and len(open_) < waiting:
+            talk = idle.pop(dice.randrange(len(idle)))
+            turn = talk.turns[len(talk.answers)]
+            prompt = talk.history + turn.added
+            params = SamplingParams(
+                max_tokens=turn.max_tokens, seed=turn.seed, temperature=turn.temperature, logprobs=1, ignore_eos=True
+            )
+            talk.answers.append([])
+            open_[next_id] = talk, prompt
+            core.submit(Submit(next_id, prompt, resolve_sampling(params), cache_salt=talk.salt))
+            if turn.aborts is not None:
+                aborts.setdefault(step + turn.aborts, []).append(next_id)
+            next_id += 1
+        core.abort(aborts.pop(step, []))
+        report = core.step()
+        on_step(core)
+        step += 1
+        for update in report.updates if report is not None else ():
+            assert update.error is None, update.error
+            talk, prompt = open_[update.sequence_id]
+            for token, logprobs in zip(update.token_ids, update.logprobs or [], strict=True):
+                talk.answers[-1].append((token, logprobs[token].logprob.hex()))
+            if update.finish_reason is None:
+                continue
+            del open_[update.sequence_id]
+            if update.finish_reason == "cancelled":
+                talk.cancelled.add(len(talk.answers) - 1)
+            # The last answer is no part of the history if its turn may be cancelled: then both engines agree on it.
+            turn = talk.turns[len(talk.answers) - 1]
+            answer = [token for token, _ in talk.answers[-1]] if turn.aborts is None else []
+            talk.history = prompt + answer
+            if len(talk.answers) < len(talk.turns):
+                idle.append(talk)
+    while core.wait_s is not None:
+        core.step()
+    core.check()
+    assert core.scheduler.pool.num_held == 0
+    assert all(token < VOCAB for talk in talks for token in talk.history)
+    return core
+
+
+def assert_same(found: list[Conversation], expected: list[Conversation]) -> None:
+    """Bit for bit; a cancelled answer is the beginning of the other one."""
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for turn, (answer, same) in enumerate(zip(one.answers, other.answers, strict=True)):
+            if turn in one.cancelled or turn in other.cancelled:
+                shorter = min(len(answer), len(same))
+                answer, same = answer[:shorter], same[:shorter]
+            assert answer == same, f"conversation {index}, turn {turn}"

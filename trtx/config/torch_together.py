@@ -1,0 +1,37 @@
+"""Features of an engine config that the torch engine can't combine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def conflict(values: Mapping[str, Any]) -> str | None:
+    """Returns a clause that names two features of ``values`` and what to do about them; None if all go together."""
+    gpus = int(values.get("tensor_parallel_size") or 1)
+    model = _draft_model(values.get("speculative_config"))
+    kv = values.get("kv_cache_config")
+    tier = "kv_cache_config.host_cache_size" if isinstance(kv, Mapping) and kv.get("host_cache_size") else None
+    sleep = "sleep_config" if values.get("sleep_config") is not None else None
+    draft = f"the draft model of {model}" if model is not None else None
+    ranks = f"tensor_parallel_size is {gpus}" if gpus > 1 else None
+    if ranks and (other := draft or sleep or tier):
+        return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {_without(other, draft)}"
+    if draft and (other := sleep or tier):
+        return f"{other} leaves out the KV and the weights of {draft}; use NGram or SA, or leave {other} out"
+    if sleep and tier:
+        return f"{sleep} releases the KV pool that {tier} copies from; leave one of them out"
+    return None
+
+
+def _without(other: str, draft: str | None) -> str:
+    return "the draft model out (NGram and SA need none)" if other == draft else f"{other} out"
+
+
+def _draft_model(speculation: object) -> str | None:
+    """Returns the decoding type of a speculative_config with a draft model."""
+    if not isinstance(speculation, Mapping):
+        return None
+    if not (speculation.get("speculative_model") or speculation.get("speculative_model_dir")):
+        return None
+    return str(speculation.get("decoding_type"))

@@ -1,0 +1,39 @@
+"""The host memory that the KV caches of a topology's workers take, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from trtx.errors import UsageError
+from trtx.memory import host_memory, size_text
+from trtx.topology import Plan
+
+
+def with_host_tiers(plan: Plan) -> Plan:
+    """``plan`` with a reason for each role that keeps KV in host memory.
+
+    Raises UsageError if the workers of this machine want more than it can give. On other hosts each engine checks its
+    own share.
+    """
+    counts = Counter[str](worker.role for worker in plan.workers)
+    sizes = {
+        role: counts[role] * ((values.get("kv_cache_config") or {}).get("host_cache_size") or 0)
+        for role, values in plan.engine_configs.items()
+        if role != "encode"
+    }
+    total = sum(sizes.values())
+    if not total:
+        return plan
+    available = host_memory().available
+    if available is not None and total > available and not any(worker.host for worker in plan.workers):
+        raise UsageError(
+            f"kv_cache_config.host_cache_size of all workers is {size_text(total)} together, and this machine, or "
+            f"this container, can give {size_text(available)} of memory; lower it, or start fewer workers"
+        )
+    reasons = tuple(
+        f"{role}: {size_text(size)} of host memory for KV because of kv_cache_config.host_cache_size"
+        for role, size in sizes.items()
+        if size
+    )
+    return replace(plan, reasons=(*plan.reasons, *reasons))

@@ -1,0 +1,349 @@
+"""Decides which blocks are copied to host memory and which come back, and keeps the books of both copies.
+
+A block's content is stored *before* the block is evicted: while fewer than a quarter of the device's blocks are free or
+have a copy below, the blocks that are evicted next are copied, on a stream of their own. Cached blocks do not change,
+so no step has to wait for these copies. A block that is evicted without a copy is copied at that moment; then, and if
+its copy is still on its way, the next step begins, on the device, after the copy.
+
+The copy below stays when a content comes back, so that the next eviction costs nothing. A full tier takes a content
+only if it was asked for at least as often as the one that would make room, so that prompts which never return displace
+few that do. Otherwise the other's count falls by one and its turn comes later, so that old counts do not hold for ever.
+
+Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
+from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.host_tier.asked import AskedNames
+from trtx.torch_engine.core.host_tier.loads import HostLoad
+from trtx.torch_engine.core.kv_events import KvEventLog
+from trtx.torch_engine.core.sequence import Sequence
+
+READY_SHARE = 0.25
+"""Share of the device's blocks that are free or have a copy below, so that an admission finds blocks at once."""
+
+MOST_STORING = 64
+MOST_STORING_BYTES = 256 << 20
+"""Blocks, and bytes, on their way to host memory at once: they bound how long a step can wait for stores. At 50 GB/s
+256 MiB take 5 ms.
+"""
+
+LOAD_TIMEOUT_S = 5.0
+"""A load that takes longer is given up, and its sequence recomputes. 16,384 tokens of an 8B model take 0.05 s."""
+
+LOAD_POLL_S = 0.0002
+STORE_POLL_S = 0.01
+"""Poll intervals of an engine that has nothing else to do."""
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Totals since the engine started, in blocks unless the name says otherwise."""
+
+    stored: int = 0
+    loaded: int = 0
+    hits: int = 0  # of prompts, found in host memory only
+    missed: int = 0  # of prompts, in neither tier
+    evicted: int = 0  # from host memory
+    dropped: int = 0  # evicted from the device without a copy: asked for too rarely, or too many at once
+    abandoned_loads: int = 0  # given up after LOAD_TIMEOUT_S, or the content was withdrawn
+    stored_seconds: float = 0.0
+    loaded_seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        looked_up = self.hits + self.missed
+        return self.hits / looked_up if looked_up else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    names: list[bytes]
+    device_ids: list[int]
+    host_ids: list[int]
+    copy: BlockCopy
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """The tier below the host pool: there is none."""
+
+    left: Callable[[list[bytes]], None]
+
+    def holds(self, name: bytes) -> bool:
+        return True
+
+    def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
+        self.left([name for _, name in blocks])
+
+    def forget(self, names: Iterable[bytes]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Queued:
+    """Stores that :meth:`HostTier.start` will start."""
+
+    names: list[bytes] = field(default_factory=list)
+    device_ids: list[int] = field(default_factory=list)
+    host_ids: list[int] = field(default_factory=list)
+
+
+class HostTier:
+    """The tier below the device's pool. Every method returns at once, except with a peer's read in ``start``."""
+
+    def __init__(
+        self,
+        device: BlockPool,
+        copies: BlockCopies,
+        *,
+        min_priority: int | None = None,
+        events: KvEventLog | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``min_priority``: blocks of a lower retention priority are not stored."""
+        self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
+        self.pool.below = _Leaving(self._left)
+        self.counters = TierCounters()
+        self.block_bytes = copies.block_bytes
+        self._device = device
+        self._copies = copies
+        self._min_priority = min_priority
+        self._events = events
+        self._clock = clock
+        self._asked = AskedNames(4 * (copies.num_blocks + device.num_blocks))
+        self._most_storing = max(1, min(MOST_STORING, MOST_STORING_BYTES // copies.block_bytes))
+        self._num_ready = int(device.num_blocks * READY_SHARE)
+        self._storing: dict[bytes, int] = {}  # content -> host block, queued or on its way
+        self._sources: Counter[int] = Counter()  # device blocks that stores read
+        self._queued = _Queued()
+        self._stores: deque[_Store] = deque()
+        self._loads: list[HostLoad] = []
+        self._must_hold = False  # a block that a store reads may be written to by the next step
+        device.below = self
+        if events is not None:
+            events.is_below = self.holds
+
+    # --- what the device's pool tells ---
+
+    def holds(self, name: bytes) -> bool:
+        return name in self._storing or self.pool.find(name) is not None
+
+    def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
+        for block_id, name in blocks:
+            if not self.holds(name) and not self._store(block_id, name):
+                self.counters.dropped += 1
+            if self._sources[block_id]:
+                self._must_hold = True
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            if self._storing.pop(name, None) is not None:
+                self._must_hold = True  # its block is free now, and a store still reads it
+            elif (host_id := self.pool.find(name)) is not None:
+                self.pool.forget([host_id])
+            else:
+                continue
+            if self._events is not None:
+                self._events.left_host([name])
+
+    def clear(self) -> None:
+        """Forgets every content, for example because the weights have changed."""
+        self.forget([*self._storing, *self.pool.names])
+
+    def _left(self, names: list[bytes]) -> None:
+        """The host pool has evicted contents."""
+        self.counters.evicted += len(names)
+        for name in names:
+            self._device.set_copied(name, is_copied=False)
+        if self._events is not None:
+            self._events.left_host([name for name in names if self._device.find(name) is None])
+
+    # --- stores ---
+
+    def _store(self, block_id: int, name: bytes) -> bool:
+        """Queues a store, unless the policy or the number of stores on their way is against it."""
+        if len(self._storing) >= self._most_storing or not self._is_worth_it(block_id, name):
+            return False
+        allocated = self.pool.allocate(1)
+        if allocated is None:
+            return False  # loads and stores hold every block
+        if (retained := self._device.priorities.retained(block_id)) is not None:
+            self.pool.priorities.set(allocated[0], retained)
+        queued = self._queued
+        queued.names.append(name)
+        queued.device_ids.append(block_id)
+        queued.host_ids += allocated
+        self._storing[name] = allocated[0]
+        self._sources[block_id] += 1
+        return True
+
+    def _is_worth_it(self, block_id: int, name: bytes) -> bool:
+        priority = self._device.priorities.of(block_id)
+        if self._min_priority is not None and priority < self._min_priority:
+            return False
+        if self.pool.num_free or (victim_id := self.pool.first_evicted()) is None:
+            return True
+        kept = self.pool.priorities.of(victim_id)
+        if kept != priority:
+            return kept < priority
+        victim = self.pool.name_of(victim_id)
+        assert victim is not None
+        if self._asked[victim] <= self._asked[name]:
+            return True
+        self._asked.lower(victim)
+        self.pool.use(victim_id)
+        return False
+
+    def _store_ahead(self) -> None:
+        """Queues stores of the blocks that are evicted next."""
+        device = self._device
+        while device.num_ready < self._num_ready and len(self._storing) < self._most_storing:
+            if (found := device.first_uncopied()) is None:
+                break
+            block_id, name = found
+            self._store(block_id, name)
+            device.set_copied(name, is_copied=True)  # also if it is not worth a copy: then it is ready to be evicted
+
+    # --- loads ---
+
+    def ask(self, names: Iterable[bytes]) -> None:
+        """Notes that a prompt asked for these contents."""
+        self._asked.add(names)
+
+    def is_loading(self, names: Iterable[bytes]) -> bool:
+        """Whether one of these contents is on its way to the device."""
+        loading = {name for load in self._loads if not load.is_abandoned for name in load.names}
+        return bool(loading) and any(name in loading for name in names)
+
+    def reserve(self, names: SequenceOf[bytes]) -> list[int]:
+        """Holds the host blocks with these contents, which must be there, for :meth:`load`."""
+        host_ids: list[int] = []
+        for name in names:
+            host_id = self.pool.find(name)
+            assert host_id is not None
+            host_ids.append(host_id)
+        self.pool.take(host_ids)
+        self.counters.hits += len(host_ids)
+        return host_ids
+
+    def can_load(self, name: bytes) -> bool:
+        return self.pool.find(name) is not None
+
+    def load(
+        self, sequence: Sequence, names: list[bytes], host_ids: list[int], device_ids: list[int], num_tokens: int
+    ) -> None:
+        """Queues a load of reserved blocks. Then ``num_tokens`` tokens of the sequence are in place."""
+        self._device.share(device_ids)
+        self._loads.append(HostLoad(sequence, names, host_ids, device_ids, num_tokens, began=self._clock()))
+
+    # --- both ---
+
+    def start(self, *, before_reads: bool) -> None:
+        """Starts what is queued. Call it after each schedule, before the step and the reads of peers start."""
+        self._store_ahead()
+        queued = self._queued
+        if queued.names:
+            copy = self._copies.store(queued.device_ids, queued.host_ids)
+            self._stores.append(_Store(queued.names, queued.device_ids, queued.host_ids, copy))
+            self._queued = _Queued()
+        for load in self._loads:
+            if load.copy is None:
+                overlaps = any(self._sources[block_id] for block_id in load.device_ids)
+                load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
+        if self._must_hold:
+            self._copies.hold_steps()
+            self._must_hold = False
+        if before_reads and self._stores:
+            self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
+
+    def collect(self) -> list[HostLoad]:
+        """Takes note of copies that are done. Returns the loads whose sequences can go on or have to recompute.
+
+        Those that have to recompute are marked as abandoned.
+        """
+        while self._stores and self._stores[0].copy.is_done():
+            self._end_store(self._stores.popleft())
+        return [load for load in list(self._loads) if self._ends(load)] if self._loads else []
+
+    def _end_store(self, store: _Store) -> None:
+        counters = self.counters
+        counters.stored += len(store.names)
+        counters.stored_seconds += store.copy.seconds
+        for name, device_id, host_id in zip(store.names, store.device_ids, store.host_ids, strict=True):
+            self._sources[device_id] -= 1
+            if not self._sources[device_id]:
+                del self._sources[device_id]
+            if self._storing.get(name) == host_id:  # else it was forgotten meanwhile
+                del self._storing[name]
+                self.pool.register([host_id], [name], None, [None])
+        self.pool.release(store.host_ids[::-1])
+
+    def _ends(self, load: HostLoad) -> bool:
+        """Whether the load's sequence waits no longer, for the first time."""
+        if load.copy is not None and load.copy.is_done():
+            was_abandoned = load.is_abandoned
+            self._loads.remove(load)
+            self.counters.loaded += len(load.names)
+            self.counters.loaded_seconds += load.copy.seconds
+            if [self.pool.name_of(host_id) for host_id in load.host_ids] != load.names:
+                load.is_abandoned = True  # a content was forgotten meanwhile
+                self.counters.abandoned_loads += not was_abandoned
+            host_ids = load.host_ids
+            if not load.is_abandoned and not load.sequence.is_cancelled:
+                self._restore(load)
+            self.pool.release(host_ids)
+            self._device.release(load.device_ids)
+            return not was_abandoned
+        if not load.is_abandoned and self._clock() - load.began > LOAD_TIMEOUT_S:
+            load.is_abandoned = True
+            self.counters.abandoned_loads += 1
+            return True
+        return False
+
+    def _restore(self, load: HostLoad) -> None:
+        self._device.restore(load.device_ids, load.names)
+        for name, host_id in zip(load.names, load.host_ids, strict=True):
+            if (retained := self.pool.priorities.retained(host_id)) is not None:
+                self._device.retain(name, retained)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds that an idle engine may sleep; None: no limit."""
+        if any(not load.is_abandoned for load in self._loads):
+            return LOAD_POLL_S
+        return STORE_POLL_S if self._stores or self._loads else None
+
+    @property
+    def num_used(self) -> int:
+        """Host blocks that have a content, or get one."""
+        return self.pool.num_blocks - self.pool.num_free
+
+    @property
+    def loading(self) -> list[list[int]]:
+        """Device blocks that loads hold references to."""
+        return [load.device_ids for load in self._loads]
+
+    def close(self) -> None:
+        self._copies.close()
+
+    def check(self) -> None:
+        """Raises AssertionError unless the host pool agrees with the copies under way."""
+        storing = [host_id for store in self._stores for host_id in store.host_ids] + self._queued.host_ids
+        self.pool.check([storing, *(load.host_ids for load in self._loads)])
+        sources = Counter(block for store in self._stores for block in store.device_ids)
+        sources.update(self._queued.device_ids)
+        if sources != self._sources:
+            raise AssertionError(f"stores read {dict(sources)}, and {dict(self._sources)} are noted")
+        if not set(self._storing.values()) <= set(storing):
+            raise AssertionError(f"contents on their way to {self._storing}, and stores to {storing}")
+        for name in self._storing:
+            if self.pool.find(name) is not None:
+                raise AssertionError(f"content {name.hex()} is on its way to host memory, and there already")

@@ -1,0 +1,178 @@
+"""The host tier's memory, and the copies between it and the KV pool.
+
+On a GPU the memory is pinned, so that copy engines read and write it without a kernel. Stores and loads have a stream
+each: PCIe carries both directions at once. On a CPU the "device" is memory too, and a copy is done when it returns.
+"""
+
+# torch leaves its streams untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trtx.errors import UsageError
+from trtx.memory.host import host_cache_shortage, host_cache_too_small, host_memory
+from trtx.torch_engine.block_copies import BlockCopies
+
+
+def check_host_memory(num_bytes: int) -> None:
+    """Raises UsageError if this machine can't give so much host memory. Call it before the weights are loaded."""
+    if (shortage := host_cache_shortage(num_bytes, host_memory())) is not None:
+        raise UsageError(shortage)
+
+
+def create_host_copies(pool: Tensor, num_bytes: int, num_groups: int) -> BlockCopies:
+    """Allocates host memory for as many of the pool's blocks as ``num_bytes`` holds. Pinning takes 1 s for 4 GiB.
+
+    ``num_groups``: KV cache groups of the model. Raises UsageError if that is less than a block of each group, or more
+    than the driver pins.
+    """
+    block_bytes = pool[0].numel() * pool.element_size()
+    if (problem := host_cache_too_small(num_bytes, block_bytes, num_groups)) is not None:
+        raise UsageError(problem)
+    num_blocks = num_bytes // block_bytes
+    blocks = pool.view(torch.uint8).view(pool.shape[0], block_bytes)
+    if pool.device.type == "cuda":
+        return CudaBlockCopies(blocks, num_blocks)
+    return CpuBlockCopies(blocks, num_blocks)
+
+
+def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Joins pairs of blocks that follow each other on both sides: (first source, first target, count)."""
+    pairs = sorted(zip(sources, targets, strict=True))
+    begin = 0
+    for end in range(1, len(pairs) + 1):
+        step = end - begin
+        first = pairs[begin]
+        if end == len(pairs) or pairs[end] != (first[0] + step, first[1] + step):
+            yield first[0], first[1], step
+            begin = end
+
+
+@dataclass(frozen=True, slots=True)
+class DoneCopy:
+    seconds: float
+
+    def is_done(self) -> bool:
+        return True
+
+
+class CpuBlockCopies:
+    """Copies between two pools in host memory."""
+
+    def __init__(self, blocks: Tensor, num_blocks: int) -> None:
+        """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""
+        self.num_blocks = num_blocks
+        self.block_bytes = blocks.shape[1]
+        self._device = blocks
+        self._host = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8)
+
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> DoneCopy:
+        began = time.perf_counter()
+        for source, target, count in runs(device_ids, host_ids):
+            self._host[target : target + count] = self._device[source : source + count]
+        return DoneCopy(time.perf_counter() - began)
+
+    def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> DoneCopy:
+        began = time.perf_counter()
+        for source, target, count in runs(host_ids, device_ids):
+            self._device[target : target + count] = self._host[source : source + count]
+        return DoneCopy(time.perf_counter() - began)
+
+    def hold_steps(self) -> None: ...
+
+    def wait_for_stores(self) -> None: ...
+
+    def close(self) -> None:
+        del self._host
+
+
+@dataclass(slots=True)
+class CudaCopy:
+    """Copies between two events of a stream."""
+
+    began: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
+    ended: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
+
+    def is_done(self) -> bool:
+        return bool(self.ended.query())
+
+    @property
+    def seconds(self) -> float:
+        return float(self.began.elapsed_time(self.ended)) / 1e3
+
+
+class CudaBlockCopies:
+    """Copies between the KV pool on a GPU and pinned host memory. Nothing waits for the host."""
+
+    def __init__(self, blocks: Tensor, num_blocks: int) -> None:
+        """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""
+        self.num_blocks = num_blocks
+        self.block_bytes = blocks.shape[1]
+        self._device = blocks
+        self._memory = PinnedMemory(num_blocks * self.block_bytes)
+        self._host = self._memory.tensor.view(num_blocks, self.block_bytes)
+        self._stores = torch.cuda.Stream(blocks.device)
+        self._loads = torch.cuda.Stream(blocks.device)
+
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> CudaCopy:
+        # The blocks were written by steps whose results the host has, so their contents are there.
+        return self._copy(self._stores, self._device, device_ids, self._host, host_ids)
+
+    def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> CudaCopy:
+        if after_stores:
+            self._loads.wait_stream(self._stores)
+        return self._copy(self._loads, self._host, host_ids, self._device, device_ids)
+
+    @staticmethod
+    def _copy(
+        stream: torch.cuda.Stream, source: Tensor, source_ids: Sequence[int], target: Tensor, target_ids: Sequence[int]
+    ) -> CudaCopy:
+        copy = CudaCopy()
+        with torch.cuda.stream(stream):
+            copy.began.record(stream)
+            for first, second, count in runs(source_ids, target_ids):
+                target[second : second + count].copy_(source[first : first + count], non_blocking=True)
+            copy.ended.record(stream)
+        return copy
+
+    def hold_steps(self) -> None:
+        torch.cuda.current_stream(self._device.device).wait_stream(self._stores)
+
+    def wait_for_stores(self) -> None:
+        self._stores.synchronize()
+
+    def close(self) -> None:
+        self._stores.synchronize()
+        self._loads.synchronize()
+        del self._host
+        self._memory.close()
+
+
+class PinnedMemory:
+    """Pinned host memory of exactly the size asked for; torch's own allocator rounds up to a power of two.
+
+    The kernel frees it with the process, however that ends.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, num_bytes)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        code = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), num_bytes, 0)
+        if int(code) != 0:
+            raise UsageError(
+                f"kv_cache_config.host_cache_size: the CUDA driver can't pin {num_bytes >> 20} MiB of host memory "
+                f"({torch.cuda.CudaError(int(code))}); lower it, or raise the container's memory limit"
+            )
+
+    def close(self) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
+        del self.tensor
+        self._map.close()
