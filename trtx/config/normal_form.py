@@ -12,6 +12,7 @@ from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
 _VERSION = schema_version(DEFAULT_VERSION)
 _TORCH_DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": 256,
+    "kv_cache_config.host_cache_size": 0,
     "cache_transceiver_config.kv_transfer_timeout_ms": 60_000,
     "guided_decoding_backend": "llguidance",
 }
@@ -19,7 +20,7 @@ _TORCH_DEFAULTS: Mapping[str, Any] = {
 _TENSORRT_DEFAULTS: Mapping[str, Any] = {"guided_decoding_backend": "xgrammar"}
 """Defaults that trtx sets for TensorRT-LLM: see :mod:`trtx.engine.tensorrt_llm.arguments`."""
 _NULL_IS_OFF = frozenset(("guided_decoding_backend",))
-_OFF_BY_DEFAULT = frozenset(("speculative_config",))
+_OFF_BY_DEFAULT = frozenset(("speculative_config", "sleep_config"))
 """Sections whose null says what holds without them."""
 
 

@@ -87,6 +87,7 @@ class SpeculativeConfig:
     speculative_model: str | None = None
     speculative_model_dir: str | None = None  # the same, by its name in earlier releases
     eagle3_layers_to_capture: list[int] | None = None
+    eagle3_one_model: bool = True  # False is refused: a head is always computed by the runner of its target
 
     @property
     def draft_model(self) -> str | None:

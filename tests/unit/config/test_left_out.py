@@ -225,11 +225,11 @@ def warning_of(config: ResolvedEngineConfig, engine: str = "torch") -> str:
 
 def test_null_asks_for_nothing_and_a_default_that_is_typed_is_named_as_any_value() -> None:
     config = config_of(
-        "moe_config=null", "kv_cache_config.max_gpu_total_bytes=null", "sleep_config={restore_modes: null}"
+        "moe_config=null", "kv_cache_config.max_gpu_total_bytes=null", "torch_compile_config={enable_fullgraph: null}"
     )
     in_force, left_out = without_left_out(config, "torch", on_gpu=False)
-    assert [one.path for one in left_out] == ["sleep_config"]
-    assert not {"moe_config", "sleep_config"} & in_force.keys()
+    assert [one.path for one in left_out] == ["torch_compile_config"]
+    assert not {"moe_config", "torch_compile_config"} & in_force.keys()
     assert "max_gpu_total_bytes" not in in_force["kv_cache_config"]
     assert "stream_interval (--set)" in warning_of(config_of("stream_interval=1"))
 

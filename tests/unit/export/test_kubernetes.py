@@ -149,7 +149,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
         ((*LARGE, "--tp", "16", "--plain"), "leave --plain out"),
         ((*LARGE, "--tp", "16", "--set", "gpus_per_node=4"), "give both the same"),
         ((*LARGE, "--tp", "16", "--served-model-name", "a model"), "has a space"),
-        ((*LARGE, "--tp", "16", "--engine", "torch"), "runs a worker on one node"),
+        ((*LARGE, "--tp", "16", "--engine", "torch"), "expected from 1 to 8, the GPUs of one machine"),
         ((*LARGE, "--gpus-per-node", "0"), "needs a GPU"),
         ((*TINY, "--ucx-devices", "lo"), "--ucx-devices 'lo' reaches no other pod"),
         ((*TINY, "--name", "Qwen"), "--name 'Qwen' is not taken"),

@@ -21,7 +21,7 @@ SHARED = {
     "kv_fault",
 }
 CHILD = {"parent", "device", "triton_pointwise"}  # what the engine's process and the encoder's have in common
-PLANS = {"kv_layout", "step", "drafting"}  # what the step loop and the runner say to each other
+PLANS = {"kv_layout", "step", "drafting", "block_copies"}  # what the step loop and the runner say to each other
 # What each part of the package may import of it. Whoever wants more of the other process adds to the messages.
 TOWERS: dict[str, set[str]] = {
     "__init__": set(),
@@ -31,6 +31,7 @@ TOWERS: dict[str, set[str]] = {
     "vision": {"embeddings", "handoff", *CHILD, *SHARED},  # the encoder's process
     "kv_layout": SHARED,  # from here on the engine's process
     "drafting": SHARED,
+    "block_copies": SHARED,
     "step": {"kv_layout", "drafting", *SHARED},
     "handoff": {"kv_layout", "kv_fault"},
     "embeddings": {"handoff", *SHARED},  # of every process that hands one on: of the handoff NIXL's agent, neighbours
