@@ -56,7 +56,7 @@ def test_forked_processes_report_what_each_test_did(tmp_path: Path) -> None:
         (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "forks", "-p", "no:cacheprovider", "--forks", "2", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""},
         cwd=tmp_path,
         capture_output=True,
         text=True,

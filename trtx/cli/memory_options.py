@@ -42,13 +42,16 @@ def change(
     from trtx.export.monitoring.scrape import read_plan
 
     chosen = None if tags is None else _tags(tags)
-    controls = ServedMemory.of(read_plan(run), workers or (), drain_s=drain_seconds, tell=typer.echo)
+    plan = read_plan(run)
+    controls = ServedMemory.of(plan, workers or (), drain_s=drain_seconds, tell=typer.echo)
     if verb == "sleep":
         controls.sleep(chosen or TAGS)
     elif verb == "wake":
         controls.wake(chosen)
     else:
         controls.update_weights(resolve_checkpoint(model).path.resolve())
+    if verb != "sleep":
+        controls.await_answer(plan)
 
 
 def _tags(given: str) -> list[str]:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trtx.errors import LaunchError, UsageError
-from trtx.launch.readiness import request
+from trtx.launch.readiness import complete_once_routed, own_headers, request
+from trtx.launch.warm_up import warm_up_prompt
 from trtx.topology import Plan, ProcessSpec
 
 _CHANGE_S = 600.0
 """How long a worker may take to change its memory, after its requests have ended: it may read a large checkpoint."""
+
+_ANSWER_S = 60.0
 
 Tell = Callable[[str], None]
 
@@ -88,6 +91,21 @@ class ServedMemory:
             those.wake(None)
             raise
         those.wake(None)
+
+    def await_answer(self, plan: Plan) -> None:
+        """Waits until ``plan``'s frontend answers a request again, if all of its workers are awake.
+
+        Dynamo 1.6.1's frontend routes to a worker a moment after the worker has joined. Raises LaunchError.
+        """
+        everyone = ServedMemory.of(plan, (), drain_s=self.drain_s, tell=self.tell)
+        if everyone._asleep().workers:
+            return
+        problem = complete_once_routed(
+            plan.url, plan.model, warm_up_prompt(0), 1, timeout_s=_ANSWER_S, certificate=plan.certificate,
+            headers=own_headers(plan.namespace),
+        )  # fmt: skip
+        if problem is not None:
+            raise LaunchError(f"the workers are awake, but {plan.url} does not answer: {problem}")
 
     def _asleep(self) -> ServedMemory:
         """The controls of those workers that are out of routing."""
