@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.host_tier import HostTier
-from trtx.torch_engine.core.layer_groups import LayerGroups, group_name
+from trtx.torch_engine.core.kv_cache_groups import LayerGroups, group_name
 from trtx.torch_engine.core.sequence import Sequence
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trtx.torch_engine.drafting import DraftShare
-from trtx.torch_engine.runner.eagle import EagleDecoder
+from trtx.torch_engine.runner.eagle_decoder import EagleDecoder
 from trtx.torch_engine.runner.features import FeatureStore
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
 from trtx.torch_engine.runner.slots import BlockTable

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
-from trtx.torch_engine.core.host_tier.asked import AskedNames
 from trtx.torch_engine.core.host_tier.loads import HostLoad
+from trtx.torch_engine.core.host_tier.request_counts import AskedNames
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
