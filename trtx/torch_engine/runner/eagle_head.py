@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 head: one pass over new tokens, then a chain that stays on the device."""
+"""Drafts with an EAGLE-3 head: one forward over the new tokens, then one forward for each further draft token."""
 
 from __future__ import annotations
 

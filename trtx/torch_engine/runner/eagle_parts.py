@@ -1,4 +1,4 @@
-"""Builds an EAGLE-3 head beside its target model: weights, features, KV pool."""
+"""Loads an EAGLE-3 head for a target model: its weights, its store of hidden states, and its KV pool."""
 
 from __future__ import annotations
 
