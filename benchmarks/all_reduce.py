@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from trtx.torch_engine.ranks.all_reduce import most_bytes
 from trtx.torch_engine.ranks.group import DistributedGroup
-from trtx.torch_engine.ranks.peer_memory import most_bytes
 
 CALLS = 200
 REPLAYS = 10

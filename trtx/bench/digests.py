@@ -89,13 +89,14 @@ class Changes:
 
 
 def changes_since(trial: Path, then: Mapping[str, FileDigest]) -> Changes:
-    """Compares a trial's files with the digests from the end of the trial."""
+    """Returns which files of a trial have changed or gone since ``then``, their digests when the trial ended."""
     return changes_in(trial, then, "the trial ended", prefix=f"{trial.name}/")
 
 
 def changes_in(directory: Path, then: Mapping[str, FileDigest], moment: str, *, prefix: str = "") -> Changes:
-    """Compares every file of ``then`` (by name in ``directory``) with its digest. ``prefix`` is added to reported
-    names.
+    """Returns which of the files in ``then`` have changed or gone; ``then`` maps names in ``directory`` to digests.
+
+    ``moment`` says in messages when the digests were made. ``prefix`` is put before each name in messages.
     """
     changed, gone = [], []
     for name, before in then.items():

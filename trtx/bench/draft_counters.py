@@ -51,7 +51,7 @@ class DraftCounts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Percentage of drafted tokens that were accepted; None without any."""
+        """Percentage of drafted tokens that were accepted; None if no tokens were drafted."""
         return 100 * self.accepted / self.drafted if self.drafted else None
 
     @property

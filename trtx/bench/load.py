@@ -61,7 +61,7 @@ class Load:
 
     @property
     def asked(self) -> str:
-        """A description for users: ``concurrency 8``, ``2.5 requests/s`` or ``its own times``."""
+        """The load in words: ``concurrency 8``, ``2.5 requests/s``, or ``its own times`` for a trace."""
         if self.concurrency is None and self.request_rate is None:
             return "its own times"
         return f"concurrency {self.concurrency}" if self.concurrency else f"{plain(self.request_rate)} requests/s"

@@ -31,7 +31,7 @@ def most_drafted(max_batch_size: int, max_draft_len: int) -> int:
 
 PACED_STEPS = 32
 """A step computes at least one part in this many of all waiting prompt tokens: see
-:class:`trtx.torch_engine.core.prompt_pace.PromptPace`."""
+:class:`trtx.torch_engine.core.prefill_budget.PromptPace`."""
 
 
 def padded_tokens(max_num_tokens: int) -> int:

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from trtx.launch.published import Published, find_published, name_of
     from trtx.launch.run_directory import new_run_directory
     from trtx.launch.served import ServedTopology, serve, take_place
-    from trtx.launch.served_memory import ServedMemory
+    from trtx.launch.sleep_wake_update import ServedMemory
     from trtx.launch.slots import Restart, Slot
 
 _HOMES = {
     "LOWEST_EPHEMERAL": "ports", "Event": "events", "Guardian": "guardian", "HandoffProofs": "handoffs",
     "Interruption": "interruption", "PortHolder": "ports", "SharePresence": "presence", "Published": "published",
-    "Restart": "slots", "ServedMemory": "served_memory", "ServedTopology": "served", "Slot": "slots",
+    "Restart": "slots", "ServedMemory": "sleep_wake_update", "ServedTopology": "served", "Slot": "slots",
     "catch_signals": "interruption",
     "check_certificate": "certificates", "check_planes": "host_preparation", "check_usual_client": "certificates",
     "find_published": "published", "host_here": "host_preparation", "host_named": "host_preparation",

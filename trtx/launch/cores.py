@@ -19,7 +19,7 @@ def cpu_cores() -> int:
 
 
 def cores_taken(system: Path = _SYSTEM) -> str:
-    """The reason why trtx must not pin processes to cores, because the caller already does; "" if it may."""
+    """Returns why trtx must not pin processes to cores: the caller has limited the CPUs. Returns "" if it may pin."""
     if _quota() is not None:
         return "the cgroup limits the CPU time"
     online = cpus_of(_read(system / "cpu" / "online"))

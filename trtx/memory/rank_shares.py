@@ -13,7 +13,7 @@ from trtx.memory.shapes import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of the weights in the engine, before sharding. ``layers``: in order, draft layers after the decoder's."""
+    """Bytes of the weights in the engine, before sharding. ``layers``: the decoder's layers, then the draft layers."""
 
     layers: tuple[Counter[str], ...]
     embedding: int

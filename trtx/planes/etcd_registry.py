@@ -79,7 +79,7 @@ class EtcdRegistry:
 
 
 def namespaces(etcd: Etcd) -> set[str]:
-    """Dynamo's namespaces that contain a model. Raises EtcdError."""
+    """Returns the Dynamo namespaces in which a model is registered. Raises EtcdError."""
     keys = (entry.key.split("/") for entry in etcd.range("v1/mdc/", is_prefix=True, keys_only=True))
     return {parts[2] for parts in keys if len(parts) > 3}
 

@@ -73,7 +73,8 @@ class SleepConfig:
 class SpeculativeConfig:
     """Speculative decoding settings.
 
-    ``draft_len_schedule``: draft length by batch size, each up to its key; 0 beyond the last one.
+    ``draft_len_schedule`` maps batch sizes to draft lengths: a length applies to batches up to its key that are larger
+    than the previous key. Batches above the largest key get no drafts.
     """
 
     decoding_type: str

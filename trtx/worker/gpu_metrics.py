@@ -11,7 +11,7 @@ import pynvml
 from trtx.engine.served_family import ServedFamily
 from trtx.nvml import CLOCK_REASONS, ClockReason, GpuCounters, read_counters, visible_handle
 from trtx.worker.devices import visible_entries
-from trtx.worker.served_families import host_families
+from trtx.worker.served_families import gpu_and_process_families
 
 _HERTZ = 1e6
 _Value = Callable[[GpuCounters], float | None]
@@ -26,26 +26,26 @@ def _whether(reason: ClockReason) -> _Value:
 
 
 _VALUES: tuple[tuple[ServedFamily, _Value], ...] = (
-    (host_families.GPU_UTILIZATION, lambda gpu: gpu.utilization),
-    (host_families.GPU_SM_CLOCK, lambda gpu: _hertz(gpu.sm_clock_mhz)),
-    (host_families.GPU_MAX_SM_CLOCK, lambda gpu: _hertz(gpu.max_sm_clock_mhz)),
-    (host_families.GPU_MEMORY_CLOCK, lambda gpu: _hertz(gpu.memory_clock_mhz)),
-    (host_families.GPU_POWER, lambda gpu: gpu.power_w),
-    (host_families.GPU_ENERGY, lambda gpu: gpu.energy_j),
-    (host_families.GPU_TEMPERATURE, lambda gpu: gpu.temperature_c),
-    (host_families.GPU_MEMORY_USED, lambda gpu: gpu.memory_used_bytes),
-    (host_families.GPU_MEMORY_TOTAL, lambda gpu: gpu.memory_total_bytes),
+    (gpu_and_process_families.GPU_UTILIZATION, lambda gpu: gpu.utilization),
+    (gpu_and_process_families.GPU_SM_CLOCK, lambda gpu: _hertz(gpu.sm_clock_mhz)),
+    (gpu_and_process_families.GPU_MAX_SM_CLOCK, lambda gpu: _hertz(gpu.max_sm_clock_mhz)),
+    (gpu_and_process_families.GPU_MEMORY_CLOCK, lambda gpu: _hertz(gpu.memory_clock_mhz)),
+    (gpu_and_process_families.GPU_POWER, lambda gpu: gpu.power_w),
+    (gpu_and_process_families.GPU_ENERGY, lambda gpu: gpu.energy_j),
+    (gpu_and_process_families.GPU_TEMPERATURE, lambda gpu: gpu.temperature_c),
+    (gpu_and_process_families.GPU_MEMORY_USED, lambda gpu: gpu.memory_used_bytes),
+    (gpu_and_process_families.GPU_MEMORY_TOTAL, lambda gpu: gpu.memory_total_bytes),
 )
 _LABELLED: tuple[tuple[ServedFamily, dict[str, _Value]], ...] = (
     (
-        host_families.GPU_ECC_ERRORS,
+        gpu_and_process_families.GPU_ECC_ERRORS,
         {"corrected": lambda gpu: gpu.corrected_errors, "uncorrected": lambda gpu: gpu.uncorrected_errors},
     ),
     (
-        host_families.GPU_NVLINK_BYTES,
+        gpu_and_process_families.GPU_NVLINK_BYTES,
         {"sent": lambda gpu: gpu.nvlink_sent_bytes, "received": lambda gpu: gpu.nvlink_received_bytes},
     ),
-    (host_families.GPU_CLOCK_REASON, {reason: _whether(reason) for reason in CLOCK_REASONS.values()}),
+    (gpu_and_process_families.GPU_CLOCK_REASON, {reason: _whether(reason) for reason in CLOCK_REASONS.values()}),
 )
 
 

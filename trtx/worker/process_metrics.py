@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from trtx.worker.served_families import host_families
+from trtx.worker.served_families import gpu_and_process_families
 
 
 def process_families(pids: Mapping[str, int]) -> Iterator[Any]:
@@ -24,7 +24,7 @@ def process_families(pids: Mapping[str, int]) -> Iterator[Any]:
             descriptors.append(((name,), float(process.num_fds())))
         except psutil.Error:
             continue
-    yield host_families.PROCESS_MEMORY.family(memory)
-    yield host_families.PROCESS_CPU.family(cpu)
-    yield host_families.PROCESS_FDS.family(descriptors)
-    yield host_families.PROCESS_START.family(started)
+    yield gpu_and_process_families.PROCESS_MEMORY.family(memory)
+    yield gpu_and_process_families.PROCESS_CPU.family(cpu)
+    yield gpu_and_process_families.PROCESS_FDS.family(descriptors)
+    yield gpu_and_process_families.PROCESS_START.family(started)

@@ -102,7 +102,7 @@ class Sleeping:
                 await self._rejoin()
 
     async def _drain(self, timeout_s: float) -> None:
-        """Leaves routing, and waits until nothing is unfinished. Raises ControlRefused, back in routing."""
+        """Leaves routing and waits for open requests and handoffs. On timeout, rejoins and raises ControlRefused."""
         if self.is_closed:
             return
         loop = asyncio.get_running_loop()

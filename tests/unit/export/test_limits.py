@@ -10,7 +10,7 @@ from exported_manifests import ASKED, pods
 
 from trtx.cli.app import run
 from trtx.config import TopologySpec
-from trtx.export.kubernetes.around import _WAIT_S
+from trtx.export.kubernetes.other_manifests import _WAIT_S
 from trtx.export.nginx import Gateway
 from trtx.export.nginx import export as export_nginx
 from trtx.export.slurm import JobSpec

@@ -140,14 +140,18 @@ def encode(encoder: Any, prompt: PicturePrompt) -> Mapping[str, Any]:
 
 
 def drop(handles: Mapping[str, Any]) -> None:
-    """Opens each handle once: a producer keeps the memory until a consumer has opened it (pytorch #149187)."""
+    """Drops embeddings that no request will use, so that their encoder can free the memory.
+
+    Each handle is opened once and discarded: the producer keeps the memory until a consumer has opened the handle
+    (pytorch #149187).
+    """
     container = importlib.import_module("tensorrt_llm._torch.shared_tensor").SharedTensorContainer
     for handle in (*(handles.get(HANDLES) or ()), *(handles[name] for name in _MROPE if handles.get(name))):
         _open("an embedding", partial(_view, container, handle))
 
 
 def drop_prompt(ready: ReadyPrompt) -> None:
-    """Does the same for what ``preprocess`` made: pixels, and whatever it made of an encoder's handles."""
+    """Drops a prompt that ``preprocess`` prepared: its pixels, or the handles of an encoder's embeddings."""
     made = ready.inputs.multimodal_params
     if made is not None:
         _open("a prompt's images", lambda: made.to_tensor("multimodal_data"))

@@ -11,7 +11,7 @@ import yaml
 from trtx import __version__
 from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
-from trtx.export.kubernetes import around, plain
+from trtx.export.kubernetes import other_manifests, plain
 from trtx.export.kubernetes.graph import API_VERSION, graph
 from trtx.export.kubernetes.planning import PodKind, PodPlan, plan_pods
 from trtx.export.kubernetes.pods import Manifest
@@ -24,7 +24,7 @@ _WIDTH = 110
 def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
     """Exports ``spec`` as manifests for ``target``. Raises UsageError for a topology that can't be served there."""
     planned = plan_pods(spec, target)
-    configs = around.engine_configs(planned)
+    configs = other_manifests.engine_configs(planned)
     name = configs["metadata"]["name"]
     files = [_file("engine-configs.yaml", _about(planned), [configs])]
     if target.form == "operator":
@@ -36,10 +36,10 @@ def export(spec: TopologySpec, target: KubernetesTarget) -> Export:
         files.append(_file("workers.yaml", _WORKERS, [plain.discovery_service(planned), *workers]))
         frontend = plain.deployment(planned, planned.kinds[0], name)
         files.append(_file("frontend.yaml", _FRONTEND, [plain.http_service(planned), frontend]))
-    files.append(_file("network-policy.yaml", _POLICY, around.network_policies(planned)))
+    files.append(_file("network-policy.yaml", _POLICY, other_manifests.network_policies(planned)))
     if target.bench is not None:
-        files.append(_file("bench-volume.yaml", _VOLUME, [around.bench_volume(planned)]))
-        files.append(_file("bench-job.yaml", _JOB, [around.bench_job(planned, target.bench)]))
+        files.append(_file("bench-volume.yaml", _VOLUME, [other_manifests.bench_volume(planned)]))
+        files.append(_file("bench-job.yaml", _JOB, [other_manifests.bench_job(planned, target.bench)]))
     return Export(
         files=tuple(files),
         findings=planned.findings,
@@ -112,8 +112,8 @@ def _how(planned: PodPlan) -> str:
     kind = "dynamographdeployment" if target.form == "operator" else "deployments"
     words = [
         f"Apply with: kubectl apply -f DIRECTORY. Watch with: kubectl -n {target.namespace} get {kind},pods.",
-        f"From inside the cluster it is {around.url(planned)}, from outside kubectl -n {target.namespace} port-forward "
-        f"service/{target.name}-frontend 8000.",
+        f"From inside the cluster it is {other_manifests.url(planned)}, from outside "
+        f"kubectl -n {target.namespace} port-forward service/{target.name}-frontend 8000.",
     ]
     if target.tls_secret is None:
         words.append("HTTP has no TLS and no authentication: put a gateway in front of it.")

@@ -279,10 +279,11 @@ class BlockPool:
         parent: bytes | None,
         block_tokens: Sequence[Sequence[int] | None],
     ) -> None:
-        """Names held, full, consecutive blocks, so that ``match`` finds them.
+        """Gives names to consecutive full blocks of a sequence, so that ``match`` finds them.
 
-        A block whose contents another block already holds stays unnamed. ``block_tokens``: the tokens that KV events
-        report for each block; None omits this block and all its descendants from the events.
+        A block gets no name if another block has the same contents already. ``parent``: the name of the block before
+        the first one, None at the start of a prompt. ``block_tokens``: the tokens of each block for KV events; None
+        leaves the block and all its descendants out of the events.
         """
         if not self.enable_reuse:
             return

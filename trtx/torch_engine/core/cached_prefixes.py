@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.host_tier import HostTier
-from trtx.torch_engine.core.layer_groups import LayerGroups, group_name
+from trtx.torch_engine.core.kv_cache_groups import LayerGroups, group_name
 from trtx.torch_engine.core.sequence import Sequence
 
 
@@ -60,10 +60,10 @@ class CachedPrefixes:
         return reusable * self._pool.tokens_per_block
 
     def take(self, sequence: Sequence, prefix: CachedPrefix, *, total: int, reserve: int) -> list[list[int]] | None:
-        """Takes the prefix and allocates the other blocks. Returns the block list of each group, with ``total`` blocks.
+        """Takes the prefix and allocates the other blocks. Returns one list of ``total`` blocks per KV cache group.
 
-        Returns None, which changes nothing, if that leaves fewer than ``reserve`` available blocks, or if another
-        sequence brings one of the blocks to the device already. A prefix that is in host memory in part starts a load.
+        If some blocks of the prefix are in host memory, queues their load. Returns None and changes nothing if fewer
+        than ``reserve`` blocks would remain available, or if another sequence is loading one of the blocks already.
         """
         pool, count = self._pool, self._groups.count
         below = prefix.below

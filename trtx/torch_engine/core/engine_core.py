@@ -17,8 +17,8 @@ from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.guided import GuidedDecoding, grammar_problem
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
 from trtx.torch_engine.core.host_tier import HostTier
+from trtx.torch_engine.core.kv_cache_groups import LayerGroups
 from trtx.torch_engine.core.kv_events import KvEventLog
-from trtx.torch_engine.core.layer_groups import LayerGroups
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences

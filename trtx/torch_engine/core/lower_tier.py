@@ -1,4 +1,4 @@
-"""What the pool of one tier needs of the tier below it."""
+"""The interface through which a block pool uses the tier below it, such as host memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class LowerTier(Protocol):
-    """What a pool tells the tier below it."""
+    """The calls of a block pool to the tier below it."""
 
     def holds(self, name: bytes) -> bool:
         """Whether the tier has a copy of this content, or is making one."""
 
     def evicted(self, blocks: Sequence[tuple[int, bytes]]) -> None:
-        """The pool gives these blocks to other contents at once; the tier may still copy them: see ``HostTier``."""
+        """The pool evicts these (block, name) pairs and reuses the blocks; ``HostTier`` may still copy them first."""
 
     def forget(self, names: Iterable[bytes]) -> None:
-        """These contents must not be found again."""
+        """Forgets these contents: no later prompt may find them."""

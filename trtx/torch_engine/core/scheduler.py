@@ -18,9 +18,9 @@ from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.cached_prefixes import CachedPrefixes
 from trtx.torch_engine.core.host_tier import HostTier
-from trtx.torch_engine.core.layer_groups import LayerGroups
+from trtx.torch_engine.core.kv_cache_groups import LayerGroups
 from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
-from trtx.torch_engine.core.prompt_pace import PromptPace
+from trtx.torch_engine.core.prefill_budget import PromptPace
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.speculation import Speculation

@@ -69,7 +69,7 @@ class Sequence:
     num_written: int = 0  # leading positions whose KV is in block_ids and readable by all
     num_steps: int = 0  # steps in flight that include this sequence
     is_new_in_slot: bool = False
-    block_ids: list[list[int]] = field(default_factory=list)  # one list for each KV cache group: core.layer_groups
+    block_ids: list[list[int]] = field(default_factory=list)  # one list for each KV cache group: core.kv_cache_groups
     num_left: list[int] = field(default_factory=list)  # for each group: leading entries already released
     room: int = 0  # positions that block_ids cover
     slot: int = -1

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trtx.torch_engine.ranks.peer_memory import PeerSums, can_read_peers
+from trtx.torch_engine.ranks.all_reduce import PeerSums, can_read_peers
 
 _NEVER = timedelta(days=365)  # a step may wait for a request's own logits processor; dead ranks are noticed otherwise
 _ENVIRONMENT = {

@@ -83,9 +83,10 @@ class LeadingRunner:
 
 
 def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingRunner:
-    """Creates rank 0's runner for the other ``ranks``, as :func:`start_ranks` returned them; it closes them.
+    """Creates the runner of rank 0, which leads the other ``ranks`` and closes them when it is closed.
 
-    Raises UsageError for a model that can't be split over the ranks, and for fewer GPUs.
+    ``ranks``: the result of :func:`start_ranks`. Raises UsageError if the model can't be split over the ranks, or if
+    there are fewer GPUs than ranks; ``ranks`` are closed then.
     """
     directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))  # in TMPDIR, which is removed with the topology
     try:

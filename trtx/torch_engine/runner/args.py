@@ -36,19 +36,21 @@ class DraftArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerArgs:
-    """Requested settings.
+    """Requested settings of a runner, before defaults are resolved.
 
-    ``num_blocks`` overrides ``max_tokens``, which caps the result of ``free_gpu_memory_fraction``.
+    Size of the KV pool: ``free_gpu_memory_fraction`` is the share of the GPU memory left after weights and activations,
+    as in TensorRT-LLM (CUDA only). ``max_tokens`` caps that size, and ``num_blocks`` replaces both.
 
-    ``dtype`` "auto" is the checkpoint's dtype on CUDA, and on a CPU the one from :mod:`trtx.memory.processor`.
-    ``kv_dtype`` "auto" is the checkpoint's quantized KV cache dtype, if it has one, else ``dtype``. ``device`` "auto"
-    is ``cuda:0`` if CUDA is available, else ``cpu``. ``free_gpu_memory_fraction`` has TensorRT-LLM's meaning: the
-    fraction of the memory left after weights and activations that the KV pool takes (CUDA only).
+    ``dtype`` "auto" is the checkpoint's dtype on CUDA; on a CPU, :mod:`trtx.memory.processor` chooses it. ``kv_dtype``
+    "auto" is the dtype of the checkpoint's quantized KV cache, if it has one, else ``dtype``. ``device`` "auto" is
+    ``cuda:0`` if CUDA is available, else ``cpu``.
 
-    ``cuda_graph_batch_sizes`` None: :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`. ``deterministic``: a
-    sequence's tokens and log-probabilities are bit-identical whatever else a step computes, and however its prompt is
-    split into chunks. ``merges_passes`` and ``pass_sizes`` None: :mod:`trtx.config.torch_passes`; a deterministic
-    runner neither merges nor pads.
+    ``deterministic``: a sequence's tokens and log-probabilities are bit-identical whatever else a step computes, and
+    however its prompt is split into chunks. Such a runner neither merges forwards nor pads them.
+
+    None selects a default: for ``cuda_graph_batch_sizes`` it is
+    :func:`trtx.torch_engine.runner.graphs.default_batch_sizes`, and :mod:`trtx.config.torch_passes` has those of
+    ``merges_passes`` and ``pass_sizes``.
     """
 
     model_dir: Path

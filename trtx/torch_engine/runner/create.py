@@ -210,7 +210,7 @@ def _multiplier(args: RunnerArgs, device: torch.device) -> Multiplier:
         return _invariant_multiplier(device)
     if device.type == "cpu":
         return LIBRARY_MULTIPLIER
-    from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsMultiplier, Workspace
 
     return FewRowsMultiplier(Workspace.of(device))
 
@@ -234,7 +234,7 @@ def _layer_products(
     weights: DecoderWeights, kernels: Kernels, norm_eps: float, group: RankGroup | None, *, overlaps: bool
 ) -> LayerProducts | None:
     """Returns the fused layer matmuls, or None for weights that they do not support."""
-    from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace, can_fuse
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsLayers, Workspace, can_fuse
 
     if not can_fuse(weights):
         return None

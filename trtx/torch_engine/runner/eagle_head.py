@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 head: one pass over new tokens, then a chain that stays on the device."""
+"""Drafts with an EAGLE-3 head: one forward over the new tokens, then one forward for each further draft token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trtx.torch_engine.drafting import DraftShare
-from trtx.torch_engine.runner.eagle import EagleDecoder
+from trtx.torch_engine.runner.eagle_decoder import EagleDecoder
 from trtx.torch_engine.runner.features import FeatureStore
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans, int32
 from trtx.torch_engine.runner.slots import BlockTable

@@ -1,4 +1,4 @@
-"""Builds an EAGLE-3 head beside its target model: weights, features, KV pool."""
+"""Loads an EAGLE-3 head for a target model: its weights, its store of hidden states, and its KV pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from trtx.checkpoint.drafts import find_draft, read_eagle_config
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.args import DraftArgs
-from trtx.torch_engine.runner.eagle import EagleDecoder, EagleWeights
+from trtx.torch_engine.runner.eagle_decoder import EagleDecoder, EagleWeights
 from trtx.torch_engine.runner.eagle_head import DraftChain, EagleHead
 from trtx.torch_engine.runner.features import FeatureStore
 from trtx.torch_engine.runner.kernels import Kernels, KvCache

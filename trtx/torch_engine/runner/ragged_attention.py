@@ -172,7 +172,8 @@ class RaggedAttention:
     ) -> None:
         """Computes ``out`` from ``q``, both [tokens, heads, dim] of the forward that ``work`` belongs to.
 
-        ``scale``: the input scale of the float8 matmul that consumes ``out``. ``overlaps``: see :mod:`triton_few_rows`.
+        ``scale``: the input scale of the float8 matmul that consumes ``out``. ``overlaps``: see
+        :mod:`triton_skinny_gemm`.
 
         In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
         they run in sequence, because the additional launches would cost the host more time than they save.

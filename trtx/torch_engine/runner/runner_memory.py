@@ -94,7 +94,10 @@ class WeightMemory:
         self.is_released = True
 
     def restore(self) -> None:
-        """Raises UsageError if the checkpoint can't be read any more, OutOfDeviceMemory; the weights stay released."""
+        """Restores the weights.
+
+        Raises UsageError if the checkpoint can't be read any more, or OutOfDeviceMemory; the weights stay released.
+        """
         read = None if self._copy is not None else self._read_same(self._source)
         try:
             for region in self._regions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trtx.engine.served_family import ServedFamily
 from trtx.worker.served_families import (
-    host_families,
+    gpu_and_process_families,
     kv_families,
     media_families,
     request_families,
@@ -25,7 +25,7 @@ FAMILIES: dict[str, ServedFamily] = {
         speculation_families,
         kv_families,
         media_families,
-        host_families,
+        gpu_and_process_families,
         trtllm_families,
     )
     for name, family in subject.FAMILIES.items()

@@ -1,4 +1,4 @@
-"""Loads: contents on their way from host memory to the device."""
+"""A load: the copy of a sequence's KV blocks from host memory to the device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from trtx.torch_engine.core.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class HostLoad:
-    """Blocks that a sequence waits for. The load has a reference to each block on both sides until the copy is done.
+    """Blocks that are copied to the device while their sequence waits.
 
-    It outlives its sequence: if that is cancelled or waits no longer, the blocks stay held until the copy is done.
+    The load holds its blocks on the host and on the device until the copy is done, even if the sequence is cancelled
+    or gives up waiting.
     """
 
     sequence: Sequence
     names: list[bytes]
     host_ids: list[int]
     device_ids: list[int]
-    num_tokens: int  # in place once the load is done
+    num_tokens: int  # tokens of the sequence whose KV is on the device once the load is done
     began: float = 0.0
     copy: BlockCopy | None = None  # None: not started yet
     is_abandoned: bool = False  # the sequence waits no longer

@@ -1,13 +1,14 @@
-"""Decides which blocks are copied to host memory and which come back, and keeps the books of both copies.
+"""Decides which blocks are copied to host memory and which are copied back, and tracks the copies under way.
 
-A block's content is stored *before* the block is evicted: while fewer than a quarter of the device's blocks are free or
-have a copy below, the blocks that are evicted next are copied, on a stream of their own. Cached blocks do not change,
-so no step has to wait for these copies. A block that is evicted without a copy is copied at that moment; then, and if
-its copy is still on its way, the next step begins, on the device, after the copy.
+A block's content is stored *before* the block is evicted. While fewer than a quarter of the device's blocks are free or
+have a copy in host memory, the blocks next in eviction order are copied on a separate stream. Cached blocks do not
+change, so no step has to wait for these copies. If a block is evicted without a copy, it is copied at that moment. The
+next step waits, on the device, for copies of evicted blocks that are still under way.
 
-The copy below stays when a content comes back, so that the next eviction costs nothing. A full tier takes a content
-only if it was asked for at least as often as the one that would make room, so that prompts which never return displace
-few that do. Otherwise the other's count falls by one and its turn comes later, so that old counts do not hold for ever.
+The copy in host memory remains after a load, so that the next eviction of the same content costs nothing. When the tier
+is full, a new content replaces the next one in eviction order only if prompts needed it at least as often. Therefore
+prompts that never return displace few that do. If the new content is rejected, the other one's count falls by one and
+it moves back in the order, so that old counts lose their weight.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
@@ -22,8 +23,8 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
-from trtx.torch_engine.core.host_tier.asked import AskedNames
 from trtx.torch_engine.core.host_tier.loads import HostLoad
+from trtx.torch_engine.core.host_tier.request_counts import AskedNames
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
@@ -97,7 +98,7 @@ class _Queued:
 
 
 class HostTier:
-    """The tier below the device's pool. Every method returns at once, except with a peer's read in ``start``."""
+    """The tier below the device's pool. Methods do not block, except that ``start`` may wait for a peer's read."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class HostTier:
     # --- stores ---
 
     def _store(self, block_id: int, name: bytes) -> bool:
-        """Queues a store, unless the policy or the number of stores on their way is against it."""
+        """Queues a store, unless the policy rejects the content or too many stores are under way."""
         if len(self._storing) >= self._most_storing or not self._is_worth_it(block_id, name):
             return False
         allocated = self.pool.allocate(1)
@@ -224,7 +225,7 @@ class HostTier:
         return bool(loading) and any(name in loading for name in names)
 
     def reserve(self, names: SequenceOf[bytes]) -> list[int]:
-        """Holds the host blocks with these contents, which must be there, for :meth:`load`."""
+        """Takes a reference to the host block of each content, for :meth:`load`. All contents must be in the tier."""
         host_ids: list[int] = []
         for name in names:
             host_id = self.pool.find(name)
@@ -240,7 +241,7 @@ class HostTier:
     def load(
         self, sequence: Sequence, names: list[bytes], host_ids: list[int], device_ids: list[int], num_tokens: int
     ) -> None:
-        """Queues a load of reserved blocks. Then ``num_tokens`` tokens of the sequence are in place."""
+        """Queues a load of reserved blocks. It brings the KV of the sequence's first ``num_tokens`` tokens."""
         self._device.share(device_ids)
         self._loads.append(HostLoad(sequence, names, host_ids, device_ids, num_tokens, began=self._clock()))
 
@@ -265,7 +266,7 @@ class HostTier:
             self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
 
     def collect(self) -> list[HostLoad]:
-        """Takes note of copies that are done. Returns the loads whose sequences can go on or have to recompute.
+        """Processes finished copies. Returns the loads whose sequences can continue or have to recompute.
 
         Those that have to recompute are marked as abandoned.
         """
@@ -287,7 +288,7 @@ class HostTier:
         self.pool.release(store.host_ids[::-1])
 
     def _ends(self, load: HostLoad) -> bool:
-        """Whether the load's sequence waits no longer, for the first time."""
+        """Whether the load's sequence has just stopped waiting; True once for each load."""
         if load.copy is not None and load.copy.is_done():
             was_abandoned = load.is_abandoned
             self._loads.remove(load)

@@ -1,4 +1,4 @@
-"""How often contents were asked for lately."""
+"""Counts how often prompts need each block content; the host tier admits contents by these counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class AskedNames:
-    """Counts requests for contents. Its memory is bounded: at ``most`` names, all counts are halved."""
+    """Counts requests by content name. With more than ``most`` names, it halves all counts and drops those of 0."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Skinny GEMMs: launches of :mod:`triton_few_rows`, as single matmuls and fused into a decoder layer.
+"""Skinny GEMMs: launches of :mod:`triton_skinny_gemm`, as single matmuls and fused into a decoder layer.
 
 They are always used on a GPU, except by a deterministic runner. On an H100, one decode step of Qwen3-8B's shape with
 one row takes 5.8 ms; with the library's matmuls, 6.7.
@@ -16,7 +16,7 @@ from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
 from trtx.torch_engine.runner.mlp import DenseMlp, ExpertMlp
 from trtx.torch_engine.runner.split import RankGroup, without_sum
-from trtx.torch_engine.runner.triton_few_rows import few_rows_kernel, one_row_kernel
+from trtx.torch_engine.runner.triton_skinny_gemm import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
 _PREFETCHED_BYTES = 8 << 20  # of a weight, prefetched while the kernels before its matmul still run

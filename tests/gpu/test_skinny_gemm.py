@@ -36,7 +36,7 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def test_a_product_is_as_exact_as_its_dtype_and_has_the_same_bits_again(
     outputs: int, width: int, num_rows: int, dtype: torch.dtype
 ) -> None:
-    from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsMultiplier, Workspace
 
     multiplier = FewRowsMultiplier(Workspace.of(DEVICE))
     torch.manual_seed(0)
@@ -53,14 +53,14 @@ def test_a_product_is_as_exact_as_its_dtype_and_has_the_same_bits_again(
 
 
 def test_a_product_of_strided_rows_takes_the_rows(width: int = 336) -> None:
-    from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsMultiplier, Workspace
 
     weight, x = random(96, width, dtype=torch.float16), random(8, width, dtype=torch.float16)[::2]
     assert error_of(FewRowsMultiplier(Workspace.of(DEVICE))(x, weight), x.double() @ weight.double().t()) < 1e-3
 
 
 def test_float32_and_many_rows_are_the_librarys_to_the_bit() -> None:
-    from trtx.torch_engine.runner.few_rows import FewRowsMultiplier, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsMultiplier, Workspace
 
     multiplier = FewRowsMultiplier(Workspace.of(DEVICE))
     for dtype, num_rows in ((torch.float32, 2), (torch.float16, 17)):
@@ -74,7 +74,7 @@ def test_float32_and_many_rows_are_the_librarys_to_the_bit() -> None:
 def test_norm_gate_and_residual_of_a_product_equal_operations_of_their_own(
     outputs: int, width: int, num_rows: int, dtype: torch.dtype
 ) -> None:
-    from trtx.torch_engine.runner.few_rows import Workspace, few_rows_product
+    from trtx.torch_engine.runner.skinny_gemm import Workspace, few_rows_product
 
     torch.manual_seed(0)
     workspace = Workspace.of(DEVICE)
@@ -98,7 +98,7 @@ def test_norm_gate_and_residual_of_a_product_equal_operations_of_their_own(
 
 
 def test_parts_are_added_in_one_order_and_leave_their_memory_ready() -> None:
-    from trtx.torch_engine.runner.few_rows import Workspace, few_rows_product, tile_for
+    from trtx.torch_engine.runner.skinny_gemm import Workspace, few_rows_product, tile_for
 
     workspace = Workspace.of(DEVICE)
     x, weight = random(3, 2064, dtype=torch.float16), random(40, 2064, dtype=torch.float16)
@@ -143,7 +143,7 @@ def weights_of(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does(dtype: torch.dtype) -> None:
-    from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsLayers, Workspace
 
     pair = Pair(config(heads=4, kv_heads=2, head_dim=32), dtype)
     experts = LoopedExperts(LIBRARY_MULTIPLIER)
@@ -160,7 +160,7 @@ def test_a_decoder_of_fused_products_computes_what_one_of_single_operations_does
 @pytest.mark.parametrize("num_rows", [1, 8])
 def test_launches_that_overlap_change_no_bit(num_rows: int) -> None:
     """In a graph, many times, over layers large enough to be still running when the next launch begins."""
-    from trtx.torch_engine.runner.few_rows import FewRowsLayers, Workspace
+    from trtx.torch_engine.runner.skinny_gemm import FewRowsLayers, Workspace
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     shape = config(heads=32, kv_heads=8, head_dim=128)

@@ -1,4 +1,4 @@
-"""Sums over memory that the ranks' GPUs read from each other, through torch's symmetric memory."""
+"""One-shot all-reduce of small tensors in one kernel, over torch's symmetric memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNMENT = 16  # bytes that a thread reads at once
 
 
 def most_bytes(size: int) -> int:
-    """The largest tensor that ``size`` ranks sum in one kernel: each rank reads it whole from every other one."""
+    """Bytes of the largest tensor that ``size`` ranks add in one kernel; each rank reads all of it from every other."""
     return _MOST_BYTES_OF_TWO if size == 2 else _MOST_BYTES
 
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head: one decoder layer that reads a token's embedding beside the target model's features."""
+"""The layer of an EAGLE-3 head: it reads a token's embedding together with the target model's hidden states."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.unit.torch_engine.core.oracle_runner import OracleRunner, undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import Pair
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.errors import UsageError
-from trtx.torch_engine.core.parking import Parking
+from trtx.torch_engine.core.sleeping import Parking
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import MemoryDone, MemoryTag, ReleaseMemory, ResumeMemory, Submit, UpdateWeights
 

@@ -11,7 +11,7 @@ from tests.unit.torch_engine.core.oracle_runner import undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import Pair
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.core.block_pool import BlockPool
-from trtx.torch_engine.core.layer_groups import LayerGroups, group_name
+from trtx.torch_engine.core.kv_cache_groups import LayerGroups, group_name
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup, first_block, layer_groups
 
 BOTH = (None, 6)  # blocks of 4 tokens: a query sees 2 or 3 of the second group's
