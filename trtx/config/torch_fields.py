@@ -83,7 +83,7 @@ _LOADING = Unused("the torch engine has one way to load weights and to move KV")
 _OBSERVING = Unused("the torch engine does not report it")
 _EXPERTS = Unused("the torch engine has one way to compute experts")
 _ABSENT = Unused("the torch engine has nothing that it would apply to")
-_KV = Unused("the torch engine keeps KV on its device alone, in one pool of equal blocks")
+_KV = Unused("the torch engine has one pool of equal KV blocks, and host memory by host_cache_size")
 _GRAPHS = Unused("the torch engine pads to the sizes of batch_sizes")
 _TRANSFER = Unused("the torch engine moves KV in one way")
 # Speculation accepts a draft token only if the model itself would have sampled it: it gives the same tokens, sooner.
