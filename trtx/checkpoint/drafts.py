@@ -18,7 +18,8 @@ from trtx.checkpoint.weight_index import check_weights, weight_files, without_we
 from trtx.errors import UsageError
 
 EAGLE3 = "Eagle3"
-TRAINED = {f"{PREFIX}tiny-draft": "tiny_draft", f"{PREFIX}tiny-eagle3": "tiny_eagle3"}
+SMALL, HEAD = f"{PREFIX}tiny-draft", f"{PREFIX}tiny-eagle3"
+TRAINED = {SMALL: "tiny_draft", HEAD: "tiny_eagle3"}
 """The draft models of ``synthetic:tiny-trained``, which are part of the package: ``tools/training/train_drafts.py``."""
 _FEATURE_LAYERS, _LAYER_IDS = 3, "eagle_aux_hidden_state_layer_ids"
 _FIELD = "speculative_config.speculative_model"
@@ -43,11 +44,16 @@ def find_draft(name: str, kind: str) -> Path:
     """
     if name in TRAINED:
         return Path(__file__).with_name(TRAINED[name])
+    path = Path(name).expanduser()
+    if not path.exists() and name.startswith((".", "/", "~")):
+        raise UsageError(
+            f"{_FIELD} is {name!r}, which does not exist on this machine; expected the directory of a draft model, a "
+            f"Hugging Face name or {HEAD if kind == EAGLE3 else SMALL}"
+        )
     if kind != EAGLE3:
         return resolve_checkpoint(name).path
-    path = Path(name).expanduser()
     if name.startswith(PREFIX):
-        raise UsageError(f"{_FIELD} is {name!r}; the synthetic EAGLE-3 head is {next(reversed(TRAINED))}")
+        raise UsageError(f"{_FIELD} is {name!r}; the synthetic EAGLE-3 head is {HEAD}")
     path = path if path.exists() or name.startswith((".", "/", "~")) else find_on_hub(name)
     if not (path / CONFIG).is_file():
         raise UsageError(f"{_FIELD} is {name!r}, which has no {CONFIG}; expected the directory of an EAGLE-3 head")
@@ -138,8 +144,8 @@ def read_eagle_config(directory: Path, target: ModelConfig, *, layers: list[int]
             )
     for name in ("intermediate_size", "num_attention_heads"):
         config.count(name, most=LARGEST[name])
-    if (count := sizes.get("num_hidden_layers", 1)) != 1:
-        config.refuse("num_hidden_layers", f"1, the layer of an EAGLE-3 head, not {count}")
+    if sizes.get("num_hidden_layers", 1) != 1:
+        config.refuse("num_hidden_layers", "1, the only layer of an EAGLE-3 head")
     heads, kv_heads, head_dim = head_shape(sizes)
     decoder = replace(
         target,
@@ -180,7 +186,7 @@ def _captured(config: Fields, num_layers: int, layers: list[int] | None) -> tupl
     captured = tuple(sorted(set(found)))
     if len(captured) != _FEATURE_LAYERS or captured[0] < 0 or captured[-1] > num_layers - 2:
         raise UsageError(
-            f"{where} is {list(found)}; expected three different layers from 0 to {num_layers - 2} of the "
-            f"{num_layers} of the target model"
+            f"{where} is {list(found)}; expected three different layers from 0 to {num_layers - 2}, as "
+            f"the target model has {num_layers}"
         )
     return captured

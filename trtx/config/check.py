@@ -11,6 +11,7 @@ from trtx.config import schema
 from trtx.config.engine_config import ResolvedEngineConfig, given_path, load_engine_config
 from trtx.config.engine_uses import OWN_FIELDS
 from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
+from trtx.config.left_out import OF_TP
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role
 from trtx.config.torch_fields import refused_fields
@@ -118,7 +119,7 @@ def _subject(
         version=at,
         model=model,
         gpus=gpus or (header.gpu if header else ()),
-        overridden=config.overridden,
+        overridden=[path for path, source in config.overridden.items() if source != OF_TP],
     )
 
 
@@ -157,7 +158,7 @@ _REASONS: dict[schema.Kind, str] = {
 
 
 def _origin(config: ResolvedEngineConfig, path: str) -> str:
-    """Returns where the field comes from: the file, ``--set``, or ``--set`` with its text.
+    """Returns where the field comes from: the file, ``--tp``, ``--set``, or ``--set`` with its text.
 
     The text is included if the assignment names an enclosing section or created this one.
     """
@@ -165,6 +166,8 @@ def _origin(config: ResolvedEngineConfig, path: str) -> str:
     if given is None:
         return config.source
     text = config.overridden[given]
+    if text == OF_TP:
+        return OF_TP
     key = text.partition("=")[0].removeprefix(f"{config.role}.")
     return "--set" if path == key else f"--set {shown(text)}"
 
@@ -198,7 +201,7 @@ def _torch_findings(config: ResolvedEngineConfig) -> Iterator[Finding]:
             yield finding(refused.path, refused.message, refused.refusal.because, refused.refusal.instead)
     for outside in outside_limits(config.values):
         because = "the torch engine can't run with it"
-        yield finding(outside.path, str(outside), because, f"make it {outside.expected}")
+        yield finding(outside.path, str(outside), because, None)
 
 
 def _header_notes(config: ResolvedEngineConfig, subject: Subject) -> Iterator[Finding]:

@@ -82,11 +82,14 @@ Fields = dict[str, ConfigField]  # by name
 
 @dataclass(frozen=True, slots=True)
 class SchemaFinding:
-    """One error in a config: the path of the field, a sentence, the fix, and the kind of error."""
+    """One error in a config: the path of the field, a sentence, the fix, and the kind of error.
+
+    ``fix``: None if the sentence already names the expected value.
+    """
 
     path: str
     message: str
-    fix: str
+    fix: str | None = None
     kind: Kind = "wrong-value"
 
 
@@ -230,7 +233,7 @@ def _walk(values: Mapping[str, object], model: str, prefix: str, column: str) ->
         elif isinstance(value, Mapping) and model_of(field.type) in _models():
             yield from _walk(value, model_of(field.type) or "", f"{path}.", column)
         elif expected := type_problem(field.type, value):
-            yield SchemaFinding(path, f"{path} is {value!r}; expected {expected}", f"make it {expected}", "wrong-type")
+            yield SchemaFinding(path, f"{path} is {value!r}; expected {expected}", kind="wrong-type")
         elif found := _value_finding(path, field, value, column):
             yield found
     if prefix:
@@ -243,7 +246,7 @@ def _walk(values: Mapping[str, object], model: str, prefix: str, column: str) ->
 
 def _value_finding(path: str, field: ConfigField, value: object, column: str) -> SchemaFinding | None:
     if path in _AT_LEAST_ONE and isinstance(value, int) and value < 1:
-        return SchemaFinding(path, f"{path} is {value}; expected at least 1", "make it 1 or more")
+        return SchemaFinding(path, f"{path} is {value}; expected at least 1")
     allowed, ignore_case = field.allowed_at(column), field.name == "load_format"
     expected = range_problem(allowed, value, ignore_case=ignore_case)
     if expected is None:
@@ -252,7 +255,7 @@ def _value_finding(path: str, field: ConfigField, value: object, column: str) ->
     if isinstance(allowed, tuple) and known_to:
         message = f"{path} {value!r} is not known to {column}; it is to {', '.join(known_to)}; expected {expected}"
         return SchemaFinding(path, message, f"make it {expected}", "other-version")
-    return SchemaFinding(path, f"{path} is {value!r}; expected {expected}", f"make it {expected}")
+    return SchemaFinding(path, f"{path} is {value!r}; expected {expected}")
 
 
 def _elsewhere(path: str, field: ConfigField, column: str) -> SchemaFinding:

@@ -121,6 +121,9 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         yield OutsideLimit(f"{_SPEC}.max_draft_len", None, f"the most tokens that {kind} drafts at once, such as 4")
     if kind in ("Draft_Target", "Eagle3") and not (spec.get("speculative_model") or spec.get("speculative_model_dir")):
         yield OutsideLimit(f"{_SPEC}.speculative_model", None, f"the draft model, which {kind} needs")
+    for name in ("speculative_model", "speculative_model_dir"):
+        if kind in ("NGram", "SA") and spec.get(name):
+            yield OutsideLimit(f"{_SPEC}.{name}", spec[name], f"none, as {kind} drafts without a model")
     if kind == "NGram" and spec.get("max_matching_ngram_size") == -1:
         yield OutsideLimit(f"{_SPEC}.max_matching_ngram_size", -1, "at least 1, as NGram matches that many tokens")
     if schedule and spec.get("max_concurrency") is not None:

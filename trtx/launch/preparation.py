@@ -32,6 +32,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
+from trtx.config.left_out import OF_TP
 from trtx.config.media import VIDEO_FIELDS
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
@@ -268,9 +269,9 @@ def check_configs(
     machine: Machine | None,
 ) -> tuple[Finding, ...]:
     """Findings about the configs as they will run, including ``--tp``. Raises UsageError for any error among them."""
-    tp = {"tensor_parallel_size": spec.tp} if spec.tp > 1 else {}
+    with_tp = {role: _with_tp(config, spec.tp) for role, config in configs.items()} if spec.tp > 1 else configs
     findings = check_engine_configs(
-        {role: replace(config, values=config.values | tp) for role, config in configs.items()},
+        with_tp,
         engine=engine,
         version=None if machine is None else _installed_version(engine),
         model=ModelFacts(checkpoint.architecture, checkpoint.context_by(engine)),
@@ -278,6 +279,11 @@ def check_configs(
     )
     refuse_errors(findings)
     return findings
+
+
+def _with_tp(config: ResolvedEngineConfig, tp: int) -> ResolvedEngineConfig:
+    name = "tensor_parallel_size"
+    return replace(config, values={**config.values, name: tp}, overridden={**config.overridden, name: OF_TP})
 
 
 def _installed_version(engine: str) -> str | None:

@@ -189,6 +189,8 @@ def _notes(shape: ModelShape, limits: Limits, share: RankShare, tokens: int, lon
             f"{layers} of {len(shape.windows)} layers attend to a window, but hold all tokens unless "
             "kv_cache_config.max_attention_window lists it"
         )
-    if limits.draft_model and draft_weights(limits) is None:
+    if limits.draft_model and limits.engine == "torch":
+        notes.append(f"weights and layers include those of the draft model {limits.draft_model}")
+    elif limits.draft_model and draft_weights(limits) is None:
         notes.append(f"the draft model {limits.draft_model} is not on this machine, and not in these figures")
     return notes

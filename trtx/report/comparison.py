@@ -128,7 +128,7 @@ class ArmsShown:
         (one, other), compared = self.letters, self.comparison
         return (
             f"{one} is {compared.baseline}, the baseline; {other} is {compared.candidate}.",
-            f"Measured in the order {self.order}, each started anew for it.",
+            f"Measured in the order {self.order}; each topology was restarted for every round.",
             f"{self.ratio_name}: rounds are pairs; all intervals hold at once with {100 * CONFIDENCE:g} %.",
             *_part(compared),
             *([] if self.verdict else [_ENDED_EARLY if self.ended_early else _NO_LIMIT]),

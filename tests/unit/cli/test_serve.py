@@ -45,6 +45,7 @@ def serve(*arguments: str) -> int:
         (("--engine", "turbo"), ("turbo", "torch")),
         (("--engine", "tensorrt-llm"), ("tensorrt-llm",)),
         (("--tp", "2", "--engine", "torch", "--mode", "disagg"), ("hands KV off", "--tp 1")),
+        (("--tp", "16", "--engine", "torch"), ("tensor_parallel_size is 16; expected from 1 to 8", "(agg, --tp)")),
         (("--workers", "0"), ("--workers 0", "greater than or equal to 1")),
         (("--model", "/no/such/model"), ("/no/such/model",)),
     ],

@@ -72,6 +72,14 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
             {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "m", "eagle3_one_model": False},
             "eagle3_one_model is False; expected true",
         ),
+        (
+            {"decoding_type": "NGram", "max_draft_len": 3, "speculative_model": "m"},
+            "speculative_model is 'm'; expected none, as NGram drafts without a model",
+        ),
+        (
+            {"decoding_type": "SA", "max_draft_len": 3, "speculative_model_dir": "m"},
+            "speculative_model_dir is 'm'; expected none, as SA drafts without a model",
+        ),
         ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
         ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),
         ({"decoding_type": "SA", "max_draft_len": 64}, "max_draft_len is 64; expected at most 63, as max_num_tokens"),

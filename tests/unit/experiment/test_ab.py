@@ -152,7 +152,7 @@ def test_acceptance_is_compared_where_an_arm_speculates(tmp_path: Path) -> None:
     for one in rows.values():
         assert (one.baseline, one.candidate) == (None, accepted[one.metric.removesuffix(":avg")])
         assert one.ratio is one.verdict is None
-        assert one.reason is not None and "it needs drafts" in one.reason
+        assert one.reason is not None and "no request had drafted tokens" in one.reason
 
 
 def test_another_model_of_an_arm_is_told(tmp_path: Path) -> None:

@@ -94,6 +94,18 @@ def test_what_rounds_its_inputs_leaves_less_for_kv(tmp_path: Path) -> None:
     assert rounding.pool_bytes < plain.pool_bytes - 2 * GIB
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("Draft_Target", "synthetic:tiny-draft"), ("Eagle3", "synthetic:tiny-eagle3")]
+)
+def test_a_synthetic_draft_model_counts_and_the_notes_say_so(kind: str, name: str) -> None:
+    path = resolve_checkpoint("synthetic:tiny-trained").path
+    drafts = {"decoding_type": kind, "max_draft_len": 4, "speculative_model": name}
+    plain, drafting = _plan(path, {}), _plan(path, {"speculative_config": drafts})
+    assert drafting.weight_bytes > plain.weight_bytes
+    assert drafting.kv_bytes_per_token > plain.kv_bytes_per_token
+    assert drafting.notes == (*plain.notes, f"weights and layers include those of the draft model {name}")
+
+
 @pytest.mark.parametrize(("batch", "drafted"), [(8, 32), (32, 64), (256, 256)])
 def test_drafted_tokens_take_hidden_states_logits_and_masks(batch: int, drafted: int) -> None:
     """At the shape of Qwen3-8B in bfloat16. A step verifies 64 drafted tokens, or one for each slot if that is more."""

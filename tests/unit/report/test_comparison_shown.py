@@ -58,7 +58,7 @@ def test_every_form_says_who_is_who_the_order_and_what_differs(run: Path) -> Non
     for shown in (console_text(run), markdown[markdown.index("## A/B") :], section(run)):
         assert "disagg against agg" in shown
         assert "A is agg, the baseline; B is disagg." in shown
-        assert "Measured in the order AB BA AB, each started anew for it." in shown
+        assert "Measured in the order AB BA AB; each topology was restarted for every round." in shown
         assert "topology.workers.decode" in shown
     assert "topology.workers.decode: A –, B 1" in console_text(run)
     assert "<code>topology.workers.decode</code></td><td>–</td><td>1</td>" in section(run)

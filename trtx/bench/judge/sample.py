@@ -17,7 +17,7 @@ from trtx.stats.percentiles import samples_needed
 
 DEVICES: dict[DeviceKind, str] = {"gpu": "GPU", "worker": "worker"}  # names for users
 _NOT_READ = "it needs readings of the GPUs over all of each trial or, for a cost, --gpu-hour-price"
-_NOT_COUNTED = "it needs drafts, which the workers' metrics or the answers must count"
+_NOT_COUNTED = "no request had drafted tokens, or neither the workers' metrics nor the answers count them"
 Window = Literal["whole", "steady"]  # part of each trial that counts: all of it, or its steady part
 
 

@@ -69,9 +69,7 @@ class RankProcess:
                 return
         if not self._is_closing:
             code = self._process.wait()
-            self._died(
-                RuntimeError(f"rank {self.rank} ended: pid {self.pid}, exit code {code}; the log above has the rest")
-            )
+            self._died(RuntimeError(f"rank {self.rank} ended: pid {self.pid}, exit code {code}"))
 
 
 def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:
