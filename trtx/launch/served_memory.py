@@ -155,7 +155,8 @@ def _ask(worker: ProcessSpec, control: str, body: dict[str, Any], drain_s: float
     if code == 404:
         raise UsageError(
             f"{worker.name} can't sleep or get new weights now: it is still starting, or runs without sleep_config. "
-            "Try again once it is registered, or start the topology with trtx serve --engine torch --set 'sleep_config={}'"
+            "Try again once it is registered, or start the topology with trtx serve --engine torch --set "
+            "'sleep_config={}'"
         )
     try:
         document: dict[str, Any] = json.loads(answer)
