@@ -57,5 +57,7 @@ def change(
 def _tags(given: str) -> list[str]:
     tags = [tag.strip() for tag in given.split(",")]
     if unknown := [tag for tag in tags if tag not in TAGS]:
-        raise UsageError(f"--tags {given}: {unknown[0]!r} is no memory of a worker; expected {' or '.join(TAGS)}")
+        raise UsageError(
+            f"--tags {given}: {unknown[0]!r} is not memory that a worker can release; expected {' or '.join(TAGS)}"
+        )
     return tags

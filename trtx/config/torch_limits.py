@@ -80,6 +80,7 @@ LIMITS: Mapping[str, FieldLimit] = {
         "NONE or MEMSET for kv_cache, which comes back empty, and NONE, CPU or PINNED for model_weights",
         lambda modes: (
             isinstance(modes, Mapping)
+            and modes.keys() <= {"kv_cache", "model_weights"}
             and modes.get("kv_cache", "NONE") in ("NONE", "MEMSET")
             and modes.get("model_weights", "NONE") in ("NONE", "CPU", "PINNED")
         ),

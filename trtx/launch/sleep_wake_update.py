@@ -44,19 +44,19 @@ class ServedMemory:
         return cls(tuple(worker for name, worker in able.items() if not names or name in names), drain_s, tell)
 
     def sleep(self, tags: Sequence[str]) -> None:
-        """Releases the memory of ``tags``. If a worker refuses, those that this call put to sleep are woken again.
+        """Releases the memory of ``tags``. After an error or Ctrl-C, wakes the workers that were awake before.
 
         Prefill workers go first: decode workers must be there to read what they have handed off.
         """
         body = {"tags": list(tags), "timeout_s": self.drain_s}
-        done: list[ProcessSpec] = []
-        for group in self._groups(prefill_first=True):
-            try:
-                done += self._all(group, "release", body)
-            except (UsageError, LaunchError):
-                for worker in reversed(done):
-                    _ask(worker, "resume", {"tags": list(tags)}, self.drain_s)
-                raise
+        asleep = self._asleep().workers
+        awake = replace(self, workers=tuple(worker for worker in self.workers if worker not in asleep))
+        try:
+            for group in self._groups(prefill_first=True):
+                self._all(group, "release", body)
+        except BaseException:
+            awake._wake_again(tags)
+            raise
 
     def wake(self, tags: Sequence[str] | None) -> None:
         """Takes the memory of ``tags`` again; None: all that is released. Prefill workers go last.
@@ -81,7 +81,8 @@ class ServedMemory:
             for worker in self.workers:
                 _ask(worker, "update_weights", {"model": str(model), "timeout_s": self.drain_s}, self.drain_s)
                 updated.append(worker.name)
-                self.tell(f"{worker.name} has the weights of {model}")
+                and_sleeps = ", and still sleeps" if worker in asleep else ""
+                self.tell(f"{worker.name} has the weights of {model}{and_sleeps}")
         except (UsageError, LaunchError) as error:
             if updated:
                 raise type(error)(
@@ -89,6 +90,9 @@ class ServedMemory:
                     "again"
                 ) from error
             those.wake(None)
+            raise
+        except KeyboardInterrupt:
+            self.tell("interrupted: some workers may have the new weights, so the workers stay asleep; update again")
             raise
         those.wake(None)
 
@@ -112,28 +116,32 @@ class ServedMemory:
         states = [(worker, _ask(worker, "memory_status", {}, self.drain_s)) for worker in self.workers]
         return replace(self, workers=tuple(worker for worker, state in states if not state["is_routed"]))
 
+    def _wake_again(self, tags: Sequence[str]) -> None:
+        """Wakes the workers that sleep, last ones first. Reports a worker that can't be woken; raises nothing."""
+        for worker in reversed([worker for group in self._groups(prefill_first=True) for worker in group]):
+            try:
+                if not _ask(worker, "memory_status", {}, self.drain_s)["is_routed"]:
+                    _ask(worker, "resume", {"tags": list(tags)}, self.drain_s)
+                    self.tell(f"{worker.name} is awake again")
+            except (UsageError, LaunchError) as error:
+                self.tell(f"{worker.name} may still sleep: {error}")
+
     def _groups(self, *, prefill_first: bool) -> list[list[ProcessSpec]]:
         prefill = [worker for worker in self.workers if worker.role == "prefill"]
         others = [worker for worker in self.workers if worker.role != "prefill"]
         return [group for group in ((prefill, others) if prefill_first else (others, prefill)) if group]
 
-    def _all(self, workers: list[ProcessSpec], control: str, body: dict[str, Any]) -> list[ProcessSpec]:
+    def _all(self, workers: list[ProcessSpec], control: str, body: dict[str, Any]) -> None:
         """Asks all at once. Raises the first error, after every worker has answered."""
         with ThreadPoolExecutor(len(workers)) as pool:
             answers = [pool.submit(_ask, worker, control, body, self.drain_s) for worker in workers]
-        good: list[ProcessSpec] = []
         for worker, answer in zip(workers, answers, strict=True):
             if answer.exception() is None:
-                good.append(worker)
                 parked = ", ".join(answer.result()["parked_tags"])
-                self.tell(f"{worker.name} sleeps: {parked} released" if parked else f"{worker.name} is awake")
+                state = "still sleeps" if control == "resume" else "sleeps"
+                self.tell(f"{worker.name} {state}: {parked} released" if parked else f"{worker.name} is awake")
         for answer in answers:
-            if (error := answer.exception()) is not None:
-                if control == "release":
-                    for worker in good:
-                        _ask(worker, "resume", {"tags": body["tags"]}, self.drain_s)
-                raise error
-        return good
+            answer.result()
 
 
 def _ask(worker: ProcessSpec, control: str, body: dict[str, Any], drain_s: float) -> dict[str, Any]:
@@ -146,8 +154,9 @@ def _ask(worker: ProcessSpec, control: str, body: dict[str, Any], drain_s: float
         ) from error
     if code == 404:
         raise UsageError(
-            f"{worker.name} has no {control} control, which only the torch engine has, and only with sleep_config; "
-            "start the topology with trtx serve --engine torch --set 'sleep_config={}'"
+            f"{worker.name} can't sleep or get new weights now: it is still starting, or runs without sleep_config. "
+            "Try again once it is registered, or start the topology with trtx serve --engine torch --set "
+            "'sleep_config={}'"
         )
     try:
         document: dict[str, Any] = json.loads(answer)

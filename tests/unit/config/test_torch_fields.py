@@ -152,3 +152,10 @@ def test_a_plan_refuses_what_the_engine_would_and_says_whose_it_is() -> None:
     for engine in ("tensorrt-llm", "paced"):
         config = resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine=engine)
         refuse_errors(check_engine_configs({"agg": config}, engine=engine))
+
+
+@pytest.mark.parametrize("modes", [{"lora": "NONE"}, {"kv_cache": "PINNED"}, {"model_weights": "ODD"}])
+def test_a_restore_mode_that_the_engine_would_ignore_is_refused(modes: dict[str, str]) -> None:
+    (found,) = outside_limits({"sleep_config": {"restore_modes": modes}})
+    assert f"sleep_config.restore_modes is {modes}; expected NONE or MEMSET for kv_cache" in str(found)
+    assert list(outside_limits({"sleep_config": {"restore_modes": {"model_weights": "CPU"}}})) == []

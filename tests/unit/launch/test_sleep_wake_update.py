@@ -27,6 +27,7 @@ class Workers:
     def __init__(self, stack: ExitStack, tmp_path: Path, roles: dict[str, Any]) -> None:
         self.asked: list[str] = []
         self.refuses: set[str] = set()
+        self.without_controls: set[str] = set()
         self.parked: dict[str, list[str]] = {name: [] for name in roles}
         self.told: list[str] = []
         specs = [
@@ -40,6 +41,9 @@ class Workers:
 
         class Answer(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                if name in scene.without_controls:
+                    self.send_error(404)
+                    return
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 answer = json.dumps(scene.answer(name, self.path.rpartition("/")[2], body)).encode()
                 self.send_response(200)
@@ -95,6 +99,32 @@ def test_workers_that_slept_already_are_woken_if_another_one_refuses(workers: Wo
     assert not any(workers.parked.values())
 
 
+def test_a_refused_sleep_leaves_workers_asleep_that_slept_before(workers: Workers) -> None:
+    workers.controls("prefill-0").sleep(BOTH)
+    workers.refuses.add("decode-0 release")
+    with pytest.raises(UsageError, match="2 open requests"):
+        workers.controls().sleep(BOTH)
+    assert workers.parked["prefill-0"] == BOTH
+
+
+def test_ctrl_c_wakes_the_workers_that_the_sleep_reached(workers: Workers) -> None:
+    def tell(sentence: str) -> None:
+        workers.told.append(sentence)
+        if len(workers.told) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(workers.controls(), tell=tell).sleep(BOTH)
+    assert workers.asked == ["prefill-0 release", "prefill-0 resume"]
+    assert workers.told[-1] == "prefill-0 is awake again"
+
+
+def test_a_worker_that_has_only_a_part_of_its_memory_still_sleeps(workers: Workers) -> None:
+    workers.controls("decode-0").sleep(BOTH)
+    workers.controls("decode-0").wake(["kv_cache"])
+    assert workers.told[-1] == "decode-0 still sleeps: model_weights released"
+
+
 def test_one_worker_can_be_named_and_an_unknown_name_is_refused(workers: Workers) -> None:
     workers.controls("decode-0").sleep(["kv_cache"])
     assert workers.asked == ["decode-0 release"]
@@ -126,6 +156,7 @@ def test_workers_that_slept_before_an_update_sleep_after_it(workers: Workers) ->
     workers.controls("decode-0").sleep(BOTH)
     workers.controls().update_weights(Path("/m"))
     assert workers.parked["decode-0"] == BOTH and not workers.parked["prefill-0"]
+    assert workers.told[1:] == ["decode-0 has the weights of /m, and still sleeps", "prefill-0 has the weights of /m"]
 
 
 @pytest.mark.parametrize(("refusing", "asleep"), [("decode-0", False), ("prefill-0", True)])
@@ -137,6 +168,25 @@ def test_after_a_refused_update_all_are_awake_or_old_and_new_weights_are_kept_ap
         workers.controls().update_weights(Path("/m"))
     assert any(workers.parked.values()) == asleep
     assert ("decode-0 got the new weights already, so the workers stay asleep" in str(refused.value)) == asleep
+
+
+def test_ctrl_c_in_an_update_says_that_the_workers_stay_asleep(workers: Workers) -> None:
+    def tell(sentence: str) -> None:
+        workers.told.append(sentence)
+        if len(workers.told) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(workers.controls(), tell=tell).update_weights(Path("/m"))
+    assert workers.parked == {"frontend": [], "decode-0": ["kv_cache"], "prefill-0": ["kv_cache"], "encode-0": []}
+    assert workers.told[-1].startswith("interrupted: some workers may have the new weights")
+
+
+def test_a_worker_without_controls_may_be_starting_and_no_worker_is_changed(workers: Workers) -> None:
+    workers.without_controls.add("decode-0")
+    with pytest.raises(UsageError, match="^decode-0 can't sleep .* it is still starting, or runs without sleep_config"):
+        workers.controls().sleep(BOTH)
+    assert workers.asked == []
 
 
 def test_a_worker_that_does_not_answer_is_named(workers: Workers) -> None:

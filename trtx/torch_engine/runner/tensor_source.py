@@ -144,8 +144,8 @@ def _cure(missing: set[str], seen: set[str], described: str) -> str:
     if not of_layers or kinds & of_layers or not all(_LAYERS in kind for kind in kinds):
         return "download the checkpoint whole"
     said = _saying(min(missing))
-    where = f"another {said} in its config.json" if said else f"another {described}"
-    return f"no layer has one, so this is the description of another model: expected {where}, that of these weights"
+    where = f"{said} in its config.json" if said else described
+    return f"no layer has that tensor, so {where} describes another model; use the config.json of these weights"
 
 
 def _kind(name: str) -> str:
