@@ -44,6 +44,7 @@ class _Fork:
 
     pid: int
     connection: Connection
+    place: int
     files: deque[int] = field(default_factory=deque)  # the one that it runs, and perhaps the next one
     last: str = "its start"  # the last test that it reported
 
@@ -54,9 +55,12 @@ class _Forks:
         self._files = files
         self._left = deque(range(len(files)))
         self._forks: dict[Connection, _Fork] = {}
+        self._free_places: set[int] = set()
 
     def run(self, number: int) -> None:
         self._session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # its numbered directory
+        self._free_places = set(range(number))
+        os.environ["PYTEST_FORKS"] = str(number)
         try:
             for _ in range(number):
                 self._start()
@@ -79,13 +83,15 @@ class _Forks:
 
     def _start(self) -> None:
         ours, theirs = Pipe()
+        place = self._free_places.pop()
         if (pid := os.fork()) == 0:
+            os.environ["PYTEST_FORK"] = str(place)  # the share of ports that its tests draw from
             ours.close()
             for other in self._forks:
                 other.close()
             _run_files(self._session, self._files, theirs)
         theirs.close()
-        self._forks[ours] = _Fork(pid, ours)
+        self._forks[ours] = _Fork(pid, ours, place)
 
     def _received(self, fork: _Fork, kind: str, content: Any) -> None:
         hook, config = self._session.config.hook, self._session.config
@@ -111,6 +117,7 @@ class _Forks:
         """Reports the file in which a process died, and starts another process for the files that are left."""
         del self._forks[fork.connection]
         _, status = os.waitpid(fork.pid, 0)
+        self._free_places.add(fork.place)
         if status or fork.files:
             name = (
                 self._files[fork.files.popleft()][0].nodeid.partition("::")[0] if fork.files else "a process of --forks"

@@ -52,8 +52,8 @@ def freeze(pid: int) -> None:
 def _shuffled(ports: range) -> Iterator[int]:
     """This test process's share of them, in random order, over and over. It is known at the first draw: the module is
     imported before processes are forked."""
-    runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    runner = int(os.environ.get("PYTEST_FORK", "0"))
+    runners = int(os.environ.get("PYTEST_FORKS", "1"))
     share = ports[runner::runners]
     yield from itertools.cycle(random.sample(share, len(share)))
 
