@@ -21,6 +21,8 @@ def conflict(values: Mapping[str, Any]) -> str | None:
         return f"{other} leaves out the KV and the weights of {draft}; use NGram or SA, or leave {other} out"
     if sleep and tier:
         return f"{sleep} releases the KV pool that {tier} copies from; leave one of them out"
+    if tier and isinstance(kv, Mapping) and kv.get("enable_block_reuse") is False:
+        return f"{tier} keeps blocks for reuse, and kv_cache_config.enable_block_reuse is false; leave one of them out"
     return None
 
 

@@ -28,6 +28,11 @@ def test_two_of_them_are_refused_in_a_sentence_that_names_both(first: str, secon
         resolve_llm_args("m", {**FEATURES[first], **FEATURES[second]})
 
 
+def test_host_memory_for_blocks_that_are_never_reused_is_refused() -> None:
+    found = conflict({"kv_cache_config": {"host_cache_size": 1 << 20, "enable_block_reuse": False}})
+    assert found is not None and "host_cache_size" in found and "enable_block_reuse" in found
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_each_of_them_is_taken_alone_and_beside_ngrams(name: str) -> None:
     ngram = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2}}

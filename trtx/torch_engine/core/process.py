@@ -152,7 +152,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
         transport = _new_transport(runner)
     kv = args.kv_cache_config
     host_copies = None
-    if kv.host_cache_size and kv.enable_block_reuse:
+    if kv.host_cache_size:
         from trtx.torch_engine.runner.host_copies import create_host_copies
 
         channel.send(Progress(f"allocating {kv.host_cache_size >> 20} MiB of host memory for the KV cache"))
