@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from eagle_reference import CAPTURED, Reference, build_target, head_tensors, save_head
+from eagle_reference import CAPTURED, RecordingModel, Reference, build_target, head_tensors, save_head
 from engine_player import Wish, assert_equal, served, workload
 from runner_player import VOCAB, random_prompt, save
 from tokenizers import Tokenizer, models
 
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.drafting import DraftShare
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
 
@@ -76,21 +75,9 @@ def test_tokens_are_the_same_with_a_draft_model_and_without(
 @pytest.mark.parametrize("graphs", [True, False])
 def test_a_head_drafts_what_the_public_method_drafts(target: Path, drafts: dict[str, Path], graphs: bool) -> None:
     runner = new_runner(target, "Eagle3", drafts["Eagle3"], graphs=graphs)
-    model = runner.draft_model
-    assert model is not None
-    made: list[tuple[int, list[int]]] = []
-
-    class Recording:
-        token_shift, room = model.token_shift, model.room
-
-        def draft(self, shares: list[DraftShare]) -> list[list[int]]:
-            found = model.draft(shares)
-            made.extend(
-                (share.start + len(share.tokens) + 1, tokens) for share, tokens in zip(shares, found, strict=True)
-            )
-            return found
-
-    runner.draft_model = Recording()  # type: ignore[assignment]
+    assert runner.draft_model is not None
+    runner.draft_model = recording = RecordingModel(runner.draft_model)
+    made = recording.drafts
     wish = Wish(0, random_prompt(20, 0), {"max_tokens": 12}, None)
     found, _ = served(runner, [wish], overlap=True, speculation=always(runner))
     reference, whole = Reference(build_target(), head_tensors()), wish.prompt + found[0].tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from runner_player import VOCAB, build
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from trtx.torch_engine.drafting import DraftModel, DraftShare
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, DRAFT_VOCAB = 64, 80, 4, 2, 16, 100
 CAPTURED = [0, 1, 2]
@@ -107,3 +110,18 @@ class Reference:
                 drafted.append(best + int(weights["d2t"][best]))
                 following.append(drafted[-1])
         return drafted
+
+
+class RecordingModel:
+    """A draft model that records (number of known tokens, drafted tokens) of each draft of another one."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.token_shift, self.room = model.token_shift, model.room
+        self.drafts: list[tuple[int, list[int]]] = []
+        self._model = model
+
+    def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
+        found = self._model.draft(shares)
+        for share, tokens in zip(shares, found, strict=True):
+            self.drafts.append((share.start + len(share.tokens) + 1, tokens))
+        return found

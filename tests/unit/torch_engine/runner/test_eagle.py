@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from eagle_reference import (
     CAPTURED,
     DRAFT_VOCAB,
     HIDDEN,
+    RecordingModel,
     Reference,
     build_target,
     head_tensors,
@@ -25,7 +25,6 @@ from torch import Tensor
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.drafting import DraftShare
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
 
@@ -64,21 +63,9 @@ def always(runner: TorchRunner) -> Speculation:
 def test_the_engine_drafts_what_the_public_method_drafts(target: Path, head: Path) -> None:
     """In every step of a request with a prefix hit, also of one that was computed in chunks."""
     runner = new_runner(target, head)
-    model = runner.draft_model
-    assert model is not None
-    drafts: list[tuple[int, list[int]]] = []
-
-    class Recording:
-        token_shift, room = model.token_shift, model.room
-
-        def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
-            found = model.draft(shares)
-            drafts.extend(
-                (share.start + len(share.tokens) + 1, tokens) for share, tokens in zip(shares, found, strict=True)
-            )
-            return found
-
-    runner.draft_model = Recording()
+    assert runner.draft_model is not None
+    runner.draft_model = recording = RecordingModel(runner.draft_model)
+    drafts = recording.drafts
     speculation = always(runner)
     reference = Reference(build_target(), head_tensors())
     for wish in [Wish(0, random_prompt(37, 0)[:length], {"max_tokens": 10}, None) for length in (20, 37)]:
