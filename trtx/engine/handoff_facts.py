@@ -54,7 +54,7 @@ class HandoffFacts:
         if not isinstance(engine_data, Mapping) or KEY not in engine_data:
             return None
         try:
-            return msgspec.convert(engine_data[KEY], cls)
+            return msgspec.convert(engine_data[KEY], HandoffFacts)
         except msgspec.ValidationError:
             return None
 
@@ -66,3 +66,7 @@ def outcome_of(transfer: Transfer | None) -> Outcome:
     if transfer.recomputed_because:
         return "recomputed"
     return "read" if transfer.seconds > 0 else "nothing"
+
+
+# The first use of this type happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(HandoffFacts)

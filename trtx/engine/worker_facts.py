@@ -52,7 +52,7 @@ class WorkerFacts:
         if not isinstance(runtime_data, Mapping) or KEY not in runtime_data:
             return None
         try:
-            return msgspec.convert(runtime_data[KEY], cls)
+            return msgspec.convert(runtime_data[KEY], WorkerFacts)
         except msgspec.ValidationError:
             return None
 
@@ -77,3 +77,7 @@ def of_body(body: bytes) -> tuple[PublishedWorker, ...] | None:
         return msgspec.json.decode(body, type=tuple[PublishedWorker, ...])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+# The first use of this type happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(tuple[PublishedWorker, ...])

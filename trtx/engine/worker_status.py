@@ -73,3 +73,7 @@ def read(path: Path | None, pid: int) -> WorkerStatus | None:
             "nothing else write there"
         ) from error
     return status if status is not None and status.pid == pid else None
+
+
+# The first use of this type happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(WorkerStatus)

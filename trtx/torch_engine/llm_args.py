@@ -136,7 +136,9 @@ class LlmArgs:
         return TRANSPORT_OF[backend] if backend is not None else None
 
 
-# msgspec 0.22.0 builds its description of a type on first use, without a lock: two threads that do so at once crash the
-# process (seen with several LLMs loading at once). An import runs in one thread, so the first use happens here. Remove
-# this once a msgspec release has fixed it and a loop of concurrent first conversions survives.
+# msgspec 0.22.0 caches its description of a type on first use before it has filled it in, without a lock (_core.c,
+# DataclassInfo_Convert). A second thread that converts to the type meanwhile reads a null pointer, and the process ends
+# with SIGSEGV. Seen with several LLMs loading at once, and in a frontend with two requests for /trtx/workers at once.
+# An import runs in one thread, so the first use happens here. Remove this once a msgspec release has fixed it and a
+# loop of concurrent first conversions survives.
 msgspec.msgpack.Decoder(LlmArgs)

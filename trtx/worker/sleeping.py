@@ -132,3 +132,7 @@ class Sleeping:
             raise ControlRefused(f"it is awake, but can't come back into routing ({error}); wake it again") from error
         self._is_routed = True
         self._status.update(state="serving")
+
+
+# The first use of this type happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(MemoryOrder)

@@ -169,3 +169,8 @@ def _line(connection: socket.socket) -> bytes:
             raise ValueError("the other side sent no complete line of JSON")
         line += piece
     return bytes(line)
+
+
+# The first use of these types happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(_Hello)
+msgspec.json.Decoder(_Answer)

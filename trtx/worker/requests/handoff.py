@@ -154,3 +154,7 @@ def made_for(wire: Mapping[str, Any], prompt_tokens: int) -> bool:
     answer to the shorter prompt must not be used for it.
     """
     return wire.get(_PROMPT_TOKENS) in (None, prompt_tokens)
+
+
+# The first use of this type happens here, in the importing thread: see trtx.torch_engine.llm_args.
+msgspec.json.Decoder(Clip)

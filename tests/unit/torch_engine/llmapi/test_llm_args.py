@@ -157,7 +157,6 @@ threads = [threading.Thread(target=resolve) for _ in range(8)]
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_several_engines_may_load_at_once_in_one_process() -> None:
     """Without the first use at import, about every second of these processes ended in a segmentation fault."""
     codes = [subprocess.run([sys.executable, "-c", CONCURRENT_FIRST_USE], check=False).returncode for _ in range(5)]
