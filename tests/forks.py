@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import traceback
 import warnings
 from collections import deque
@@ -61,6 +62,8 @@ class _Forks:
         self._session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # its numbered directory
         self._free_places = set(range(number))
         os.environ["PYTEST_FORKS"] = str(number)
+        if (trees := sys.modules.get("source_trees")) is not None:
+            trees.parse()  # once here, instead of in each process that runs a test of the sources
         try:
             for _ in range(number):
                 self._start()

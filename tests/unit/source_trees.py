@@ -16,12 +16,15 @@ FILES = tuple(sorted(ROOT.rglob("*.py")))
 
 def nodes_of(path: Path) -> Sequence[ast.AST]:
     """All of one of :data:`FILES`, its module first."""
-    return _trees()[path]
+    return parse()[path]
 
 
 @functools.cache
-def _trees() -> Mapping[Path, Sequence[ast.AST]]:
-    """They stay to the end, and no garbage collection looks at them: that would be three quarters of the time."""
+def parse() -> Mapping[Path, Sequence[ast.AST]]:
+    """Parses all of :data:`FILES`.
+
+    The trees stay to the end. No garbage collection looks at them, which would take three quarters of the time.
+    """
     gc.disable()
     try:
         return {path: tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in FILES}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from source_trees import FILES, nodes_of
 
 BROUGHT = {"triton", "cuda", "pydantic_core"}
 """Packages whose version another one fixes: torch on CUDA (triton and cuda-bindings), and pydantic."""
@@ -19,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 def imported() -> set[str]:
     found: set[str] = set()
-    for path in (ROOT / "trtx").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in FILES:
+        for node in nodes_of(path):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from source_trees import FILES, ROOT, nodes_of
 
-ROOT = Path(__file__).parents[2]
 KNOWN_TYPES = """
 import dataclasses, functools, importlib, sys, typing
 import msgspec
@@ -52,12 +51,9 @@ for line in sys.stdin:
 def _conversions() -> list[tuple[str, str]]:
     """Module and type expression of each ``msgspec.convert`` and ``msgspec.<format>.decode`` in trtx."""
     found = []
-    for path in sorted((ROOT / "trtx").rglob("*.py")):
-        text = path.read_text()
-        if "msgspec" not in text:
-            continue
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(ast.parse(text)):
+    for path in FILES:
+        module = ".".join(("trtx", *path.relative_to(ROOT).with_suffix("").parts))
+        for node in nodes_of(path):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)

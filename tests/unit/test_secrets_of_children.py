@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import psutil
 import pytest
+from source_trees import FILES, ROOT, nodes_of
 
-import trtx
 from trtx.config.media import MediaLimits
 from trtx.media.pool import PicturePool
 
@@ -27,8 +26,8 @@ async def test_a_decoder_of_images_has_no_secret_of_its_worker(monkeypatch: pyte
 
 
 def test_no_room_that_serves_hands_a_whole_environment_on() -> None:
-    for room in ROOMS:
-        for path in (Path(trtx.__file__).parent / room).rglob("*.py"):
-            text = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in ROOMS:
+            text = ast.unparse(nodes_of(path)[0])
             handed = [one for one in _WHOLE if one in text]
             assert not handed, f"{path}: {handed[0]}; use without_secrets of trtx/config/secrets.py"

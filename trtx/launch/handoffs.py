@@ -177,6 +177,9 @@ class HandoffProofs:
     def _ask(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> tuple[WorkerPair, str | None]:
         """Sends one request. Returns the pair that served it, and the problem, or None."""
         code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
+        if code == 0:
+            workers = f"{self._told(pair.prefill)} and {self._told(pair.decode)}"
+            return pair, f"the frontend did not answer the request that checks the handoff between {workers}: {answer}"
         if code != 200:
             return pair, self._sentence(pair, self._refusal(pair, ids, timeout_s) or f"HTTP {code}: {answer}")
         facts = _facts(answer)
