@@ -184,8 +184,8 @@ class LoadSpec(Prompts):
     @classmethod
     def _distinct(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
-            said = ",".join(map(plain, value))
-            raise ValueError(f"{info.field_name} {said} lists a value twice; list each once")
+            text = ",".join(map(plain, value))
+            raise ValueError(f"{info.field_name} {text} lists a value twice; list each once")
         return value
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class Verbs(TyperGroup):
             return verb, self.get_command(ctx, verb), args[2:]
         if args[0] not in VERBS and (seconds := [two.split()[1] for two in VERBS if two.startswith(f"{args[0]} ")]):
             raise UsageError(
-                f"trtx {args[0]} is no verb by itself; expected one of {', '.join(seconds)} after it, such as "
+                f"trtx {args[0]} is not a verb by itself; expected one of {', '.join(seconds)} after it, such as "
                 f"trtx {args[0]} {seconds[0]} --help"
             )
         return super().resolve_command(ctx, args)

@@ -195,7 +195,7 @@ def _model_directory(model: str) -> Path:
         cached = hub.try_to_load_from_cache(model, "config.json")
     except ValueError as error:
         raise UsageError(
-            f"model {quoted(model)} is no directory here, and no name of the hub; expected such as Qwen/Qwen3-8B"
+            f"model {quoted(model)} is neither a directory nor a Hugging Face name; expected one such as Qwen/Qwen3-8B"
         ) from error
     if not isinstance(cached, str):
         raise UsageError(

@@ -211,9 +211,9 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
     """The identity in the labels of a sample (as Dynamo 1.6.1 has them); None if they are missing."""
-    said = dict(_LABEL.findall(labels.decode()))
+    values = dict(_LABEL.findall(labels.decode()))
     try:
-        return WorkerIdentity(said["dynamo_namespace"], int(said["worker_id"], 16))
+        return WorkerIdentity(values["dynamo_namespace"], int(values["worker_id"], 16))
     except (KeyError, ValueError):
         return None
 

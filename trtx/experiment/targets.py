@@ -13,6 +13,7 @@ from trtx.bench.sent_dataset import check_dataset, check_guidance
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
+from trtx.config.wording import counted
 from trtx.errors import UsageError
 from trtx.experiment.bench.spec import ATTACHED, Attach
 from trtx.experiment.deployment import DYNAMO, api_key
@@ -65,9 +66,9 @@ def check_attached(deployment: Deployment, target: Target, load: LoadSpec) -> No
 
 def context_length(plan: Plan) -> int | None:
     """Maximum tokens of prompt and answer for the model and all workers of ``plan``; None: unknown."""
-    said = [config.get("max_seq_len") for config in plan.engine_configs.values()]
-    said.append(resolve_checkpoint(str(plan.model_path)).context_by(plan.engine))
-    return min((length for length in said if length is not None), default=None)
+    limits = [config.get("max_seq_len") for config in plan.engine_configs.values()]
+    limits.append(resolve_checkpoint(str(plan.model_path)).context_by(plan.engine))
+    return min((length for length in limits if length is not None), default=None)
 
 
 def common_context_length(plans: Mapping[str, Plan]) -> int | None:
@@ -114,7 +115,7 @@ def check_fits_served(served: LoadTarget, checkpoint: Checkpoint, load: LoadSpec
     isl, osl = max(((isl or 0, osl or 0) for isl, osl in load.pairs), key=sum)
     turns = load.session_turns_mean
     asked = turns * (isl + osl + image_tokens)  # a turn's prompt contains all earlier turns and answers
-    shown = f", and {load.image_batch_size} image(s) of {image_tokens} in all" if image_tokens else ""
+    shown = f", and {counted(load.image_batch_size, 'image')} of {image_tokens} tokens in all" if image_tokens else ""
     each = f", {turns} turns of them" if load.has_sessions else ""
     what = f"isl {isl} and osl {osl}{shown}{each} make {asked} tokens"
     context = checkpoint.context_by(served.engine)

@@ -110,7 +110,7 @@ def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
     kv = values.get("kv_cache_config") or {}
     because = (
         f"{memory.role}: kv_cache_config.max_tokens = {room} because encode workers that share its GPU take "
-        f"{size_text(memory.shared_bytes)} of it, and may start after its KV pool is made"
+        f"{size_text(memory.shared_bytes)} and may start after its KV pool is made"
     )
     values = {**values, "kv_cache_config": {**kv, "max_tokens": room}}
     configs = {**plan.engine_configs, memory.role: values}

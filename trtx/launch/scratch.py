@@ -22,7 +22,7 @@ class Scratch:
     """``directory``, and the buckets of Dynamo's file discovery under it."""
 
     def __init__(self, directory: Path, discovery_dir: Path) -> None:
-        """Creates nothing yet."""
+        """Only stores the paths; :meth:`make` creates the directories."""
         self._directory = directory
         self._paths = (directory, discovery_dir, *(discovery_dir / "v1" / bucket for bucket in ("instances", "mdc")))
         self._held: dict[Path, int] = {}

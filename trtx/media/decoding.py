@@ -78,10 +78,10 @@ class DecodingProcess:
         try:
             async with asyncio.timeout(_START_S):
                 await started._send(frame(setup))
-                said = await started._message()
-            if isinstance(said, Unusable):
-                raise UsageError(said.text)
-            assert isinstance(said, DecoderReady), f"the first message is {type(said).__name__}"
+                first = await started._message()
+            if isinstance(first, Unusable):
+                raise UsageError(first.text)
+            assert isinstance(first, DecoderReady), f"the first message is {type(first).__name__}"
         except (TimeoutError, OSError) as error:
             await started.kill()
             code = process.returncode

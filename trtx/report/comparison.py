@@ -118,9 +118,9 @@ class ArmsShown:
     @property
     def verdict(self) -> Verdict | None:
         """The worst verdict; None: not judged."""
-        said = {metric.verdict for metric in self.comparison.metrics}
-        said |= {score.verdict for score in self.comparison.scores}
-        return next((verdict for verdict in Verdict if verdict in said), None)
+        verdicts = {metric.verdict for metric in self.comparison.metrics}
+        verdicts |= {score.verdict for score in self.comparison.scores}
+        return next((verdict for verdict in Verdict if verdict in verdicts), None)
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class ArmsShown:
 
     @property
     def rounds(self) -> range:
-        """Numbers of the blocks."""
+        """Numbers of the A/B blocks, from 1."""
         return range(1, 1 + max((len(line.metric.rounds) for line in self.lines), default=0))
 
 
@@ -297,9 +297,9 @@ def _scores(comparison: Comparison, titles: tuple[str, str, str]) -> list[Render
     for title in (*titles[is_judged * 2 :], *(["verdict"] if is_judged else [])):
         table.add_column(title, justify="right", no_wrap=True)
     for one in comparison.scores:
-        said = [] if is_judged else [score_text(one.baseline), score_text(one.candidate)]
+        scores = [] if is_judged else [score_text(one.baseline), score_text(one.candidate)]
         judged = [Text(one.verdict.value, verdict_style(one.verdict))] if one.verdict else []
-        table.add_row(one.topology, one.task, one.metric, *said, difference_text(one), *judged)
+        table.add_row(one.topology, one.task, one.metric, *scores, difference_text(one), *judged)
     unlike = [
         (f"{one.topology} {one.task}", one.reason) for one in comparison.scores if one.verdict is not Verdict.PASS
     ]

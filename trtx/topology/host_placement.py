@@ -103,11 +103,11 @@ def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping
     for now in reversed(reached[1:]):
         shares.append(now[at])
         at = tuple(a - b for a, b in zip(at, now[at], strict=True))
-    said = [
+    placed_hosts = [
         host.model_copy(update={"roles": dict(zip(roles, share, strict=True))})
         for host, share in zip(hosts, reversed(shares), strict=True)
     ]
-    return _as_said(said, workers)
+    return _as_said(placed_hosts, workers)
 
 
 def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:

@@ -40,7 +40,7 @@ def graph_problems(document: Manifest) -> list[str]:
         found += [] if main.get("image") else [f"{component['name']} must have a container main with an image"]
         tag = re.search(r":v?\d+\.\d+\.\d+$", main.get("image", ""))
         if tag is None and "runtimeVersionOverride" not in component:
-            found.append("runtimeVersionOverride is required where the tag is no version")
+            found.append("runtimeVersionOverride is required where the tag is not a version")
         if "multinode" in component:
             if component.get("type") not in ("worker", "prefill", "decode"):
                 found.append("multinode is supported only for worker, prefill, or decode components")

@@ -87,10 +87,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Encodes like ``HFLM.tok_encode`` of lm-eval 0.4.13."""
-        said = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
-            said["add_special_tokens"] = False
-        return list(self.tokenizer.encode(string, **said))
+            options["add_special_tokens"] = False
+        return list(self.tokenizer.encode(string, **options))
 
     @property
     def tokenizer_name(self) -> str:

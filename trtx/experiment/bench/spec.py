@@ -133,7 +133,7 @@ class ExperimentSpec(BaseModel):
     @model_validator(mode="after")
     def _sound(self) -> ExperimentSpec:
         if self.attach is not None:
-            if shaped := [name for name, said in (("axes", self.axes), ("arms", self.arms)) if said]:
+            if shaped := [name for name, value in (("axes", self.axes), ("arms", self.arms)) if value]:
                 raise ValueError(
                     f"{shaped[0]} configure what trtx serves, but attach measures a running server; leave them out"
                 )

@@ -106,7 +106,7 @@ class Killer:
                 _send(one, signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Resumes a stopped engine."""
+        """Resumes the engine that the last step stopped, if any."""
         if self._stopped is None:
             return
         for one in self._stopped.engine:

@@ -198,7 +198,7 @@ def _write_prepared(state: _Parity) -> None:
 
 
 def _go_on(state: _Parity) -> FinishedRun:
-    """Runs every missing pass."""
+    """Serves each topology that has missing passes, runs them, and judges and renders the run."""
     run = state.run
     with run.measuring(partial(_judge, state), render_parity):
         for label in run.spec.labels:

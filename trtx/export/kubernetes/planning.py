@@ -121,8 +121,8 @@ def _named(target: KubernetesTarget, model: str, mode: str, nodes: Mapping[Role,
         parts = " and ".join(f"{role} workers over {count} nodes" for role, count in nodes.items() if count > 1)
         raise UsageError(
             f"--name {quoted(target.name)} has {len(target.name)} characters, and Dynamo's operator takes {longest} "
-            f"with {parts or 'these roles'}, as it makes names of at most 45 characters of it and them; give a shorter "
-            "one"
+            f"with {parts or 'these roles'}, because it joins both to names of at most 45 characters; give a shorter "
+            "name"
         )
     return target if target.name else target.model_copy(update={"name": name_of(model, mode, longest)})
 

@@ -104,7 +104,7 @@ def _how(planned: JobPlan, name: str) -> str:
         f"trtx-{job.name}-JOBID has a log of each process"
         + (", and the benchmark's report. " if job.bench is not None else ". ")
         + "HTTP has no TLS and no authentication, and nothing that the processes say to each other is encrypted: "
-        "whoever reaches the nodes' network can use it."
+        "anyone who can reach the nodes' network can use the service."
     )
 
 

@@ -118,7 +118,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error}); download the checkpoint again") from error
+        raise UsageError(f"{path} is not JSON ({error}); download the checkpoint again") from error
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no JSON object; download the checkpoint again")
     return found

@@ -51,7 +51,7 @@ def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[]
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                for name in file.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
                     if counts[name].file == path:
                         yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
         except (SafetensorError, OSError) as error:
