@@ -12,8 +12,8 @@ from trtx.bench.chat_template import fewest_tokens
 from trtx.bench.sent_dataset import check_dataset, check_guidance
 from trtx.checkpoint import Checkpoint, list_shapes, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
-from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.config.wording import counted
+from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.experiment.bench.spec import ATTACHED, Attach
 from trtx.experiment.deployment import DYNAMO, api_key

@@ -12,18 +12,18 @@ from trtx.report.view import RunView
 HANDOFF_HEADINGS = (
     "cell",
     "requests",
-    "KV came",
+    "KV received",
     "in own cache",
     "recomputed",
     "whole",
     "MiB",
-    "ms a read",
+    "ms per read",
     "worst pair",
 )
 HANDOFF_MEANING = (
-    "From the decode workers' own counters, which start at about the first measured request of each trial. KV came: KV "
-    "arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV did not arrive, "
-    "so the decode worker computed the prompt again. Whole: no prefill worker had the request."
+    "From the decode workers' own counters, which start at about the first measured request of each trial. KV "
+    "received: KV arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV "
+    "did not arrive, so the decode worker computed the prompt again. Whole: no prefill worker had the request."
 )
 
 
