@@ -43,7 +43,7 @@ from trtx.report.conditions import (
     swept_model,
     with_counts,
 )
-from trtx.report.notes import notes_of
+from trtx.report.journal_notes import notes_of
 from trtx.report.scores import Scores, read_scores
 from trtx.runs.forms import (
     COMPARISON,

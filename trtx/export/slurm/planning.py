@@ -17,9 +17,9 @@ from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.export.slurm.placement import Place, place_on_nodes
+from trtx.export.slurm.quoting import Shell
 from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
-from trtx.export.slurm.words import Shell
 from trtx.launch import remote_prompt_notes, resolve
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 

@@ -16,8 +16,8 @@ from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
 from trtx.export.outcome import Export, ExportedService, Part
 from trtx.export.slurm.planning import JobPlan, JobStep, plan_job
+from trtx.export.slurm.quoting import array, word
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
-from trtx.export.slurm.words import array, word
 from trtx.topology import CHAT_TEMPLATE
 
 _WIDTH = 110

@@ -21,8 +21,8 @@ from trtx.config import TopologySpec, recipe_files
 from trtx.errors import UsageError
 from trtx.export.slurm import JobSpec, export
 from trtx.export.slurm.planning import plan_job
+from trtx.export.slurm.quoting import Shell, word
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, variables
-from trtx.export.slurm.words import Shell, word
 from trtx.topology import ProcessSpec
 
 HOSTILE = 'it\'s "$(touch pwned)" `touch pwned` \\ ${HOME} * # é'
