@@ -1,8 +1,8 @@
 """Takes readings of a topology during a measurement: GPUs through NVML, workers through their metrics, and CPU cores.
 
-GPUs of an attached deployment can't be read. Its workers can be read only if they publish their metrics port and the
-metrics at that address identify themselves as the published worker: behind a port forwarder, the same port on this
-machine's loopback may belong to another process.
+GPUs of an attached deployment can't be read. Its workers can be read only if they publish their metrics port, and if
+the metrics at that address name the published worker. Behind a port forwarder, the same port on this machine's loopback
+may belong to another process.
 """
 
 from __future__ import annotations

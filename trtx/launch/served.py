@@ -296,9 +296,11 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, images: ImagePro
     """Sends the first real requests. Raises LaunchError with the pair of workers or the encoder at fault, and the
     cause.
 
-    One request proves the route of each frontend. Then, concurrently: one request for each pair of workers with a KV
-    handoff, images until each encoder has encoded one, and on the host of the first frontend two requests per worker,
-    so that each worker has run both of its phases.
+    One request proves the route of each frontend. Then it sends these concurrently:
+
+    - one request for each pair of workers with a KV handoff
+    - images, until each encoder has encoded one
+    - on the host of the first frontend, two requests per worker, so that each worker has run both of its phases
     """
     plan, urls = topology.plan, topology.whole.urls
     count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0

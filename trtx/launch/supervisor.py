@@ -5,9 +5,9 @@ and its engine's processes by recorded pid), the exit and the end of the log are
 back-off. Before the topology has been ready for the first time, a death ends the launch instead: nothing is being
 served yet, and a retry would hide the cause.
 
-A process that is alive but serves no requests is killed and then handled like any other death: a worker whose records
-have vanished (it never registers again), a frontend that does not answer or does not see the registered workers. Every
-reported cause was checked, and "whole again" is reported only after a real request succeeded.
+A process that is alive but serves no requests is killed and then handled like any other death. This is a worker whose
+records have vanished (it never registers again), or a frontend that does not answer or does not see the registered
+workers. Every reported cause was checked, and "whole again" is reported only after a real request succeeded.
 """
 
 from __future__ import annotations
