@@ -71,7 +71,7 @@ class DecodingProcess:
             )
         except OSError as error:
             ours.close()
-            raise LaunchError(f"no process that decodes pictures can be started: {error}") from error
+            raise LaunchError(f"no process that decodes images can be started: {error}") from error
         finally:
             theirs.close()
         started = cls(process, ours)
@@ -85,9 +85,7 @@ class DecodingProcess:
         except (TimeoutError, OSError) as error:
             await started.kill()
             code = process.returncode
-            raise LaunchError(
-                f"a process that decodes pictures did not start (exit code {code}); see the log"
-            ) from error
+            raise LaunchError(f"a process that decodes images did not start (exit code {code}); see the log") from error
         except BaseException:
             await started.kill()
             raise

@@ -578,9 +578,9 @@ def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
     ("said", "reason"),
     [
         ({"eval": None}, "eval is empty; expected tasks below it"),
-        ({"eval": {"tasks": ["sums"], "limit": True}}, "eval.limit is true; expected no boolean"),
-        ({"load": {"concurrency": [True]}}, r"load.concurrency is \[true\]; expected no boolean"),
-        ({"gate": {"min_goodput": True}}, "gate.min_goodput is true; expected no boolean"),
+        ({"eval": {"tasks": ["sums"], "limit": True}}, "eval.limit is true; expected a value that is not a boolean"),
+        ({"load": {"concurrency": [True]}}, r"load.concurrency is \[true\]; expected a value that is not a boolean"),
+        ({"gate": {"min_goodput": True}}, "gate.min_goodput is true; expected a value that is not a boolean"),
     ],
 )
 def test_what_yaml_makes_of_little_is_no_number_and_no_default(said: dict[str, Any], reason: str) -> None:

@@ -79,7 +79,10 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ([1], "eval is [1]; expected a map"),
         ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
         ({"tasks": ["sums"], "limit": "5"}, 'eval.limit is "5"; expected a whole number'),
-        ({"tasks": ["sums"], "concurrency": [True]}, "eval.concurrency is [true]; expected no boolean"),
+        (
+            {"tasks": ["sums"], "concurrency": [True]},
+            "eval.concurrency is [true]; expected a value that is not a boolean",
+        ),
         ({"tasks": "sums,sums"}, "eval.tasks names sums twice; expected each once"),
         ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
         (

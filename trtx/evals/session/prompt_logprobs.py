@@ -37,7 +37,7 @@ class PromptLogprobs(Protocol):
     def question(self, ids: list[int]) -> ServerRequest: ...
 
     def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> PromptScore | ServerRefusal:
-        """The score of the last ``count`` tokens of ``ids``."""
+        """Scores the last ``count`` tokens of ``ids`` from their log-probabilities in ``answer``."""
         ...
 
 

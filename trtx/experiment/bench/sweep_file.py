@@ -41,7 +41,7 @@ def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None
             values = value if isinstance(value, list) else [value]
             if any(isinstance(one, bool) for one in values) and not any(kind in takes for kind in ("bool", "Any")):
                 said_so = shown(json.dumps(value, default=str, ensure_ascii=False))
-                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected no boolean")
+                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected a value that is not a boolean")
 
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:

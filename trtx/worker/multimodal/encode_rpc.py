@@ -83,7 +83,7 @@ def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
         raise MediaError(answered["status"], answered["error"])
     handle = parse_handle(answered)
     if handle.key != key:
-        raise EmbeddingMismatch("an encode worker answered with another picture's embedding")
+        raise EmbeddingMismatch("an encode worker answered with another image's embedding")
     return handle
 
 

@@ -64,7 +64,7 @@ def test_an_embedding_goes_to_its_one_reader_as_json(scratch: Path) -> None:
     arrived = parse_handle(json.loads(json.dumps(handle.to_dict())))
     assert arrived == handle and (arrived.key, arrived.grid, arrived.tensor_size) == (KEY, (1, 2, 3), (6, WIDTH))
     assert read(arrived, clock).eq(2.5).all()
-    with pytest.raises(EmbeddingGone, match="encode the picture again"):
+    with pytest.raises(EmbeddingGone, match="encode the image again"):
         read(arrived, clock)
     exports.sweep()
     assert (exports.leases, exports.leased_bytes, exports.expired) == (0, 0, 0)
