@@ -147,7 +147,7 @@ DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedu
 TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it has no effect
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
-    "mode": "topology.mode is not a field of a sweep; modes at the top is",
+    "mode": "topology.mode is not a field of a sweep; use modes at the top level",
     "gpus": "--gpus 0: engine paced uses no GPU",
     "media": "--max-images has no effect with --engine paced, whose workers take no images",
     "encode": "--encode 2 has no effect with --engine paced, which computes nothing and sees no image",

@@ -108,7 +108,7 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
     if not isinstance(topology, dict):
         return
     if "mode" in topology:
-        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; modes at the top is")
+        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; use modes at the top level")
     modes = document.get("modes", ["agg"])
     if narrowed or not isinstance(modes, list):
         return
