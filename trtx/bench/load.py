@@ -306,9 +306,9 @@ class LoadSpec(Prompts):
         return value
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The prompts, and the scenario that replays them."""
-        return ", ".join(filter(None, (super().said, self.scenario and f"agentic replay {self.scenario}")))
+        return ", ".join(filter(None, (super().description, self.scenario and f"agentic replay {self.scenario}")))
 
     @property
     def pairs(self) -> tuple[tuple[int | None, int | None], ...]:

@@ -123,7 +123,7 @@ class ArmsShown:
         return next((verdict for verdict in Verdict if verdict in verdicts), None)
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, ...]:
         """Sentences about the two sides, the order of measurement, and the ratios."""
         (one, other), compared = self.letters, self.comparison
         return (
@@ -206,7 +206,7 @@ def arms_tables(view: RunView) -> list[RenderableType]:
     for one in arms_shown(view):
         table = _with_values(one.lines, (*one.letters, one.ratio_name))
         without = [(f"{m.cell} {m.metric}", m.reason) for m in one.comparison.metrics if m.ratio is None]
-        head = Text("\n".join((one.title, *one.said)), style="bold")
+        head = Text("\n".join((one.title, *one.sentences)), style="bold")
         scores = _scores(one.comparison, (*one.letters, " − ".join(reversed(one.letters))))
         differing = _differing(one.comparison, _sides(one))
         found.append(Group(head, Text(), table, *_reasons(without), *scores, *differing))
@@ -218,7 +218,7 @@ def arms_markdown(view: RunView) -> list[str]:
     lines: list[str] = []
     for one in arms_shown(view):
         verdict = [f"**{one.verdict.value}**."] if one.verdict else []
-        lines += ["", f"## {one.title}", "", " ".join([*verdict, *one.said]), ""]
+        lines += ["", f"## {one.title}", "", " ".join([*verdict, *one.sentences]), ""]
         lines += [
             f"| load | metric | {' | '.join(one.letters)} | {one.ratio_name} | limit | verdict | "
             f"{one.ratio_name} by round | why |",

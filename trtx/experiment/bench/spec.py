@@ -219,6 +219,6 @@ class ExperimentSpec(BaseModel):
         """Plain values, including the loads that result from defaults."""
         document = self.model_dump(mode="json")
         document["load"]["cells"] = [asdict(load) for load in self.load.loads]
-        document["load"]["prompts"] = self.load.said
+        document["load"]["prompts"] = self.load.description
         document["topologies"] = list(self.labels)
         return document
