@@ -127,7 +127,7 @@ class HandoffProofs:
         return lives is None or self._proved.get(pair) != lives
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was proved, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"

@@ -161,7 +161,7 @@ def serve(
                 Event(
                     "ready",
                     f"{plan.mode} topology ready at {', '.join(whole.urls)}: {_loaded(topology, start)}, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{images.told}",
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.summary}{images.summary}",
                 )
             )
             yield topology

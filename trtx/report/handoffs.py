@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, told_pair
+from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, pair_text
 from trtx.report.columns import MISSING, number
 from trtx.report.tables import heads, markdown_table
 from trtx.report.view import RunView
@@ -34,7 +34,7 @@ def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
 
 
 def _cells(by_decode: HandoffsByPair) -> tuple[str, ...]:
-    pairs = {told_pair(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
+    pairs = {pair_text(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
     total = sum(pairs.values(), HandoffCounts())
     if total.unknown:
         return (f"{total.requests:,}", *[MISSING] * 3, f"{total.whole:,}", *[MISSING] * 3)

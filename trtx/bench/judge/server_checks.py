@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtx.bench.cores import SHORT
-from trtx.bench.handoffs import told_pair
+from trtx.bench.handoffs import pair_text
 from trtx.bench.judge.checks import (
     CLIENT_INVALID,
     CLIENT_SUSPECT,
@@ -121,7 +121,7 @@ def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.handoffs is None:
         return NotObserved("handoffs were not counted")
     pairs = {
-        told_pair(decode, prefill): counts
+        pair_text(decode, prefill): counts
         for decode, by_prefill in evidence.handoffs.items()
         for prefill, counts in by_prefill.items()
     }

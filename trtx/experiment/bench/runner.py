@@ -160,7 +160,7 @@ def _plan(state: _Sweep) -> None:
 
     run.plan({step.label for step in state.missing}, check)
     refuse_equal(run.spec, run.plans)
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def _prepare(state: _Parity) -> None:
     run.plan(check=partial(_check, spec))
     if SPECULATING in run.plans:
         check_speculation(run.plans[SPECULATING])
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
     check_lengths_of(spec, state.deployments)
     if not run.plans:
         assert spec.attach is not None
