@@ -287,8 +287,8 @@ def _check_reachable(host: HostSpec) -> None:
     if host.device is None or "lo" in (name.partition(":")[0] for name in host.device.split(",")):
         has = "no device" if host.device is None else "the device lo"
         raise ValueError(
-            f"{host.name} has {has}: no KV would cross to other hosts, and every prompt would be computed again there "
-            "unseen; name its network device, such as eth1 or mlx5_0:1"
+            f"{host.name} has {has}, so no KV would cross to other hosts, and they would compute every prompt again; "
+            "name its network device, such as eth1 or mlx5_0:1"
         )
 
 

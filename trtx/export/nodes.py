@@ -17,9 +17,8 @@ def refuse_encoders(spec: TopologySpec, several: str) -> None:
     """Raises UsageError if the topology has encode workers. ``several``: where the workers run, for the message."""
     if spec.encoders:
         raise UsageError(
-            f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a directory "
-            f"that all workers of a machine share, and {several} share none; leave it out, and each worker that needs "
-            "an image encodes it itself"
+            f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a shared "
+            f"directory, and {several} share none. Leave it out; each worker then encodes the images that it needs"
         )
 
 

@@ -131,7 +131,7 @@ def test_as_a_person_types_it(
         (
             {"engine": "torch"},
             {"image_batch_size": 6, "image_width_mean": 2000, "image_height_mean": 1000},
-            "requests of 48000000 bytes at least, with 6 images in each, and .* of agg takes bodies of 45 MiB",
+            "requests of at least 48000000 bytes, with 6 images each, but the .* of agg takes bodies of 45 MiB",
         ),
         ({"engine": "torch"}, {"image_batch_size": 0, "image_width_mean": 9}, "image_batch_size is 0"),
         ({"engine": "torch"}, {"public_dataset": "sharegpt"}, "has its own prompts; leave it out"),

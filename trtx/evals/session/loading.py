@@ -239,8 +239,8 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
         for one in wanted:
             if one in doc and doc[one] is None:
                 raise UsageError(
-                    f"task {name}: row {row} of its dataset: {one!r} is null, or not there; expected it in every row, "
-                    "as the task asks with it; put it in, or leave the row out"
+                    f"task {name}: row {row} of its dataset has no {one!r}, which the task's prompts need; add it, or "
+                    "leave the row out"
                 )
 
 

@@ -192,9 +192,9 @@ class ExperimentSpec(BaseModel):
         body, most = images * (-(-least // 3) * 4), body_mib(media)
         if body > most << 20:
             raise ValueError(
-                f"load.image_batch_size makes requests of {body} bytes at least, with {images} images in each, and the "
+                f"load.image_batch_size makes requests of at least {body} bytes, with {images} images each, but the "
                 f"frontend of {topology.label} takes bodies of {most} MiB; ask for fewer or smaller images, or raise "
-                "media.max_media_bytes, from which that limit follows"
+                "media.max_media_bytes, which sets that limit"
             )
 
     @property

@@ -117,8 +117,8 @@ def _stored(
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
     if len(tied) == 2 and not torch.equal(*tied):
         raise UsageError(
-            f"{model_dir} holds a {HEAD} that differs from {EMBEDDING}, and its config.json ties the two; expected "
-            "tie_word_embeddings false, as transformers reads it then, or a checkpoint without the wrong one"
+            f"{model_dir} has a {HEAD} that differs from {EMBEDDING}, but its config.json ties the two; set "
+            "tie_word_embeddings to false, as transformers does then, or remove the wrong tensor"
         )
     if missing:
         raise UsageError(
