@@ -107,7 +107,7 @@ class GpuCounters:
 
 
 def read_counters(handle: Any) -> GpuCounters:
-    """Reads a GPU once."""
+    """Reads utilization, memory, energy and NVLink traffic of a GPU; None for what NVML does not report."""
     percent, consumed = utilization_percent(handle), energy(handle)
     memory = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     sent, received = _nvlink_bytes(handle)

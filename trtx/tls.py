@@ -103,7 +103,7 @@ def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOC
     """
     context = ssl.SSLContext(of)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept a trust anchor that is no certificate authority
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept a trust anchor that is not a certificate authority
     if not checks_time:
         context.verify_flags |= _NO_CHECK_TIME
     context.load_verify_locations(cadata=certificate)

@@ -91,7 +91,7 @@ class Request:
 
 
 def read_requests(records: Path) -> list[Request]:
-    """The measured ones of one trial, failed ones too. ValueError where a line is no JSON."""
+    """The measured ones of one trial, failed ones too. ValueError where a line is not JSON."""
     found = []
     for line in records.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)

@@ -21,7 +21,7 @@ EXIT_CODES = {"failed": 1, "missed": 1, "regressed": 1, "no verdict": 3, "pass":
 
 
 def check_verdict(comparison: Comparison, lock: dict[str, Any], cells: dict[str, Cell]) -> None:
-    """A judgement without a value says why there is none, and is no number of ours."""
+    """A judgement without a value says why there is none, and is not a number of ours."""
     says = json.loads((comparison.run / FILE).read_text(encoding="utf-8"))
     for judgement in says["judgements"]:
         if judgement["value"] is None:

@@ -111,7 +111,7 @@ def test_rows_arrive_bit_for_bit_from_memory_and_nothing_is_left(
     for seed, handle in reversed(list(enumerate(handles, start=1))):
         shared = taken(handle)
         assert place_of(shared).block_ids
-        with pytest.raises(EmbeddingGone, match="encode the picture again"):
+        with pytest.raises(EmbeddingGone, match="encode the image again"):
             taken(handle)  # another reader
         assert arrives(loader, shared, seed)
     assert encoder.held() == (0, 0)

@@ -117,7 +117,7 @@ def refused(asked: EvalJob, words: list[str]) -> str:
 
 def test_a_row_that_lacks_a_field_is_named_with_it(folder: Callable[..., Path]) -> None:
     rows = [*ROWS[:3], {"question": "1 + 1 ="}, *ROWS[3:]]
-    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "'answer' is null, or not there"])
+    refused(job("sums", folder=folder(rows)), ["task sums: row 3", "has no 'answer'"])
     assert "no field" not in refused(job("sums", folder=folder([{"question": "1", "answer": None}])), ["is null"])
     refused(job("sums", folder=folder([{"q": "1"}])), ["task sums: row 0", "'question' is undefined"])
 
@@ -150,7 +150,7 @@ def test_a_data_file_without_rows_is_named(folder: Callable[..., Path], text: st
         ('{"question": "1 + 1 =", "answer": "2", "answer": "3"}', "'answer' occurs twice in one object; keep one"),
         ('{"question": "1 + 1 =", "answer": "2"', "can't be read (Expecting ',' delimiter"),
         ('["1 + 1 =", "2"]', "holds a list"),
-        ('{"question": "1 + 1 =", "answer": "2", "weight": NaN}', "NaN is no number of JSON"),
+        ('{"question": "1 + 1 =", "answer": "2", "weight": NaN}', "NaN is not a JSON number"),
     ],
 )
 def test_a_line_of_a_data_file_that_is_no_row_is_named(folder: Callable[..., Path], line: str, words: str) -> None:
@@ -169,7 +169,7 @@ def test_a_data_file_that_is_one_document_of_several_lines_is_read(folder: Calla
 
 
 def test_a_folder_or_a_file_in_it_that_can_not_be_read(folder: Callable[..., Path], tmp_path: Path) -> None:
-    refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is no directory"])
+    refused(job("sums", folder=tmp_path / "none"), ["--task-dir", "is not a directory"])
     refused(job("odd", folder=folder(odd_yaml="task: odd\noutput_type: sing\n")), ["task odd can't be loaded", "sing"])
 
 

@@ -49,7 +49,7 @@ def test_a_server_of_another_make_is_compared_by_what_it_gives_and_no_more_is_cl
     told: dict[str, Any] = json.loads(capfd.readouterr().out)
     run_dir = only(tmp_path)
     assert [one["name"] for one in told["routes"]] == ["against again", "url"]
-    assert told["conditions"]["url"].endswith("by a server that does not say what it is")
+    assert told["conditions"]["url"].endswith("an unknown server")
     assert "NVIDIA Dynamo 1." in told["conditions"]["against"]
     assert {key for key in judgements(run_dir) if key[0] == "url"} == {
         ("url", "unanswered:count"), ("url", "unexplained_divergences:count"),

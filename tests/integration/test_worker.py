@@ -206,7 +206,7 @@ def response_with(part: dict[str, Any]) -> dict[str, Any]:
 def test_media_are_refused_and_not_answered_from_the_text_alone(agg: Topology, kind: str, part: dict[str, Any]) -> None:
     refused = post(agg, "chat/completions", **chat_with(part))
     assert refused.status_code == 400
-    assert f"the request brings media ({kind}), expected text alone" in refused.json()["message"]
+    assert f"the request has media ({kind}), but this model" in refused.json()["message"]
     (event,) = events(agg, "chat/completions", **chat_with(part))
     assert set(event) == {"error"}
 
@@ -214,7 +214,7 @@ def test_media_are_refused_and_not_answered_from_the_text_alone(agg: Topology, k
 def test_an_image_in_a_response_is_refused(agg: Topology) -> None:
     refused = post(agg, "responses", **response_with(INPUT_IMAGE))
     assert refused.status_code == 400
-    assert "the request brings media (image_url)" in refused.json()["message"]
+    assert "the request has media (image_url)" in refused.json()["message"]
     streamed = [event["type"] for event in events(agg, "responses", **response_with(INPUT_IMAGE))]
     assert streamed[-1] == "response.failed"
     assert "response.output_text.delta" not in streamed
@@ -338,7 +338,7 @@ def test_media_are_a_400_where_prefill_and_decode_are_apart(disagg: Topology, st
     for path, body in [*bodies, ("responses", response_with(INPUT_IMAGE))]:
         refused = post(disagg, path, **body, stream=stream)
         assert refused.status_code == 400
-        assert "the request brings media" in refused.json()["message"]
+        assert "the request has media" in refused.json()["message"]
 
 
 def test_prompt_logprobs_that_the_frontend_would_lose_are_a_400(disagg: Topology) -> None:

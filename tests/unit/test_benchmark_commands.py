@@ -148,39 +148,3 @@ def test_commands_of_make_bench_gpu_are_those_that_its_scripts_take(monkeypatch:
     ]
     wrong = [fault(script, words) for script, *words in found]
     assert len(found) > 20 and not any(wrong), "\n".join(filter(None, wrong))
-
-
-@pytest.mark.parametrize(
-    ("quoted", "because"),
-    [
-        ("`python benchmarks/gone.py`", "there is no such script"),
-        ("`benchmarks/gone.py`", "there is no such script"),
-        ("`python benchmarks/overlap.py --round 3`", "unrecognized arguments: --round 3"),
-        ("`python benchmarks/overlap.py\n--rounds many`", "invalid"),
-        (
-            "    python benchmarks/soak.py --mode agg \\\n        --kills decode\n",
-            "unrecognized arguments: --kills decode",
-        ),
-        ("    python benchmarks/streaming.py [--only ttft|throughput] [--loads 3]   # a minute\n", "--loads 3"),
-        ('`python benchmarks/hostile_media.py --ways "now, always"`', "invalid choice: 'now, always'"),
-        ("```\npython benchmarks/peer_decode.py --isl 8\n```\n", "required: --model"),
-        ('`make bench-gpu ARGS="--section loop-8b"`', "unrecognized arguments: --section loop-8b"),
-    ],
-)
-def test_a_command_that_a_script_does_not_take_is_found(quoted: str, because: str) -> None:
-    (wrong,) = faults(quoted, INDENTED if quoted.startswith(" ") else FENCED)
-    assert because in wrong
-
-
-@pytest.mark.parametrize(
-    "quoted",
-    [
-        "`python benchmarks/gone.py` at commit c8bf932",
-        "`benchmarks/peer_decode.py`",
-        "`python benchmarks/overlap.py --rounds N`",
-        '`python benchmarks/hostile_media.py --rounds 6\n--ways now "before, one decoder"`',
-        "    python benchmarks/streaming.py [--only ttft|throughput] [--rounds 3]   # a minute\n",
-    ],
-)
-def test_other_ways_to_write_one_are_left_alone(quoted: str) -> None:
-    assert faults(quoted, INDENTED if quoted.startswith(" ") else FENCED) == []

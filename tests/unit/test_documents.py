@@ -183,45 +183,6 @@ def test_what_a_document_names_exists_and_its_commands_parse(document: Path) -> 
     assert not found, f"{document.relative_to(ROOT)} says what does not hold:\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("written", "because"),
-    [
-        ("```\ntrtx bench --concurency 8\n```", "--concurency"),
-        ("```\ntrtx serve --mode both\n```", "both"),
-        ("```\ntrtx launch\n```", "no verb launch"),
-        ("`trtx bench --no-such-option`", "no option --no-such-option"),
-        ("`trtx profile`", "no verb profile"),
-        ("[a page](nowhere.md)", "nowhere.md does not exist"),
-        ("[a part](#nowhere)", "no heading has this anchor"),
-        ("`trtx/launch/nowhere.py`", "no such file"),
-        ("`TRTX_NO_SUCH_VARIABLE" + "=1`", "nothing reads"),
-        ("`make everything`", "no target everything"),
-    ],
-)
-def test_what_does_not_hold_is_found(tmp_path: Path, written: str, because: str) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# A page\n\n{written}\n", encoding="utf-8")
-    (fault,) = faults(page)
-    assert because in fault
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "```\ntrtx bench --concurrency 1,8   # two loads\n```",
-        "```\ntrtx serve --mode agg|disagg\n```",
-        "`trtx bench ab`, `trtx serve --hosts`",
-        "[a part](#a-page)",
-        "`benchmarks/gone.py` at commit c8bf932",
-        "`trtx export`",
-    ],
-)
-def test_what_holds_is_left_alone(tmp_path: Path, written: str) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# A page\n\n{written}\n", encoding="utf-8")
-    assert faults(page) == []
-
-
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link["target"]).resolve() for link in LINK.finditer(index.read_text(encoding="utf-8"))}

@@ -177,9 +177,9 @@ class Answer:
         return None
 
 
-def model_name(said: object) -> str | None:
+def model_name(value: object) -> str | None:
     """The model name in a response's ``model`` field, short and on one line; None if it holds no name."""
-    return words(said) or None if isinstance(said, str) else None
+    return words(value) or None if isinstance(value, str) else None
 
 
 def early_end(finish_reason: object) -> str | None:
@@ -220,12 +220,12 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _COUNT_END
 
 
-def words(said: object) -> str:
+def words(value: object) -> str:
     """A server's message, short and on one line: the message of an error document, a page's title, or the text itself.
 
     Non-printable characters, which a terminal could interpret, are removed.
     """
-    text = _message(said)
+    text = _message(value)
     if "<" in text and (title := _TITLE.search(text)):
         text = title.group(1)
     line = "".join(char if char.isprintable() else " " for char in _TAG.sub(" ", text))
@@ -233,17 +233,17 @@ def words(said: object) -> str:
     return line if len(line) <= _WORDS else line[: _WORDS - 1] + "…"
 
 
-def _message(said: object) -> str:
+def _message(value: object) -> str:
     """The innermost message: OpenAI's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``, plain ``{"message"}``."""
-    if isinstance(said, str) and said.lstrip()[:1] in ("{", "["):
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
-            said = json.loads(said)
+            value = json.loads(value)
         except ValueError:
-            return str(said)
-    if isinstance(said, Mapping):
+            return str(value)
+    if isinstance(value, Mapping):
         for name in ("error", "message", "detail", "msg"):
-            if said.get(name):
-                return _message(said[name])
-    if isinstance(said, list) and said:
-        return _message(said[0])
-    return said if isinstance(said, str) else json.dumps(said)
+            if value.get(name):
+                return _message(value[name])
+    if isinstance(value, list) and value:
+        return _message(value[0])
+    return value if isinstance(value, str) else json.dumps(value)

@@ -104,9 +104,9 @@ class DocumentKind:
     def restored(self, fields: Mapping[str, Any], form: type[T], source: str) -> T:
         """Builds the form from fields that :meth:`checked` has accepted."""
         version = fields["schema_version"]
-        said = json.dumps({name: value for name, value in fields.items() if name != "schema_version"})
+        text = json.dumps({name: value for name, value in fields.items() if name != "schema_version"})
         try:
-            return _adapter(form).validate_json(said, strict=True, context={"version": version})
+            return _adapter(form).validate_json(text, strict=True, context={"version": version})
         except ValidationError as error:
             raise UsageError(f"{source} (schema_version {version}): {problem(error)}; {RESTORE}") from error
 

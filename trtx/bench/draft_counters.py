@@ -79,8 +79,8 @@ DraftsByWorker = Mapping[str, Mapping[str, DraftCounts]]  # by role, then by wor
 def grown(first: DraftsByWorker | None, last: DraftsByWorker | None) -> DraftCounts | None:
     """The increase over all workers between two readings.
 
-    None if no worker counts drafts, if one no longer does, or if a counter was reset. A worker counts from its first
-    step on: one that is only in ``last`` had 0 before.
+    None if no worker counts drafts, if a worker has stopped to count them, or if a counter was reset. A worker that is
+    only in ``last`` started with counts of 0.
     """
     if first is None or not last or any(first[role].keys() - last.get(role, {}).keys() for role in first):
         return None

@@ -1,7 +1,7 @@
 """The metrics of speculation, one formula each, over whole trials and over steady parts.
 
-They are computed from the workers' counters or, of a server whose workers can't be read, from what it reported with its
-answers. The counts of all trials are added; a trial without any leaves its cell without a value.
+The counts come from the workers' counters, or from the usage of each answer if the server's workers can't be read.
+The counts of all trials are added. If a trial has no counts, the cell has no value.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DraftNumber(MeasuredMetric[float | None]):
         return None if counts is None else self.formula(counts)
 
 
-def _of_drafts(**said: Any) -> Callable[[Callable[[DraftCounts], float | None]], DraftNumber]:
-    return metric(DraftNumber, since=_SINCE, if_known=True, heading=Heading.SPECULATION, **said)
+def _of_drafts(**fields: Any) -> Callable[[Callable[[DraftCounts], float | None]], DraftNumber]:
+    return metric(DraftNumber, since=_SINCE, if_known=True, heading=Heading.SPECULATION, **fields)
 
 
 @_of_drafts(

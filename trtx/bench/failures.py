@@ -37,12 +37,12 @@ def reason(error: Mapping[str, Any]) -> str:
         return f"error in the answer: {words(message)}"
     if kind == "InvalidInferenceResultError":  # an empty body, or one in which aiperf finds no content
         return "empty answer"
-    said = "" if message == f"{kind}()" else words(message)
+    text = "" if message == f"{kind}()" else words(message)
     if "Timeout" in kind:
-        return f"timed out: {said or kind}"
+        return f"timed out: {text or kind}"
     if code:
-        return f"HTTP {code} {said.removeprefix(f'{code} ') or kind}"
-    return f"{kind}: {said}" if said else kind or "an error without a message"
+        return f"HTTP {code} {text.removeprefix(f'{code} ') or kind}"
+    return f"{kind}: {text}" if text else kind or "an error without a message"
 
 
 def count_reasons(reasons: Iterable[str]) -> Reasons:

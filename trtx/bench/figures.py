@@ -299,15 +299,15 @@ def latest_schema() -> int:
     return max(*figures, *parts)
 
 
-def metric(kind: type[M], **said: Any) -> Callable[[Callable[..., Any]], M]:
+def metric(kind: type[M], **fields: Any) -> Callable[[Callable[..., Any]], M]:
     """Decorates a formula: returns its metric record, which takes the function's name."""
-    read_also(said.get("reads", ()))
-    return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **said))
+    read_also(fields.get("reads", ()))
+    return lambda formula: _taken_in(kind(name=formula.__name__, formula=formula, **fields))
 
 
-def per_device(of: MeasuredMetric[float | None], **said: Any) -> PerDevice:
+def per_device(of: MeasuredMetric[float | None], **fields: Any) -> PerDevice:
     """Creates the per-device record of another metric."""
-    return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, better=of.better, **said))
+    return _taken_in(PerDevice(name=f"{of.name}_per_device", of=of, better=of.better, **fields))
 
 
 def _taken_in(record: F) -> F:

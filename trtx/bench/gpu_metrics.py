@@ -37,9 +37,9 @@ class GpuNumber(MeasuredMetric[float | None]):
         return max(values) if self.is_peak else sum(values) / len(values)
 
 
-def _of_gpus(**said: Any) -> Callable[[Callable[[GpuPart], float | None]], GpuNumber]:
-    statistic = "max" if said.get("is_peak") else "avg"
-    return metric(GpuNumber, since=_SINCE, if_known=True, statistic=statistic, **said)
+def _of_gpus(**fields: Any) -> Callable[[Callable[[GpuPart], float | None]], GpuNumber]:
+    statistic = "max" if fields.get("is_peak") else "avg"
+    return metric(GpuNumber, since=_SINCE, if_known=True, statistic=statistic, **fields)
 
 
 @_of_gpus(

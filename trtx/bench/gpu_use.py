@@ -47,7 +47,7 @@ class PricedGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """One part of a trial, with everything from which metrics of the server's readings are computed."""
+    """One part of a trial, with all inputs of the metrics that come from the server's readings."""
 
     duration_s: float
     input_tokens: float | None  # of successful requests, as counted by the server; None: not all are known

@@ -79,6 +79,6 @@ def over_trials(trials: Sequence[HandoffsByPair | None]) -> dict[str, dict[str, 
     return total if trials else None
 
 
-def told_pair(decode: str, prefill: str) -> str:
+def pair_text(decode: str, prefill: str) -> str:
     """A pair of workers, as text for the user."""
     return f"{prefill or 'no prefill worker'} to {decode}"

@@ -138,7 +138,7 @@ class Images(BaseModel):
         return bool(self.image_batch_size) and self.image_source != "noise"
 
     @property
-    def images_said(self) -> str:
+    def images_description(self) -> str:
         """A short description for reports; empty without images."""
         if not self.image_batch_size:
             return ""

@@ -184,8 +184,8 @@ class LoadSpec(Prompts):
     @classmethod
     def _distinct(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
-            said = ",".join(map(plain, value))
-            raise ValueError(f"{info.field_name} {said} lists a value twice; list each once")
+            text = ",".join(map(plain, value))
+            raise ValueError(f"{info.field_name} {text} lists a value twice; list each once")
         return value
 
     @model_validator(mode="after")
@@ -306,9 +306,9 @@ class LoadSpec(Prompts):
         return value
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The prompts, and the scenario that replays them."""
-        return ", ".join(filter(None, (super().said, self.scenario and f"agentic replay {self.scenario}")))
+        return ", ".join(filter(None, (super().description, self.scenario and f"agentic replay {self.scenario}")))
 
     @property
     def pairs(self) -> tuple[tuple[int | None, int | None], ...]:

@@ -189,7 +189,7 @@ def _paced_request_count(figures: Figures) -> int:
     meaning="median over requests of 1 / ITL: how fast one user sees tokens arrive",
     better="higher",
     heading=Heading.TOKEN_THROUGHPUT,
-    label="a user",
+    label="per user",
     statistic="p50",
     of_stream=True,
     samples=_paced_request_count,
@@ -209,7 +209,7 @@ output_token_throughput_per_device = per_device(
     unit="tokens/s/{device}",
     meaning="tokens/s / all GPUs of the topology, including those for prefill; / all its workers if no GPU is known",
     heading=Heading.TOKEN_THROUGHPUT,
-    label="a {device}",
+    label="per {device}",
     table={None: "/{device}"},
     markdown=[None],
 )

@@ -219,7 +219,7 @@ class Prompts(Images):
         return "shared" if self.has_sessions or self.shared_length or self.repeats_images else "unique"
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """A short description for reports; empty if every prompt is unique text."""
         parts = [f"of {self.dataset}"] if self.dataset else []
         if self.prompt_corpus:
@@ -233,8 +233,8 @@ class Prompts(Images):
             parts.append(f"{self.num_prefix_prompts} prefixes of {self.prefix_prompt_length} tokens")
         if self.shared_system_prompt_length:
             parts.append(f"a system prompt of {self.shared_system_prompt_length} tokens")
-        if self.images_said:
-            parts.append(self.images_said)
+        if self.images_description:
+            parts.append(self.images_description)
         return ", ".join(parts)
 
     def conversation_count(self, requests: int, open_at_once: int) -> int:

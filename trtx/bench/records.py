@@ -20,7 +20,7 @@ _Phase = Literal["warmup", "profiling"]  # aiperf's CreditPhase
 
 @dataclass(frozen=True, slots=True)
 class RecordedFormat:
-    """What a request asked of the form of its answer, and what came of it.
+    """The answer format that a request asked for, and whether its answer has it.
 
     ``asked``: ``format`` for the text, ``tools``, both, or none. ``outcome``: ``kept``, ``cut``, ``broken``,
     ``unchecked`` or ``free`` (``answer_formats``); None for an answer that is not complete, or that may have any form.
@@ -134,5 +134,5 @@ def _record(metadata: dict[str, Any], metrics: dict[str, Any], error: dict[str, 
     )
 
 
-def _answer_format(said: dict[str, Any] | None) -> RecordedFormat | None:
-    return None if said is None else RecordedFormat(tuple(said["asked"]), said.get("outcome"), said.get("reason") or "")
+def _answer_format(row: dict[str, Any] | None) -> RecordedFormat | None:
+    return None if row is None else RecordedFormat(tuple(row["asked"]), row.get("outcome"), row.get("reason") or "")

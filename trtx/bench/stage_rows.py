@@ -106,7 +106,7 @@ def read_rows(directory: Path) -> WorkerRows | None:
             else:
                 uses.append(_restored(WorkerUse, row))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{path} line {number} is no row of a worker ({error}); {RESTORE}") from error
+            raise UsageError(f"{path} line {number} is not a row of a worker ({error}); {RESTORE}") from error
     return WorkerRows(tuple(requests), tuple(uses))
 
 

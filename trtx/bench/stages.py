@@ -84,7 +84,7 @@ def split_requests(records: Iterable[RequestRecord], rows: Iterable[StageRow]) -
 
 
 def split_request(record: RequestRecord, rows: Sequence[StageRow]) -> RequestSplit:
-    """Splits one request."""
+    """Splits the time of one request into its stages. ``rows``: what the workers wrote about it."""
     first, last = _workers(rows)
     gate = None if record.credit_issued_ns is None else max(0.0, (record.start_ns - record.credit_issued_ns) / 1e6)
     if first is None or last is None:

@@ -34,7 +34,7 @@ from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.sent_dataset import prepare_dataset
 from trtx.bench.stage_rows import write_rows
-from trtx.bench.watch import Watch
+from trtx.bench.trial_readings import Watch
 from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
 

@@ -1,9 +1,9 @@
 """Splits a trial into ramp, steady part and drain, by the times of its requests. Pure.
 
-Other tools do this differently. SGLang's bench takes the longest interval above a share of the peak concurrency,
-Triton's perf_analyzer repeats windows until their means agree, vLLM's bench and aiperf 0.13.0 divide by the whole run,
-and MLPerf's LoadGen requires runs so long that the edges vanish. A trtx trial is short and its load is known, so the
-edges follow from the load.
+Other tools do this differently. SGLang's bench takes the longest interval above a share of the peak concurrency.
+Triton's perf_analyzer repeats windows until their means agree. vLLM's bench and aiperf 0.13.0 divide by the whole run.
+MLPerf's LoadGen requires runs so long that the edges vanish. A trtx trial is short and its load is known, so the edges
+follow from the load.
 
 The first requests reach an idle server all at once and queue for each other's prefill, so their TTFT reflects the start
 and not the load (mlcommons/endpoints #86, modelscope/evalscope #1641). Therefore the ramp doesn't end when the

@@ -85,7 +85,7 @@ def _entry(line: bytes, where: str) -> Entry:
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not text (byte {error.start} is no UTF-8); {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is no JSON ({shown(error)}); {_EXPECTED}") from error
+        raise UsageError(f"{where} is not JSON ({shown(error)}); {_EXPECTED}") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where} holds {a_kind(row)}; {_EXPECTED}")
     if "messages" in row:

@@ -25,7 +25,7 @@ from trtx.config import (
     load_engine_config,
     refuse_errors,
 )
-from trtx.config.left_out import left_out_told, without_left_out
+from trtx.config.left_out import left_out_messages, without_left_out
 from trtx.engine import installed_version
 from trtx.errors import UnsupportedModel, UsageError
 from trtx.memory import MemoryDevice
@@ -81,7 +81,7 @@ class BuildPlan:
         """
         engine, on_gpu = _engine_of(self.request), self.request.target is not None
         fields = [one for config in self.configs.values() for one in without_left_out(config, engine, on_gpu=on_gpu)[1]]
-        return left_out_told(fields, engine)
+        return left_out_messages(fields, engine)
 
     @property
     def key(self) -> str:

@@ -117,7 +117,7 @@ def check_numbers(export: Path) -> None:
 
     for path in weight_files(export):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+            for name in file.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
                 value = file.get_tensor(name)
                 if not value.is_floating_point():
                     continue

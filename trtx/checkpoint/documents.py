@@ -37,7 +37,7 @@ def read_object(path: Path, expected: str) -> dict[str, Any]:
     """
     try:
         if path.exists() and not path.is_file():
-            raise _Unreadable("is no file")
+            raise _Unreadable("is not a file")
         if path.stat().st_size > _LARGEST_BYTES:
             raise _Unreadable(f"has more than {_LARGEST_BYTES >> 20} MiB")
         found = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)

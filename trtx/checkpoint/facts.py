@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, served_model_name: str) -> Checkpoint:
-    """Reads the facts of the checkpoint in a directory. Raises UsageError if it is no text generation model."""
+    """Reads the facts of the checkpoint in a directory. Raises UsageError if it is not a text generation model."""
     config = read_config(path)
     text = text_config(config)
     if not all(isinstance(text.get(field), int) for field in ("hidden_size", "num_hidden_layers")):
@@ -99,7 +99,7 @@ def context_length_of(config: Mapping[str, Any]) -> int | None:
 def read_end_ids(path: Path) -> tuple[int, ...]:
     """Returns the end-of-sequence ids in ``generation_config.json``, else those in ``config.json``, else none.
 
-    Raises UsageError, which names the file, for a file that is no JSON object and for invalid ids.
+    Raises UsageError, which names the file, for a file that is not a JSON object and for invalid ids.
     """
     for name in (_GENERATION, CONFIG):
         if (path / name).exists():
@@ -130,7 +130,7 @@ def dtype_of(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Reads ``config.json`` of any model. Raises UsageError, which names the file, if it is no JSON object, and for
+    """Reads ``config.json`` of any model. Raises UsageError, which names the file, if it is not a JSON object, and for
     sizes beyond those of any model."""
     config = config_fields(path)
     is_dense = architecture_of(config.values) in FAMILIES or architecture_of(config.values) in WRAPPERS

@@ -28,9 +28,9 @@ def load_hub() -> Any:
     try:
         import huggingface_hub.constants
     except ValueError as error:
-        said = ", ".join(sorted(name for name in os.environ if name.startswith("HF_"))) or "none"
+        names = ", ".join(sorted(name for name in os.environ if name.startswith("HF_"))) or "none"
         raise UsageError(
-            f"huggingface_hub can't be loaded, as one of its variables can't be read ({error}); set here: {said}; "
+            f"huggingface_hub can't be loaded, as one of its variables can't be read ({error}); set here: {names}; "
             "correct it or unset it"
         ) from error
     return huggingface_hub
@@ -43,9 +43,9 @@ def fetch_from_hub(name: str, directory: Path, *, revision: str | None, with_wei
     except UsageError:
         raise
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")[:300]
+        reason = next(iter(str(error).splitlines()), "")[:300]
         raise UsageError(
-            f"model {name!r} can't be fetched from the hub into {directory} ({type(error).__name__}: {said}); is its "
+            f"model {name!r} can't be fetched from the hub into {directory} ({type(error).__name__}: {reason}); is its "
             "name right, does it need HF_TOKEN, and is the hub reached from here?"
         ) from error
 

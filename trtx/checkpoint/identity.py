@@ -29,7 +29,7 @@ class FilesIdentity:
     """The identity of a set of files.
 
     ``sampled_sha256``: the hash of names and contents that the module describes. ``revision``: the commit on the hub;
-    None if the directory is no snapshot in the hub's cache.
+    None if the directory is not a snapshot in the hub's cache.
     """
 
     revision: str | None

@@ -37,7 +37,7 @@ def resolve_checkpoint(name: str, *, on_gpu: bool = False, cache_dir: Path | Non
     if directory.exists():
         return _from_directory(directory, directory.resolve().name)
     if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-        raise UsageError(f"model {_shown(name)} is no directory on this machine; {ways_out()}")
+        raise UsageError(f"model {_shown(name)} is not a directory on this machine; {ways_out()}")
     return _from_directory(find_on_hub(name), name)
 
 
@@ -51,7 +51,7 @@ def describe_checkpoint(name: str) -> Checkpoint:
         return resolve_checkpoint(name)
     if not directory.exists():
         if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-            raise UsageError(f"model {_shown(name)} is no directory on this machine; {ways_out()}")
+            raise UsageError(f"model {_shown(name)} is not a directory on this machine; {ways_out()}")
         return read_checkpoint(find_on_hub(name, with_weights=False), name)
     if not (directory / CONFIG).is_file():
         raise UsageError(f"model directory {str(directory)!r} lacks {CONFIG}; {ways_out()}")

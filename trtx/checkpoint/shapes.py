@@ -222,7 +222,7 @@ _SHAPES = (
     ),
     SyntheticShape(
         "tiny-vl-trained",
-        "LLaVA architecture, trained on drawn pictures (colours, shapes, places, counts, digits): for a CPU",
+        "LLaVA architecture, trained on drawn images (colours, shapes, places, counts, digits): for a CPU",
         llava(
             _qwen3(128, 3, 4, 2, 256, tied=True)
             | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},

@@ -89,7 +89,7 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvwz" for vowe
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents of the three files, and the ids whose text is no whole word (special tokens, bytes, fragments)."""
+    """The contents of the three files, and the ids of special tokens, bytes and fragments, whose text is no word."""
 
     tokenizer: dict[str, Any]
     config: dict[str, Any]

@@ -142,7 +142,7 @@ def _qwen(config: Fields, tower: Fields, architecture: str, hidden: int, vocab_s
     if tower.count("out_hidden_size", most=_LARGEST_SIZE) != hidden:
         tower.refuse("out_hidden_size", f"{hidden}, hidden_size of text_config")
     if tower.has("in_channels") and tower.count("in_channels", most=3) != 3:
-        tower.refuse("in_channels", "3: pictures are red, green and blue")
+        tower.refuse("in_channels", "3: images are red, green and blue")
     tower.count("patch_size", most=_LARGEST_IMAGE)
     is_third = architecture.startswith("Qwen3")
     if is_third:
@@ -258,10 +258,10 @@ def _placeholder(config: Fields, names: tuple[str, ...], vocab_size: int) -> int
     """Returns the token id of a placeholder; the field may have any of several names."""
     found = {name: config.values[name] for name in names if config.has(name)}
     if not found:
-        config.refuse(names[0], f"the id of the placeholder of pictures, from 0 to {vocab_size - 1}")
+        config.refuse(names[0], f"the id of the placeholder of images, from 0 to {vocab_size - 1}")
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
-            config.refuse(name, f"the id of the placeholder of pictures, from 0 to {vocab_size - 1}")
+            config.refuse(name, f"the id of the placeholder of images, from 0 to {vocab_size - 1}")
     if len(set(found.values())) > 1:
         config.refuse(names[1], f"{found[names[0]]} as in {names[0]}, or no such field")
     return int(next(iter(found.values())))
@@ -278,7 +278,7 @@ def _clip_rows(config: Fields, tower: Fields) -> int:
     if hidden % heads:
         tower.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden}")
     if tower.has("num_channels") and tower.count("num_channels", most=3) != 3:
-        tower.refuse("num_channels", "3: pictures are red, green and blue")
+        tower.refuse("num_channels", "3: images are red, green and blue")
     image = tower.count("image_size", most=_LARGEST_IMAGE)
     side = image // tower.count("patch_size", most=image)
     _check_layers(config, tower.count("num_hidden_layers", most=_LARGEST_DEPTH))

@@ -118,11 +118,11 @@ def check_weights(directory: Path, files: Iterable[Path]) -> None:
     absent = [file for file in files if not file.is_file()]
     if absent:
         entry = weights_entry(directory)
-        said = "its configuration" if entry in absent or entry is None else entry.name
+        namer = "its configuration" if entry in absent or entry is None else entry.name
         more = f" and {len(absent) - 1} more" if absent[1:] else ""
         what = f"{absent[0].relative_to(directory)}{more}"
         raise UsageError(
-            f"model directory {str(directory)!r} lacks {what}, which {said} names; download the whole checkpoint"
+            f"model directory {str(directory)!r} lacks {what}, which {namer} names; download the whole checkpoint"
         )
     if any(_OF_RANKS.match(file.name) for file in files):
         raise UsageError(

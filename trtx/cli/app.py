@@ -17,7 +17,7 @@ from trtx.errors import UsageError
 # verb (one or two words) -> (module with a Typer app named ``app``, its line in `trtx --help`)
 VERBS = {
     "serve": ("trtx.cli.serve", "Serve a model: a frontend and the workers of a topology."),
-    "serve join": ("trtx.cli.join", "Run this host's share of a topology that was planned on another."),
+    "serve join": ("trtx.cli.join", "Run this host's share of a topology that another host planned."),
     "sleep": ("trtx.cli.sleep", "Give back the GPU memory of a served topology, which keeps its processes."),
     "wake": ("trtx.cli.wake", "Wake a topology that trtx sleep has put to sleep."),
     "update": ("trtx.cli.update", "Replace the weights of a served topology in place, without a restart."),
@@ -65,7 +65,7 @@ class Verbs(TyperGroup):
             return verb, self.get_command(ctx, verb), args[2:]
         if args[0] not in VERBS and (seconds := [two.split()[1] for two in VERBS if two.startswith(f"{args[0]} ")]):
             raise UsageError(
-                f"trtx {args[0]} is no verb by itself; expected one of {', '.join(seconds)} after it, such as "
+                f"trtx {args[0]} is not a verb by itself; expected one of {', '.join(seconds)} after it, such as "
                 f"trtx {args[0]} {seconds[0]} --help"
             )
         return super().resolve_command(ctx, args)

@@ -170,17 +170,17 @@ def _table(found: tuple[Baseline, ...]) -> Table:
 def _conditions(one: Baseline) -> str:
     from dataclasses import asdict
 
-    said = [f"run: {one.run}", f"verdict of its run: {one.verdict.value if one.verdict else 'not judged'}"]
-    said += [f"cells: {', '.join(cell.name for cell in one.cells)}"]
-    said += [
+    lines = [f"run: {one.run}", f"verdict of its run: {one.verdict.value if one.verdict else 'not judged'}"]
+    lines += [f"cells: {', '.join(cell.name for cell in one.cells)}"]
+    lines += [
         f"scores of {scored.topology}: "
         + ", ".join(
             f"{task.task} {task.metric} {task.value:.4g} ({len(task.samples)} samples)" for task in scored.tasks
         )
         for scored in one.scores
     ]
-    said += [f"{group}: {json.dumps(values, ensure_ascii=False)}" for group, values in asdict(one.conditions).items()]
-    return "\n" + "\n".join(said)
+    lines += [f"{group}: {json.dumps(values, ensure_ascii=False)}" for group, values in asdict(one.conditions).items()]
+    return "\n" + "\n".join(lines)
 
 
 def _machine(one: Baseline) -> str:

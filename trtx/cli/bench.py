@@ -34,6 +34,7 @@ from trtx.cli.run_options import (
     refuse_unused,
     show_run,
 )
+from trtx.config.wording import counted
 from trtx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -186,12 +187,12 @@ def show_plans(spec: ExperimentSpec, output: Path) -> None:
         for load in spec.load.loads:
             typer.echo(
                 f"  {load.asked}: {load.request_count} requests after {load.warmup_request_count} for warm-up, "
-                f"{load.isl or '–'} tokens in, {load.osl or '–'} out, {spec.load.trials} trial(s)"
+                f"{load.isl or '–'} tokens in, {load.osl or '–'} out, {counted(spec.load.trials, 'trial')}"
             )
-        if spec.load.said:
-            typer.echo(f"  prompts: {spec.load.said}")
+        if spec.load.description:
+            typer.echo(f"  prompts: {spec.load.description}")
         if (dataset := dataset_of(spec.load)) is not None:
-            typer.echo(f"  records: {dataset.said}")
+            typer.echo(f"  records: {dataset.description}")
         for call in planned.aiperf[: len(spec.load.loads)]:
             typer.echo(f"  $ {shlex.join(call)}")
         if spec.load.trials > 1:

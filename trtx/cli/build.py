@@ -216,7 +216,7 @@ def _request(
     asked = set(roles or (("agg",) if backend == "tensorrt" else ("agg", "prefill", "decode")))
     chosen: tuple[Role, ...] = tuple(name for name in get_args(Role) if name in asked)
     for name in asked - set(chosen):
-        raise UsageError(f"--role {name!r} is no role; expected one of {', '.join(get_args(Role))}")
+        raise UsageError(f"--role {name!r} is not a role; expected one of {', '.join(get_args(Role))}")
     files = options.role_files(config)
     if recipe is not None and asked <= files.keys():
         raise UsageError(options.unused_recipe(recipe))

@@ -34,7 +34,7 @@ from trtx.config import (
 from trtx.config.check import checked_version
 from trtx.config.files import name_problem
 from trtx.config.findings import SEVERITIES, Severity
-from trtx.config.left_out import LeftOutField, left_out_told, without_left_out
+from trtx.config.left_out import LeftOutField, left_out_messages, without_left_out
 from trtx.config.versions import SchemaVersion
 from trtx.config.wording import quoted, shown
 from trtx.errors import UsageError
@@ -195,7 +195,7 @@ def _model_directory(model: str) -> Path:
         cached = hub.try_to_load_from_cache(model, "config.json")
     except ValueError as error:
         raise UsageError(
-            f"model {quoted(model)} is no directory here, and no name of the hub; expected such as Qwen/Qwen3-8B"
+            f"model {quoted(model)} is neither a directory nor a Hugging Face name; expected one such as Qwen/Qwen3-8B"
         ) from error
     if not isinstance(cached, str):
         raise UsageError(
@@ -221,7 +221,7 @@ def _lines(checked: _Checked) -> Iterator[str]:
     for config in checked.configs:
         yield f"  {config.role}: {config.source}"
     yield from describe_memory(checked.memory)
-    for line in left_out_told(checked.left_out, _ENGINE):
+    for line in left_out_messages(checked.left_out, _ENGINE):
         yield from fill(f"  {line}", _WIDTH)
     if checked.findings:
         yield from describe_findings(checked.findings)

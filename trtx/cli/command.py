@@ -80,8 +80,8 @@ class Verb(TyperCommand):
             return
         counted = " --etcd URL" if "--etcd" in own else ""
         raise UsageError(
-            f"trtx {verb} starts processes on one machine only, so it has no --hosts; start several machines with trtx "
-            "serve --hosts on one and trtx serve join on the others, and once they are ready run trtx "
+            f"trtx {verb} starts processes on one machine only, so it has no --hosts. Start the hosts with trtx serve "
+            "--hosts and trtx serve join, and once they are ready run trtx "
             f"{verb} --url http://ADDRESS:PORT{counted} (docs/hosts.md)"
         )
 

@@ -22,11 +22,11 @@ _AT_ONCE = select.PIPE_BUF  # the number of bytes that a writable pipe accepts w
 class _PlainConsole(Console):
     """A console that prints text literally, without Rich's markup (``[red]``, ``:100:``), and never crops a table."""
 
-    def __init__(self, **said: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **said)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
 
-    def print(self, *objects: Any, crop: bool = False, **said: Any) -> None:
-        super().print(*objects, crop=crop, **said)
+    def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+        super().print(*objects, crop=crop, **options)
 
 
 class ResultConsole(_PlainConsole):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typer.exceptions import TyperException
 
 from trtx.cli.sentences import tell
-from trtx.config.findings import LIST_ITEM
-from trtx.config.wording import printable
+from trtx.config.wording import LIST_ITEM, printable
 from trtx.errors import TrtxError, UsageError
 
 LONGEST_MESSAGE = 1000

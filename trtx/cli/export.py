@@ -59,14 +59,14 @@ def options_of_cluster(*more: str) -> OptionGroup:
 def hand_over_export(made: Export, output: Path | None, *, dry_run: bool) -> None:
     """Prints the findings in the engine configs, then writes, prints or (for a dry run) describes the export."""
     from trtx.cli.export_text import describe_export
-    from trtx.config.left_out import left_out_told
+    from trtx.config.left_out import left_out_messages
 
     for line in describe_findings(made.findings) if made.findings else ():
         typer.echo(line, err=True)
     if dry_run:
         typer.echo(describe_export(made))
     else:
-        for line in left_out_told(made.left_out, made.served.engine):
+        for line in left_out_messages(made.left_out, made.served.engine):
             tell(f"trtx: {line}")
         hand_over(made.files, output, made.how)
 

@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(
-    cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 file written; 2 usage, or a directory that is no run."
+    cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 file written; 2 usage, or a directory that is not a run."
 )
 def grafana(
     runs: Annotated[

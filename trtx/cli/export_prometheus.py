@@ -24,7 +24,7 @@ _Runs = Annotated[
 
 
 @app.command(
-    cls=Verb, no_args_is_help=True, epilog="Exit codes: 0 files written; 2 usage, or a directory that is no run."
+    cls=Verb, no_args_is_help=True, epilog="Exit codes: 0 files written; 2 usage, or a directory that is not a run."
 )
 def prometheus(
     context: typer.Context,

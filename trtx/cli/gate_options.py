@@ -92,5 +92,5 @@ class GateOptions:
 def gate_overlay(given: dict[str, Any]) -> dict[str, Any]:
     """Converts the given options to the ``gate`` section of a sweep file; empty if there are none."""
     names = [field.name for field in fields(GateOptions) if field.name in given]
-    said = {name: str(given[name]) if isinstance(given[name], Path) else given[name] for name in names}
-    return {"gate": said} if said else {}
+    section = {name: str(given[name]) if isinstance(given[name], Path) else given[name] for name in names}
+    return {"gate": section} if section else {}

@@ -91,7 +91,7 @@ def load_uses(named: Set[str]) -> list[str]:
 
 
 def _elements(field: str) -> Any:
-    """Returns the element type of a list field; None if the field is no list."""
+    """Returns the element type of a list field; None if the field is not a list."""
     annotation = LoadSpec.model_fields[field].annotation
     element = get_args(annotation)[0] if get_origin(annotation) is tuple else None
     return get_args(element)[0] if get_origin(element) is Annotated else element

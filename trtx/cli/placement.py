@@ -222,7 +222,7 @@ USES: Mapping[str, Mapping[str, VerbUse]] = {
         "hosts": VerbUse("with --hosts", "because the hosts file places the processes", "leave it out", "--frontends"),
     },
     "export prometheus": {
-        "runs": VerbUse("with RUN", "which is no topology in Kubernetes", "leave it out", "--namespace"),
+        "runs": VerbUse("with RUN", "which is not a topology in Kubernetes", "leave it out", "--namespace"),
         "kubernetes": VerbUse("with --kubernetes", "where pods are found by their labels", options="RUNS"),
     },
     "export grafana": {},

@@ -69,7 +69,7 @@ def report(
 def rendered(run: Path) -> RunView | EvaluationView | FidelityData | ParityView:
     """Renders the report of a run and returns its view.
 
-    Raises UsageError if the directory is no run, if a document can't be read, or if the report can't be written.
+    Raises UsageError if the directory is not a run, if a document can't be read, or if the report can't be written.
     """
     from trtx.report import render
     from trtx.report.evaluation import is_evaluation, render_evaluation
@@ -78,7 +78,7 @@ def rendered(run: Path) -> RunView | EvaluationView | FidelityData | ParityView:
     from trtx.runs.forms import LOCK
 
     if not (run / LOCK.file).exists():
-        raise UsageError(f"{str(run)!r} is no run directory, it has no {LOCK.file}; expected one of trtx bench")
+        raise UsageError(f"{str(run)!r} is not a run directory, it has no {LOCK.file}; expected one of trtx bench")
     try:
         for is_it, render_it in (
             (is_fidelity, render_fidelity), (is_parity, render_parity), (is_evaluation, render_evaluation),

@@ -81,8 +81,8 @@ def _extra_inputs(text: str) -> dict[str, Any]:
         name, colon, value = (piece.strip() for piece in part.partition(":"))
         if not name or not colon or not value or name in fields:
             raise UsageError(
-                f"--extra-inputs {quoted(text)} is not KEY:VALUE, each key once; expected such as temperature:0.5, or "
-                "JSON where a value has a comma"
+                f"--extra-inputs {quoted(text)} is not KEY:VALUE with each key once; expected temperature:0.5 or the "
+                "like. Write JSON if a value has a comma"
             )
         fields[name] = parse_yaml(value, f"--extra-inputs {name}", is_file=False)
     return fields

@@ -45,7 +45,7 @@ class RunProgress(BarsView, RunListener):
         self._passes: dict[str, TaskID] = {}
         self._passes_ended: set[str] = set()
 
-    def on_told(self, line: str) -> None:
+    def on_note(self, line: str) -> None:
         self.say(line)
 
     def on_start(self, run_dir: Path) -> None:

@@ -28,7 +28,7 @@ def tell(text: str) -> None:
 
 
 def wrapped(text: str, stream: IO[str] | None = None) -> str:
-    """Wraps each line to the width of the terminal ``stream`` (default: stderr); unchanged if it is no terminal."""
+    """Wraps each line to the width of the terminal ``stream`` (default: stderr); unchanged if it is not a terminal."""
     width = _columns(sys.stderr if stream is None else stream)
     if width is None:
         return text
@@ -94,13 +94,13 @@ def _cells(text: str) -> int:
 
 
 def _columns(stream: IO[str]) -> int | None:
-    """Returns the width of the terminal ``stream``; None if it is no terminal or too narrow."""
+    """Returns the width of the terminal ``stream``; None if it is not a terminal or too narrow."""
     try:
         if not stream.isatty():
             return None
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # the stream is closed or has no descriptor
         return None
-    said = os.environ.get("COLUMNS", "")
-    columns = int(said) if said.isdecimal() else columns
+    variable = os.environ.get("COLUMNS", "")
+    columns = int(variable) if variable.isdecimal() else columns
     return columns if columns >= _NARROWEST else None

@@ -197,7 +197,7 @@ def split_words(option: str, text: str) -> tuple[str, ...]:
 def _indices(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(WHOLE_NUMBER.fullmatch(part) for part in parts):
-        raise UsageError(f"--gpus {quoted(text)} is not a list of indices; expected such as 0 or 0,1")
+        raise UsageError(f"--gpus {quoted(text)} is not a list of indices; expected a value such as 0 or 0,1")
     return tuple(int(part) for part in parts)
 
 

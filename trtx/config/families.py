@@ -71,7 +71,7 @@ def recipe_files(name: str) -> dict[Role, Path]:
     if name not in recipe_names():
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         nearest = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(recipe_names())}"
-        raise UsageError(f"--recipe {quoted(name)} is no folder of engine_configs; {nearest}")
+        raise UsageError(f"--recipe {quoted(name)} is not a folder of engine_configs; {nearest}")
     return _files_in(CONFIG_ROOT / name)
 
 
@@ -102,6 +102,6 @@ def read_header(text: str, source: str) -> ConfigHeader | None:
     except (UsageError, ValidationError) as error:
         line = text.count("\n", 0, found.start()) + 1
         raise UsageError(
-            f"{shown(source)}, line {line}: {quoted(found.group(1))} is no header; expected "
+            f"{shown(source)}, line {line}: {quoted(found.group(1))} is not a header; expected "
             "# trtx: {tensorrt_llm: 1.3.0rc22, gpus: 1, gpu: [H100], model: NAME}"
         ) from error

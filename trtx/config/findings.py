@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trtx.config.topology import Role
-from trtx.config.wording import shown
+from trtx.config.wording import shown, with_list
 from trtx.errors import UsageError
 
 Severity = Literal["error", "warning", "note"]
-LIST_ITEM = "\n  - "  # precedes each finding in a list of several
 _LISTED_CHARACTERS = 850  # the budget for the list; a whole message stays below 1,000 characters
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -52,9 +51,7 @@ def refuse_errors(findings: Iterable[Finding]) -> None:
     if len(errors) == 1:
         raise UsageError(f"engine config of {errors[0]}")
     if errors:
-        raise UsageError(
-            f"{len(errors)} findings in the engine configs:{''.join(map(LIST_ITEM.__add__, _listed(errors)))}"
-        )
+        raise UsageError(with_list(f"{len(errors)} findings in the engine configs", _listed(errors)))
 
 
 def _listed(errors: list[Finding]) -> list[str]:

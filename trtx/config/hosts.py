@@ -104,7 +104,7 @@ class HostSpec(_Frozen):
         for one in () if value is None else value.split(","):
             if not _DEVICE.fullmatch(one):
                 raise ValueError(
-                    f"device {quoted(value)} is no network device of UCX; expected a name such as eth1 or mlx5_0:1"
+                    f"device {quoted(value)} is not a network device of UCX; expected a name such as eth1 or mlx5_0:1"
                 )
             if one == "all":
                 raise ValueError("device 'all' lets UCX listen on every network; name the one between the hosts")
@@ -247,7 +247,7 @@ def _absolute(auth: BaseModel, home: Path) -> dict[str, Path]:
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError(f"name {quoted(value)} is no valid name; expected up to 32 characters of a-z, 0-9 and -")
+        raise ValueError(f"name {quoted(value)} is not a valid name; expected up to 32 characters of a-z, 0-9 and -")
     return value
 
 
@@ -262,9 +262,12 @@ def _check_url(what: str, url: str, schemes: Sequence[str], example: str) -> Non
     except ValueError:
         is_one = False
     if not is_one:
-        raise ValueError(f"{what} {shown_address(url)} is no address of it alone; expected such as {example}")
+        raise ValueError(f"{what} {shown_address(url)} is not one server's address; expected one such as {example}")
     if not _HOST.fullmatch(parts.hostname or ""):  # a comma would break Dynamo's address lists
-        raise ValueError(f"{what} {shown_address(url)} names no one host; expected such as {example}, each by itself")
+        raise ValueError(
+            f"{what} {shown_address(url)} does not name exactly one host; expected one such as {example}. List several "
+            "addresses separately"
+        )
 
 
 def _check_alike(what: str, values: Sequence[str]) -> None:
@@ -284,8 +287,8 @@ def _check_reachable(host: HostSpec) -> None:
     if host.device is None or "lo" in (name.partition(":")[0] for name in host.device.split(",")):
         has = "no device" if host.device is None else "the device lo"
         raise ValueError(
-            f"{host.name} has {has}: no KV would cross to other hosts, and every prompt would be computed again there "
-            "unseen; name its network device, such as eth1 or mlx5_0:1"
+            f"{host.name} has {has}, so no KV would cross to other hosts, and they would compute every prompt again; "
+            "name its network device, such as eth1 or mlx5_0:1"
         )
 
 
@@ -330,7 +333,7 @@ def _problem(error: ValidationError) -> str:
         told = first["msg"].removeprefix("Value error, ")
         return told if not where else f"{where.rpartition('.')[0]}: {told}" if "." in where else told
     if first["type"] == "extra_forbidden":
-        return f"{where} is not a field of it; leave it out (docs/hosts.md lists them)"
+        return f"{where} is not a field of a hosts file; leave it out (docs/hosts.md lists the fields)"
     if first["type"] == "missing":
         return f"{where} is missing; expected {_EXPECTED}" if "." not in where else f"{where} is missing; give it"
     if first["type"] in ("too_short", "string_too_short"):

@@ -75,7 +75,7 @@ def left_out_notes(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ..
     return (f"engine {engine} does not act on {_joined(paths)} of {_joined(sources)}",)
 
 
-def left_out_told(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
+def left_out_messages(fields: Iterable[LeftOutField], engine: str) -> tuple[str, ...]:
     """Returns the warnings, then the notes."""
     known = tuple(fields)
     return (*left_out_warnings(known, engine), *left_out_notes(known, engine))

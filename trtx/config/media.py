@@ -127,7 +127,7 @@ class MediaLimits(BaseModel):
     def _holds_one_file(self) -> Self:
         if self.media_memory_bytes < self.max_media_bytes:
             raise ValueError(
-                f"media_memory_bytes is {self.media_memory_bytes}, expected at least {self.max_media_bytes}, what one "
-                "file may have (max_media_bytes): raise the one or lower the other"
+                f"media_memory_bytes is {self.media_memory_bytes}, but one file may have {self.max_media_bytes} bytes "
+                "(max_media_bytes); raise it, or lower max_media_bytes"
             )
         return self

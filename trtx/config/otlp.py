@@ -20,7 +20,7 @@ def collector_url(value: str | None) -> str | None:
     except ValueError as error:
         raise ValueError(f"otlp_endpoint {quoted(value)} is no URL ({error}); {expected}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError(f"otlp_endpoint {quoted(value)} is no address over HTTP; {expected}")
+        raise ValueError(f"otlp_endpoint {quoted(value)} is not an address over HTTP; {expected}")
     if parts.username is not None or parts.password is not None:
         raise ValueError("otlp_endpoint has a user or a password, which logs would show; leave them out")
     if parts.query or parts.fragment:

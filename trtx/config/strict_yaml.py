@@ -206,7 +206,7 @@ class _Reader:
         if kind == "int" and value not in _INTEGERS:
             self._refuse(event, f"{shown(event.value)} is beyond 64 bits; no config holds such a number")
         if kind == "float" and not math.isfinite(value):
-            self._refuse(event, f"{shown(event.value)} is no finite number; give one, or put it in quotes")
+            self._refuse(event, f"{shown(event.value)} is not a finite number; give one, or put it in quotes")
         return value
 
     def _check_tag(self, event: Any, allowed: tuple[str, ...]) -> None:

@@ -37,7 +37,9 @@ def _locatable(value: object, info: ValidationInfo) -> object:
 
 def _bindable(value: str, info: ValidationInfo) -> str:
     if not _HOST.fullmatch(_named(value, info)):
-        raise ValueError(f"{info.field_name} {quoted(value)} is no address; expected such as 127.0.0.1 or 0.0.0.0")
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is not an address; expected one such as 127.0.0.1 or 0.0.0.0"
+        )
     return value
 
 

@@ -244,7 +244,7 @@ REFUSED: Mapping[str, FieldRefusal] = {
     "max_beam_width": FieldRefusal(_BEAMS, (1,)),
     "encode_only": FieldRefusal("the torch engine has no encoder", (False,)),
     "mm_encoder_only": FieldRefusal("the torch engine has no encoder", (False,)),
-    "backend": FieldRefusal("the torch engine is no backend of TensorRT-LLM", ("pytorch",)),
+    "backend": FieldRefusal("the torch engine is not a backend of TensorRT-LLM", ("pytorch",)),
     "attn_backend": FieldRefusal(_ATTENTION, ("TRTLLM", "VANILLA", "FLASHINFER"), unused=True),
     "sparse_attention_config": FieldRefusal(_ATTENTION),
     "kv_cache_compression_config": FieldRefusal("the torch engine keeps KV whole; kv_cache_config.dtype fp8 halves it"),

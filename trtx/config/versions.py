@@ -83,7 +83,7 @@ def is_newer(version: str) -> bool:
 def schema_version(name: str) -> SchemaVersion:
     """Parses ``1.2.1``, ``1.3.0rc24.post1``, ``main-2026-07`` or any other version, ignoring local parts.
 
-    Raises UsageError for text that is no version.
+    Raises UsageError for text that is not a version.
     """
     name = name.strip()
     for column, first, last in _SPANS:
@@ -92,7 +92,8 @@ def schema_version(name: str) -> SchemaVersion:
     key = _key(name)
     if key is None:
         raise UsageError(
-            f"{name!r} is no version of TensorRT-LLM; expected such as 1.2.1, 1.3.0rc22 or one of {', '.join(COLUMNS)}"
+            f"{name!r} is not a version of TensorRT-LLM; expected one such as 1.2.1 or 1.3.0rc22, or one of "
+            f"{', '.join(COLUMNS)}"
         )
     for column, first, last in _SPANS:
         if first <= key <= last:

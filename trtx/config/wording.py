@@ -1,10 +1,12 @@
-"""Formats values for use inside a sentence."""
+"""Formats values for use in a sentence, and several findings as a list."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 LONGEST = 80
+LIST_ITEM = "\n  - "  # precedes each finding in a list of several
 _SCHEME, _PATH = re.compile(r"([a-z]{1,8})://"), re.compile(r"[/?#]")
 
 
@@ -76,3 +78,10 @@ _KINDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
 }
+
+
+def with_list(problem: str, findings: Sequence[str]) -> str:
+    """``problem: finding``, or for several findings the problem with one line for each."""
+    if len(findings) == 1:
+        return f"{problem}: {findings[0]}"
+    return f"{problem}:{''.join(map(LIST_ITEM.__add__, findings))}"

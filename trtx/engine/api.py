@@ -375,14 +375,10 @@ class EngineApi:
     Logprob: Any
     fault: Callable[[Exception], Fault]
     new_request_ids: Callable[[int], Callable[[], int | None]]
-    """Takes a worker id and returns a function that makes ``disagg_request_id``s.
-
-    That function returns None if requests of this engine have no such ids.
-    """
+    """From a worker id, makes a function that makes ``disagg_request_id``s: None if this engine has no such ids."""
     GuidedDecodingParams: Any = None  # None: no answer of this engine can follow a grammar
     guides_after_thinking: bool = False  # True: GuidedDecodingParams has thinking_start_id and thinking_end_id
-    # versions by package of the libraries that it computes with; may be empty
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # by package, of the libraries that it computes with
     start_encoder: Start | None = None  # None: the engine has no vision encoder
     missing_media: Callable[[Exception], tuple[bytes, ...]] | None = None
     """Keys of the embeddings that the engine lacked to compute a prompt, from the exception that ended the request;

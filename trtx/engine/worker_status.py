@@ -69,7 +69,7 @@ def read(path: Path | None, pid: int) -> WorkerStatus | None:
         return None
     except msgspec.DecodeError as error:  # for example: Expected `int`, got `str` - at `$.kv_blocks`
         raise LaunchError(
-            f"{path} is no status of a worker of this trtx ({error}); expected the file as the worker wrote it: let "
+            f"{path} is not a status of a worker of this trtx ({error}); expected the file as the worker wrote it: let "
             "nothing else write there"
         ) from error
     return status if status is not None and status.pid == pid else None

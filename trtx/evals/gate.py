@@ -106,8 +106,8 @@ def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-
     if max_drop >= 1 and shares:
         raise UsageError(
             f"{worded} is {max_drop:g}, and {shares[0]} lies between 0 and 1, so no score could be that much worse; "
-            f"expected such as {DEFAULT_MAX_DROP:g}, for two answers in a hundred; compare tasks of other metrics in a "
-            "run of their own"
+            f"expected a value such as {DEFAULT_MAX_DROP:g}, for two answers in a hundred. Compare tasks with other "
+            "metrics in a separate run"
         )
 
 

@@ -62,7 +62,7 @@ def _is_json(text: str | None) -> bool:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def arm_differences(tasks: Sequence[ScoredTask], samples: Mapping[str, Sequence[Sample]]) -> tuple[ArmDifference, ...]:

@@ -28,7 +28,7 @@ def read_texts(path: Path) -> list[dict[str, Any]]:
     what, content = "--text", read_bytes(path, "--text", _EXPECTED, limit=MOST_BYTES)
     if b"\0" in content:
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
-        raise UsageError(f"{what} {shown(path)}, line {line} holds a NUL byte, so it is no text; expected {_EXPECTED}")
+        raise UsageError(f"{what} {shown(path)}, line {line} holds a NUL byte, so it is not text; expected {_EXPECTED}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -22,7 +22,7 @@ from trtx.experiment.evaluation_spec import EvaluationSpec, evaluation_of
 from trtx.experiment.gate import check_elsewhere
 from trtx.experiment.lifecycle import FinishedRun
 from trtx.experiment.listener import RunListener
-from trtx.experiment.targets import check_fits_served
+from trtx.experiment.load_fit import check_fits_served
 
 __all__ = [
     "Attach",

@@ -246,7 +246,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
 
 
 @contextlib.contextmanager
-def told_if_unwritable(run_dir: Path) -> Iterator[None]:
+def unwritable_refused(run_dir: Path) -> Iterator[None]:
     """Converts failures inside that are due to a full, read-only or removed run directory into a UsageError.
 
     The directory is tested by writing, since aiperf's messages for a full disk vary. Other errors are re-raised

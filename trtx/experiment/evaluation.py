@@ -71,7 +71,7 @@ def resume_evaluation(run_dir: Path, *, argv: Sequence[str], listener: RunListen
 def _prepare(run: _Evaluation) -> Target | None:
     """Plans every topology, or returns the attached target, if its tokenizer is known."""
     run.plan()
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
     if run.spec.attach is None or run.deployment is None:
         return None
     return _attached(run.spec.attach, run.deployment)

@@ -103,7 +103,7 @@ def _hash(file: Path | None) -> str | None:
 def _prepare(run: _Fidelity) -> Target | None:
     """Plans every topology, or returns the attached target."""
     run.plan()
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
     if run.spec.attach is None or run.deployment is None:
         return None
     return _attached(run.spec.attach, run.deployment)

@@ -84,7 +84,7 @@ class GateSpec(BaseModel):
 
     @property
     def limit(self) -> GateLimit | None:
-        """None: no comparison."""
+        """The limit of ``max_regression``; None if the run is not compared."""
         return None if self.max_regression is None else parse_limit(self.max_regression)
 
     @property

@@ -54,8 +54,8 @@ def refuse_equal(spec: ExperimentSpec, plans: Mapping[str, Plan]) -> None:
         if differing and _served(asked[one], plans[one]) == _served(asked[other], plans[other]):
             raise UsageError(
                 f"{one} and {other} would be the same topology, measured twice: they differ in nothing but "
-                f"{_listed(differing)}, which engine {plans[one].engine} does not act on; leave one of them out, or "
-                "choose an engine that acts on it"
+                f"{_listed(differing)}, which engine {plans[one].engine} ignores. Leave one of them out, or choose an "
+                "engine that uses it"
             )
         is_meant = not spec.axes and asked[one].overrides == asked[other].overrides  # an A/A run
         if not is_meant and _alike(asked[one], plans[one]) == _alike(asked[other], plans[other]):
@@ -77,8 +77,8 @@ def _refuse_idle_axis(axis: str, role: Role | None, path: str, label: str, plan:
     if roles and not any(acts_on(plan.engine, one, path, plan.engine_configs[one], on_gpu=on_gpu) for one in roles):
         where = "" if on_gpu or not acts_on(plan.engine, roles[0], path, {}, on_gpu=True) else " without a GPU"
         raise UsageError(
-            f"axes.{axis} has no effect with engine {plan.engine}{where}, which does not act on {path}: {label} would "
-            "be the same topology at each of its values; leave the axis out, or choose an engine that acts on it"
+            f"axes.{axis} has no effect, because engine {plan.engine} ignores {path}{where}: {label} would be the same "
+            "topology at each value. Leave the axis out, or choose an engine that uses it"
         )
 
 

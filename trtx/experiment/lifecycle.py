@@ -234,7 +234,7 @@ def new_run(
         spec=spec, run_dir=run_dir, listener=listener or RunListener(), environment=here, deployment=deployment
     )
     try:
-        with directory.told_if_unwritable(run_dir):
+        with directory.unwritable_refused(run_dir):
             yield run
     except BaseException as error:
         is_kept = run.journal.path.exists() or (run.is_announced and not isinstance(error, UsageError))
@@ -256,7 +256,7 @@ def resumed_run(
     with directory.where_it_began(run_dir):
         refuse_changed_documents(run_dir, under=_ANSWERS)
         spec = read_spec(run_dir)
-        with directory.told_if_unwritable(run_dir), directory.hold(run_dir) as check_directory:
+        with directory.unwritable_refused(run_dir), directory.hold(run_dir) as check_directory:
             recorded = resumption.read_recorded(run_dir, spec)
             here = environment(argv, datetime.now(UTC))
             resumption.check_conditions(recorded, here)

@@ -15,7 +15,7 @@ class RunListener:
     The methods are called from the run's thread, ``on_event`` also from the supervisor's.
     """
 
-    def on_told(self, line: str) -> None:
+    def on_note(self, line: str) -> None:
         """A sentence about the request, before anything starts."""
 
     def on_start(self, run_dir: Path) -> None:

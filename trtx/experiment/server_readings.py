@@ -1,8 +1,8 @@
 """Takes readings of a topology during a measurement: GPUs through NVML, workers through their metrics, and CPU cores.
 
-GPUs of an attached deployment can't be read. Its workers can be read only if they publish their metrics port and the
-metrics at that address identify themselves as the published worker: behind a port forwarder, the same port on this
-machine's loopback may belong to another process.
+GPUs of an attached deployment can't be read. Its workers can be read only if they publish their metrics port, and if
+the metrics at that address name the published worker. Behind a port forwarder, the same port on this machine's loopback
+may belong to another process.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
     """The identity in the labels of a sample (as Dynamo 1.6.1 has them); None if they are missing."""
-    said = dict(_LABEL.findall(labels.decode()))
+    values = dict(_LABEL.findall(labels.decode()))
     try:
-        return WorkerIdentity(said["dynamo_namespace"], int(said["worker_id"], 16))
+        return WorkerIdentity(values["dynamo_namespace"], int(values["worker_id"], 16))
     except (KeyError, ValueError):
         return None
 

@@ -35,10 +35,10 @@ def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
         return None
     found: dict[str, dict[str, Any]] = {NO_PREFILL: {"whole": round(float(whole[1]))}}
     for kind, labels, value in _PAIRS.findall(metrics):
-        said = dict(_LABEL.findall(labels.decode()))
-        counts = found.setdefault(said["prefill"], {})
+        values = dict(_LABEL.findall(labels.decode()))
+        counts = found.setdefault(values["prefill"], {})
         if kind == b"handoffs":
-            counts[said["outcome"]] = round(float(value))
+            counts[values["outcome"]] = round(float(value))
         elif kind == b"handoff_bytes":
             counts["bytes"] = round(float(value))
         else:

@@ -37,7 +37,7 @@ def prove_handoffs(
     proofs = HandoffProofs(_plan(model, engine, _published(url, model, workers), logs), url)
     if (problem := proofs.prove_missing(proofs.worker_ids(), max(_LEAST_S, timeout_s))) is not None:
         raise LaunchError(problem)
-    return proofs.told
+    return proofs.summary
 
 
 def _published(url: str, model: str, workers: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -87,7 +87,7 @@ def frontends_of(spec: TopologySpec, count: int, hosts: HostsSpec | None) -> tup
     ``count``: the number of frontends on a single machine. Raises UsageError for addresses that nginx can't use.
     """
     if spec.port == 0:
-        raise UsageError("--port 0 is another port each time, and nginx has to know it; give the one of trtx serve")
+        raise UsageError("--port 0 means any free port, but nginx needs a fixed one; give the port of trtx serve")
     if hosts is not None:
         found = [(one.address, spec.port + index) for one in hosts.hosts for index in range(hosts.frontends_of(one))]
     else:
@@ -111,7 +111,7 @@ def parse_listen(text: str) -> tuple[str, int]:
             return found, int(port)
     except ValueError:
         pass
-    raise UsageError(f"--listen {shown(text)} is no address; expected such as 127.0.0.1:8080 or [::]:8443")
+    raise UsageError(f"--listen {shown(text)} is not an address; expected a value such as 127.0.0.1:8080 or [::]:8443")
 
 
 def export(gateway: Gateway, *, started_by: str) -> ExportedFile:
@@ -143,7 +143,7 @@ def _check(gateway: Gateway) -> None:
         )
     for option, rate in (("--rate-limit", gateway.rates.of_all), ("--rate-limit-per-key", gateway.rates.of_key)):
         if rate is not None and not (math.isfinite(rate) and rate >= _LEAST_RATE):
-            raise UsageError(f"{option} {rate:g} is no rate; expected requests a second, at least 0.017 (one a minute)")
+            raise UsageError(f"{option} {rate:g} is not a rate; expected requests per second, at least 0.017 (1/min)")
     if gateway.rates.of_key is not None and gateway.api_keys is None:
         raise UsageError("--rate-limit-per-key has no effect without --api-keys; add the file with the keys")
     if gateway.rates.burst is not None and not any(gateway.rates.zones()):
@@ -235,7 +235,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
     yield '        proxy_set_header X-Trtx-Launcher "";  # no client passes the bounds of a frontend'
     yield "        proxy_buffering off;             # each token as it comes"
     yield f"        proxy_connect_timeout {_CONNECT_S}s;"
-    yield f"        proxy_read_timeout {_ANSWER};           # an answer that is no stream comes as a whole"
+    yield f"        proxy_read_timeout {_ANSWER};           # an answer that is not a stream comes as a whole"
     yield ""
     for line in _RETRIED:
         yield f"        # {line}"

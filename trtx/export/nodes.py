@@ -17,9 +17,8 @@ def refuse_encoders(spec: TopologySpec, several: str) -> None:
     """Raises UsageError if the topology has encode workers. ``several``: where the workers run, for the message."""
     if spec.encoders:
         raise UsageError(
-            f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a directory "
-            f"that all workers of a machine share, and {several} share none; leave it out, and each worker that needs "
-            "an image encodes it itself"
+            f"{spec.encoders_typed} can't be exported: encode workers hand embeddings over in files of a shared "
+            f"directory, and {several} share none. Leave it out; each worker then encodes the images that it needs"
         )
 
 
@@ -39,7 +38,8 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
         )
     if size % per_node:
         raise UsageError(
-            f"{asked}; expected at most {per_node}, or a multiple of it, as every node of an engine has equally many"
+            f"{asked}; expected at most {per_node} or a multiple of {per_node}, because the nodes of an engine have "
+            "equally many ranks"
         )
     if size > _MOST_GPUS:
         raise UsageError(f"{asked}; expected at most {_MOST_GPUS} for one engine")
@@ -101,6 +101,6 @@ def check_launched_words(words: Iterable[str]) -> None:
     for word in words:
         if len(word.split()) != 1 or any(character in word for character in "*?["):
             raise UsageError(
-                f"{quoted(word)} has a space or a wildcard in it, which trtllm-llmapi-launch, by which engines over "
-                "several nodes are started, would expand; expected a name without"
+                f"{quoted(word)} has a space or a wildcard, which trtllm-llmapi-launch would expand when it starts an "
+                "engine over several nodes; choose a name without them"
             )

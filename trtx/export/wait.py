@@ -51,12 +51,12 @@ def missing(client: httpx.Client, url: str, model: str, workers: Mapping[str, in
 def wait(url: str, model: str, workers: Mapping[str, int], *, timeout_s: float) -> None:
     """Waits until nothing is missing. Raises LaunchError after ``timeout_s``, which names what is still missing."""
     deadline = time.monotonic() + timeout_s
-    said = ""
+    printed = ""
     with httpx.Client(trust_env=False, verify=trust_of(url)) as client:
         while (lacking := missing(client, url, model, workers)) is not None:
-            if lacking != said:
+            if lacking != printed:
                 sys.stderr.write(f"waiting: {lacking}\n")
-                said = lacking
+                printed = lacking
             if time.monotonic() > deadline:
                 raise LaunchError(f"{url} does not serve {quoted(model)} after {timeout_s:g} s: {lacking}")
             time.sleep(_PAUSE_S)
@@ -67,7 +67,9 @@ def _counts(text: str) -> dict[str, int]:
     for part in text.split(","):
         role, _, count = part.partition("=")
         if role not in _WORKER_TYPES or not count.isdecimal() or int(count) < 1:
-            raise UsageError(f"--workers {quoted(text)} is not taken; expected such as agg=2 or prefill=1,decode=2")
+            raise UsageError(
+                f"--workers {quoted(text)} can't be read; expected one such as agg=2 or prefill=1,decode=2"
+            )
         counts[role] = int(count)
     return counts
 

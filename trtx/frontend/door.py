@@ -102,7 +102,7 @@ class Door:
 
     async def _follow_slots(self) -> None:
         while True:
-            with contextlib.suppress(OSError):  # discovery can't be read now, so the last number stands
+            with contextlib.suppress(OSError):  # discovery can't be read now: keep the last number
                 self.admission.set_slots(await asyncio.to_thread(self._read_slots))
             await asyncio.sleep(_SLOTS_SECONDS)
 

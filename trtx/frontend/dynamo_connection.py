@@ -12,7 +12,7 @@ from trtx.frontend.tool_answers import ToolAnswer
 
 
 class AnswerReader(Protocol):
-    """The client's side."""
+    """The protocol of the client's connection, as far as the connection to Dynamo uses it."""
 
     transport: asyncio.Transport
 

@@ -64,7 +64,7 @@ class ToolAnswer:
         self.is_done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Takes Dynamo's next bytes and returns the client's. Raises ValueError for bytes that are no such answer."""
+        """Takes Dynamo's next bytes and returns the client's. Raises ValueError if they are no such answer."""
         self.is_done = self._framing.feed(data)
         if self._is_events is None and (status := self._framing.status) is not None:
             kinds = [line.partition(b":")[2] for line in self._framing.head if line[:13].lower() == b"content-type:"]
@@ -101,7 +101,7 @@ class ToolAnswer:
 
 
 class _Message:
-    """Joins the chunks of a streamed answer to the answer that is no stream."""
+    """Joins the chunks of a streamed answer to the answer that is not a stream."""
 
     def __init__(self) -> None:
         self._first: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class _Message:
         self._error: dict[str, Any] | None = None
 
     def add(self, event: bytes) -> None:
-        """Adds an event. Raises ValueError for one that is no JSON."""
+        """Adds an event. Raises ValueError for one that is not JSON."""
         for payload in _payloads(event):
             if "error" in payload or "choices" not in payload:
                 self._error = payload.get("error") or payload

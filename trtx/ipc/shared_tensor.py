@@ -93,8 +93,8 @@ def share_place(dtype: str, shape: tuple[int, ...], place: bytes) -> SharedTenso
 
 def _write(magic: bytes, name: str, shape: tuple[int, ...], data: memoryview, directory: Path | None) -> SharedTensor:
     size = _nbytes(name, shape)
-    said = msgspec.msgpack.encode((name, shape))
-    header = (magic + bytes([len(said)]) + said).ljust(_HEADER_BYTES, b"\0")
+    encoded = msgspec.msgpack.encode((name, shape))
+    header = (magic + bytes([len(encoded)]) + encoded).ljust(_HEADER_BYTES, b"\0")
     assert len(header) == _HEADER_BYTES, "eight sizes of 64 bits fit"
     folder = Path(tempfile.gettempdir()) if directory is None else directory
     path = folder / _unknown_name()
@@ -150,7 +150,7 @@ def take_over(shared: SharedTensor) -> SharedTensor:
     """
     path = Path(shared.path)
     if path.parent != Path(tempfile.gettempdir()) or path.suffix != _SUFFIX:
-        raise SharedTensorError(f"{path} is no shared tensor of {tempfile.gettempdir()}, the scratch directory")
+        raise SharedTensorError(f"{path} is not a shared tensor of {tempfile.gettempdir()}, the scratch directory")
     own = path.with_name(_unknown_name())
     try:
         _map(shared)
@@ -241,7 +241,7 @@ def _map(shared: SharedTensor) -> mmap.mmap | None:
     try:
         status = os.fstat(end)
         if not stat.S_ISREG(status.st_mode):
-            raise SharedTensorError(f"{shared.path} is no regular file; expected a shared tensor")
+            raise SharedTensorError(f"{shared.path} is not a regular file; expected a shared tensor")
         magic = _check_header(os.pread(end, _HEADER_BYTES, 0), shared)
         if magic == _ELSEWHERE:
             raise SharedTensorElsewhere(shared, os.pread(end, _MAX_PLACE_BYTES, _HEADER_BYTES))

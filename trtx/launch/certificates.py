@@ -47,11 +47,11 @@ class _Pair:
     options: tuple[str, str]
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"{self.options[0]} {shown(self.certificate)}"
 
     @property
-    def key_said(self) -> str:
+    def key_description(self) -> str:
         return f"{self.options[1]} {shown(self.key)}"
 
 
@@ -80,7 +80,7 @@ def check_certificate(
     if not since <= time.time() < until:
         word, at = ("expired on", until) if time.time() >= until else ("is not in force before", since)
         raise UsageError(
-            f"{pair.said} {word} {_date(at)}, so no client accepts it; renew it, or correct this machine's clock"
+            f"{pair.description} {word} {_date(at)}, so no client accepts it; renew it, or correct this machine's clock"
         )
     return Certificate(
         ServerTls(pair.certificate, pair.key, tuple(_names(told))),
@@ -151,12 +151,12 @@ def check_usual_client(plan: Plan) -> None:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _OTHER_NAME:
             raise UsageError(
-                f"{pair.said} is for {', '.join(plan.tls.names) or 'no name'}, but aiperf verifies the name "
+                f"{pair.description} is for {', '.join(plan.tls.names) or 'no name'}, but aiperf verifies the name "
                 f"{host}; name one of them with --host, or use a certificate for {host}"
             ) from error
         raise UsageError(
-            f"{pair.said}: aiperf would not trust it ({_reason(error)}); set {CA_VARIABLE} to the certificates of its "
-            "authority, in PEM"
+            f"{pair.description}: aiperf would not trust it ({_reason(error)}); set {CA_VARIABLE} to the certificates "
+            "of its authority, in PEM"
         ) from error
 
 
@@ -164,11 +164,13 @@ def _check_key(pair: _Pair) -> None:
     content = read_bytes(pair.key, pair.options[1], "a private key in PEM")
     if _ENCRYPTED.search(content):
         raise UsageError(
-            f"{pair.key_said} is encrypted, but a starting server can't ask for a passphrase; expected a "
+            f"{pair.key_description} is encrypted, but a starting server can't ask for a passphrase; expected a "
             "unencrypted one that only you can read (`openssl pkey` makes it)"
         )
     if not _PRIVATE.search(content):
-        raise UsageError(f"{pair.key_said} has no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it")
+        raise UsageError(
+            f"{pair.key_description} has no private key in PEM; expected -----BEGIN PRIVATE KEY----- in it"
+        )
 
 
 def _server(pair: _Pair) -> ssl.SSLContext:
@@ -178,8 +180,8 @@ def _server(pair: _Pair) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
-                f"{pair.key_said} is not the key of {pair.said}; use a certificate and key that belong together, with "
-                "the server's own certificate first in its file"
+                f"{pair.key_description} is not the key of {pair.description}; use a certificate and key that belong "
+                "together, with the server's own certificate first in its file"
             ) from error
         _refused(pair, _reason(error))
     return context
@@ -187,7 +189,7 @@ def _server(pair: _Pair) -> ssl.SSLContext:
 
 def _refused(pair: _Pair, reason: str) -> NoReturn:
     raise UsageError(
-        f"{pair.said} can't be served with ({reason}); expected a certificate for a TLS server, and its key"
+        f"{pair.description} can't be served with ({reason}); expected a certificate for a TLS server, and its key"
     )
 
 
@@ -209,9 +211,9 @@ def _names(told: Mapping[str, Any]) -> Iterator[str]:
 def _warnings(pair: _Pair, until: float) -> Iterator[str]:
     mode = stat.S_IMODE(pair.key.stat().st_mode)
     if mode & _TOO_OPEN:
-        yield f"{pair.key_said} is open to other users of this machine (mode {mode:03o}); chmod 600 it"
+        yield f"{pair.key_description} is open to other users of this machine (mode {mode:03o}); chmod 600 it"
     if until - time.time() < _SOON_S:
-        yield f"{pair.said} expires on {_date(until)}; a renewed file takes effect when a server starts"
+        yield f"{pair.description} expires on {_date(until)}; a renewed file takes effect when a server starts"
 
 
 def _date(seconds: float) -> str:

@@ -57,7 +57,7 @@ def with_chat_format(plan: Plan, chat: ChatFormat) -> Plan:
 def resolve_chat_format(spec: TopologySpec, model: Path, architecture: str) -> ChatFormat:
     """Decides the parsers of ``spec`` for the model in a directory.
 
-    Raises UsageError for a parser that the installed Dynamo lacks and for a file that is no chat template.
+    Raises UsageError for a parser that the installed Dynamo lacks and for a file that is not a chat template.
     """
     replacing = None if spec.chat_template is None else read_chat_template(spec.chat_template)
     template = replacing
@@ -114,7 +114,7 @@ def _choose(option: str, asked: str, known: Sequence[str], found: ParserChoice) 
 def _unknown(option: str, asked: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(asked, (*known, _AUTO, NO_PARSER), n=1, cutoff=0.5)
     advice = f"did you mean {near[0]}?" if near else f"expected {_AUTO}, {NO_PARSER} or one of {', '.join(known)}"
-    return f"{option} {quoted(asked)} is no parser of the installed Dynamo; {advice}"
+    return f"{option} {quoted(asked)} is not a parser of the installed Dynamo; {advice}"
 
 
 def _warnings(*parsers: str | None) -> list[str]:

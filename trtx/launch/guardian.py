@@ -9,8 +9,8 @@
 - ``goodbye``: the launcher has cleaned up itself.
 
 End of file without a goodbye means that the launcher was killed. The guardian runs in a session of its own and ignores
-SIGINT, SIGTERM and SIGHUP, so that a signal to the launcher's terminal, process group or service does not end it; only
-the end of its pipe does.
+SIGINT, SIGTERM and SIGHUP. So a signal to the launcher's terminal, process group or service does not end it. It ends
+when its pipe ends.
 """
 
 from __future__ import annotations

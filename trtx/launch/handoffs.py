@@ -127,7 +127,7 @@ class HandoffProofs:
         return lives is None or self._proved.get(pair) != lives
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was proved, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
@@ -260,8 +260,8 @@ class HandoffProofs:
 
     def _said_by_ucx(self, name: str) -> str:
         """The last UCX error in the worker's log if it runs on this machine; NIXL's own error is only a code."""
-        said = _last_of_ucx(self._logs[name]) if name in self._logs else ""
-        return f"; UCX says: {said}" if said else ""
+        error = _last_of_ucx(self._logs[name]) if name in self._logs else ""
+        return f"; UCX says: {error}" if error else ""
 
 
 def _lives(pair: WorkerPair, ids: Mapping[str, int]) -> Lives | None:
@@ -283,8 +283,8 @@ def _last_of_ucx(path: Path) -> str:
             text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    said = _UCX_ERROR.findall(text)
-    return said[-1] if said else ""
+    errors = _UCX_ERROR.findall(text)
+    return errors[-1] if errors else ""
 
 
 def _shortened(cause: str, longest: int = 400) -> str:

@@ -56,7 +56,7 @@ class ImageProofs:
             self.unchecked = str(error)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was proved, as the end of a sentence, once nothing is missing; "" if there is nothing to report."""
         if self.unchecked:
             return f"; images are not checked: {self.unchecked}"

@@ -56,7 +56,7 @@ def refuse_second(plan: Plan) -> None:
             f"{share} is being stopped on {plan.this_host} (pid {pids}), because its launcher is gone; try again in a "
             "few seconds"
         )
-    raise UsageError(f"{share} runs on {plan.this_host} already, by pid {guardian.launcher}; stop that first")
+    raise UsageError(f"{share} already runs on {plan.this_host} as pid {guardian.launcher}; stop that process first")
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ def _check_bounds(plan: Plan, because: str) -> None:
         kv = values.get("kv_cache_config") or {}
         if not (kv.get("max_tokens") or kv.get("max_gpu_total_bytes")):
             raise UsageError(
-                f"{role} shares its GPU with encode workers and their memory use is unknown, because {because}; "
-                f"bound its KV pool with --set {role}.kv_cache_config.max_tokens=N, or use --encode in place of "
+                f"{role} shares its GPU with encode workers and their memory use is unknown, because {because}. "
+                f"Bound its KV pool with --set {role}.kv_cache_config.max_tokens=N, or use --encode in place of "
                 "--encode-shared"
             )
 
@@ -110,7 +110,7 @@ def _with_room_for_encoders(plan: Plan, memory: MemoryPlan) -> Plan:
     kv = values.get("kv_cache_config") or {}
     because = (
         f"{memory.role}: kv_cache_config.max_tokens = {room} because encode workers that share its GPU take "
-        f"{size_text(memory.shared_bytes)} of it, and may start after its KV pool is made"
+        f"{size_text(memory.shared_bytes)} and may start after its KV pool is made"
     )
     values = {**values, "kv_cache_config": {**kv, "max_tokens": room}}
     configs = {**plan.engine_configs, memory.role: values}

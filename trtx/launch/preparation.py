@@ -197,13 +197,13 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     An image or video option has no effect if the engine or the model takes none.
     """
     stated = spec.media.model_dump(exclude_defaults=True)
-    said = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
-    if said and engine not in ("torch", "tensorrt-llm"):
+    names = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
+    if names and engine not in ("torch", "tensorrt-llm"):
         raise UsageError(
-            f"{_option(said[0])} has no effect with --engine {engine}, whose workers take no images; leave it out, or "
+            f"{_option(names[0])} has no effect with --engine {engine}, whose workers take no images; leave it out, or "
             "use --engine torch"
         )
-    options = [*map(_option, said), *([spec.encoders_typed] if spec.encoders else [])]
+    options = [*map(_option, names), *([spec.encoders_typed] if spec.encoders else [])]
     # TensorRT-LLM supports more models
     placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config
     if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
@@ -211,7 +211,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
             f"{options[0]} has no effect with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
         )
-    of_videos = [name for name in said if name in VIDEO_FIELDS]
+    of_videos = [name for name in names if name in VIDEO_FIELDS]
     if of_videos and engine == "tensorrt-llm":
         raise UsageError(
             f"{_option(of_videos[0])} has no effect with --engine {engine}, whose workers take images and no videos; "

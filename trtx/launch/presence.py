@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.discovery import open_etcd
 from trtx.launch.events import Event
-from trtx.launch.published import Published, name_of, told_where
+from trtx.launch.published import Published, name_of, remedy_added
 from trtx.planes.etcd_registry import EtcdRegistry
 from trtx.planes.published_plan import (
     add_share,
@@ -232,7 +232,7 @@ def publishing(plan: Plan, published: Published, host: str) -> Iterator[SharePre
     assert plan.etcd is not None
     presence = SharePresence(plan, published, host)
     try:
-        with told_where(plan.etcd):
+        with remedy_added(plan.etcd):
             presence.take()
         yield presence
     finally:

@@ -1,7 +1,8 @@
 """Finds and ends every process of a topology through ``/proc``. Uses only the standard library.
 
-A process belongs to a topology if its environment contains the topology's marker, which all descendants inherit, or if
-it is in the session of a child: an engine that overwrites its title may overwrite its environment too.
+A process belongs to a topology if its environment contains the topology's marker, which all descendants inherit. It
+also belongs to it if it is in the session of a child, because an engine that overwrites its title may overwrite its
+environment too.
 """
 
 from __future__ import annotations

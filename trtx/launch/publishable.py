@@ -68,7 +68,7 @@ def check_publishable(spec: TopologySpec, engine_configs: Mapping[Role, Mapping[
         # exact names only: an abbreviation may mean another flag
         known = {flag, f"--{flag.removeprefix('--no-')}"} & _ROUTER_FLAGS
         if flag.startswith("-") and not known and not _NUMBER.fullmatch(flag):
-            raise UsageError(f"--router-args holds {shown(flag)}, and {_WAY_OUT}")
+            raise UsageError(f"--router-args has {shown(flag)}, but {_WAY_OUT}")
     for role, values in engine_configs.items():
         _check(values, role)
 

@@ -233,7 +233,7 @@ def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | No
 
     Raises UsageError if there is none, EtcdError if etcd can't be read.
     """
-    with told_where(etcd), open_etcd(etcd) as client:
+    with remedy_added(etcd), open_etcd(etcd) as client:
         found = read_plan(client, name)
         if found is None:
             names = ", ".join(published_names(client))
@@ -245,7 +245,7 @@ def find_published(etcd: EtcdService, name: str, *, nats_files: Credentials | No
 
 
 @contextlib.contextmanager
-def told_where(service: EtcdService) -> Iterator[None]:
+def remedy_added(service: EtcdService) -> Iterator[None]:
     """Adds a remedy to the error of an etcd that does not answer. Raises LaunchError, UsageError."""
     try:
         yield

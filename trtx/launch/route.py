@@ -59,7 +59,7 @@ class FrontendStatus:
     @property
     def proof(self) -> str:
         """A message for the user about what has worked: requests, KV handoffs, images."""
-        return f"a request went through{self._handoffs.told}{self._images.told}"
+        return f"a request went through{self._handoffs.summary}{self._images.summary}"
 
     def start(self) -> None:
         self._thread.start()

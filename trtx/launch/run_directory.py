@@ -25,7 +25,7 @@ class RunDirectory:
     """The files of one served plan: log and status directories, the plan, and each role's resolved config."""
 
     def __init__(self, plan: Plan) -> None:
-        """Creates nothing yet."""
+        """Only computes the files' names and contents; :meth:`write` writes them."""
         used = (path for one in plan.processes for path in (one.log_path, one.status_file))
         self._directories = sorted({path.parent for path in used if path is not None})
         self._files = {

@@ -22,7 +22,7 @@ class Scratch:
     """``directory``, and the buckets of Dynamo's file discovery under it."""
 
     def __init__(self, directory: Path, discovery_dir: Path) -> None:
-        """Creates nothing yet."""
+        """Only stores the paths; :meth:`make` creates the directories."""
         self._directory = directory
         self._paths = (directory, discovery_dir, *(discovery_dir / "v1" / bucket for bucket in ("instances", "mdc")))
         self._held: dict[Path, int] = {}
@@ -84,9 +84,9 @@ class Scratch:
 def remove_own(directory: Path) -> str | None:
     """Removes a topology's directory and its contents if it is a directory of this user.
 
-    In a shared temporary directory, anybody may have created one with this name, and root could remove it. Returns why
-    it was not removed, such as ``belongs to ada (uid 1000)``; None if nothing is left, or the rest could not be
-    removed.
+    In a shared temporary directory, another user may have created a directory with this name, and root could remove it
+    by mistake. Returns why it was not removed, such as ``belongs to ada (uid 1000)``. Returns None if nothing is left,
+    or if the rest could not be removed.
     """
     try:
         found = directory.lstat()

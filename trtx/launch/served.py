@@ -161,7 +161,7 @@ def serve(
                 Event(
                     "ready",
                     f"{plan.mode} topology ready at {', '.join(whole.urls)}: {_loaded(topology, start)}, "
-                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.told}{images.told}",
+                    f"warmed up in {topology.warm_up_seconds:.1f} s{handoffs.summary}{images.summary}",
                 )
             )
             yield topology
@@ -296,9 +296,11 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, images: ImagePro
     """Sends the first real requests. Raises LaunchError with the pair of workers or the encoder at fault, and the
     cause.
 
-    One request proves the route of each frontend. Then, concurrently: one request for each pair of workers with a KV
-    handoff, images until each encoder has encoded one, and on the host of the first frontend two requests per worker,
-    so that each worker has run both of its phases.
+    One request proves the route of each frontend. Then it sends these concurrently:
+
+    - one request for each pair of workers with a KV handoff
+    - images, until each encoder has encoded one
+    - on the host of the first frontend, two requests per worker, so that each worker has run both of its phases
     """
     plan, urls = topology.plan, topology.whole.urls
     count = 2 * topology.whole.worker_count if plan.url == urls[0] else 0

@@ -16,7 +16,7 @@ class Preconditions:
     """
 
     def __init__(self, plan: Plan, run_directory: RunDirectory, scratch: Scratch | None) -> None:
-        """``scratch`` None: not checked."""
+        """``scratch``: the directory for shared tensors, or None to leave it unchecked."""
         self._run_directory = run_directory
         self._scratch = scratch
         self._needed = (

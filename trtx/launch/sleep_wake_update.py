@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ServedMemory:
-    """The workers to control. ``tell`` gets a sentence for each worker that has done what it was asked.
+    """Controls the memory of workers. ``tell`` gets a sentence for each worker that has completed a command.
 
     Every method raises UsageError if a worker refuses, and LaunchError if one can't be reached.
     """
@@ -59,9 +59,9 @@ class ServedMemory:
             raise
 
     def wake(self, tags: Sequence[str] | None) -> None:
-        """Takes the memory of ``tags`` again; None: all that is released. Prefill workers go last.
+        """Restores the memory of ``tags``, or all released memory for None. Prefill workers wake last.
 
-        Workers that are awake are left alone, if any of the others sleeps.
+        If some workers sleep, only those get the command. If none sleeps, all get it, and their refusal is raised.
         """
         asleep = self._asleep()
         for group in (asleep if asleep.workers else self)._groups(prefill_first=False):

@@ -5,9 +5,9 @@ and its engine's processes by recorded pid), the exit and the end of the log are
 back-off. Before the topology has been ready for the first time, a death ends the launch instead: nothing is being
 served yet, and a retry would hide the cause.
 
-A process that is alive but serves no requests is killed and then handled like any other death: a worker whose records
-have vanished (it never registers again), a frontend that does not answer or does not see the registered workers. Every
-reported cause was checked, and "whole again" is reported only after a real request succeeded.
+A process that is alive but serves no requests is killed and then handled like any other death. This is a worker whose
+records have vanished (it never registers again), or a frontend that does not answer or does not see the registered
+workers. Every reported cause was checked, and "whole again" is reported only after a real request succeeded.
 """
 
 from __future__ import annotations
@@ -207,14 +207,12 @@ class Supervisor:
         child.kill_group()
         left_behind = end_ranks_outside(status.ranks, child.pid) if status is not None else ()
         slot.child, slot.state = None, "ended"
-        thief = None if slot.had_served else self._thief_of(slot.spec)
+        # A frontend that has never served may have found its HTTP port taken: name the process that uses the port.
+        may_lack_port = slot.spec.role == "frontend" and not slot.had_served
+        thief = taken(*self._plan.http_of(slot.spec)) if may_lack_port else None
         exit_text, tail = describe_exit(code), child.log.tail()
         what = describe_death(slot, child, code, now, left_behind=left_behind, thief=thief)
         self._restart_or_give_up(slot, what, exit_text, tail)
-
-    def _thief_of(self, spec: ProcessSpec) -> str | None:
-        """The process that uses the HTTP port on which a frontend could not listen."""
-        return taken(*self._plan.http_of(spec)) if spec.role == "frontend" else None
 
     def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
         if not self._has_been_ready:
@@ -249,9 +247,7 @@ class Supervisor:
                     self._look_at_worker(slot, slot.child, registered, now)
             if registered is not None:
                 self._look_at_remote_hosts(registered)
-        # no file descriptor available, or a file system error: unknown does not mean gone, and the next look tries
-        # again
-        except OSError:
+        except OSError:  # no descriptor is free, or a file system error: unknown does not mean gone; look again later
             return
         self._look_at_routes(now, is_known=registered is not None)
 

@@ -71,23 +71,21 @@ class DecodingProcess:
             )
         except OSError as error:
             ours.close()
-            raise LaunchError(f"no process that decodes pictures can be started: {error}") from error
+            raise LaunchError(f"no process that decodes images can be started: {error}") from error
         finally:
             theirs.close()
         started = cls(process, ours)
         try:
             async with asyncio.timeout(_START_S):
                 await started._send(frame(setup))
-                said = await started._message()
-            if isinstance(said, Unusable):
-                raise UsageError(said.text)
-            assert isinstance(said, DecoderReady), f"the first message is {type(said).__name__}"
+                first = await started._message()
+            if isinstance(first, Unusable):
+                raise UsageError(first.text)
+            assert isinstance(first, DecoderReady), f"the first message is {type(first).__name__}"
         except (TimeoutError, OSError) as error:
             await started.kill()
             code = process.returncode
-            raise LaunchError(
-                f"a process that decodes pictures did not start (exit code {code}); see the log"
-            ) from error
+            raise LaunchError(f"a process that decodes images did not start (exit code {code}); see the log") from error
         except BaseException:
             await started.kill()
             raise

@@ -34,7 +34,7 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
         parts = urlsplit(url)
         path = unquote(parts.path, errors="strict")
     except ValueError:
-        raise MediaError(400, f"{label} is no valid URL") from None
+        raise MediaError(400, f"{label} is not a valid URL") from None
     if parts.netloc.lower() not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise MediaError(400, f"{label} does not name a file on this machine; expected file:///directory/file")
     if parts.query or parts.fragment:
@@ -50,7 +50,7 @@ def _read(url: str, label: str, limits: MediaLimits) -> bytes:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise MediaError(403, f"{label} is no regular file")
+            raise MediaError(403, f"{label} is not a regular file")
         if found.st_size > limits.max_media_bytes:
             raise too_large(label, limits.max_media_bytes)
         return _contents(descriptor, label, limits)

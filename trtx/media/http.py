@@ -84,7 +84,7 @@ async def _follow(connections: httpcore.AsyncConnectionPool, url: str, label: st
     try:
         at = _parsed(url)
     except ValueError:
-        raise MediaError(400, f"{label} is no valid URL") from None
+        raise MediaError(400, f"{label} is not a valid URL") from None
     for _ in range(MAX_REDIRECTS + 1):
         _check_scheme(at, label, limits)
         idle = limits.media_idle_s

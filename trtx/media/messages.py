@@ -25,7 +25,7 @@ VideoRule = Literal["each", "all"]
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """Configures a process."""
+    """The first message to a decode process: its limits and the model whose images it prepares."""
 
     model_dir: str | None  # None: no "pixels", "patches" or "frames"
     videos: VideoRule | None  # None: no "frames"

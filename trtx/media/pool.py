@@ -218,7 +218,7 @@ class PicturePool:
             raise _stopping()
         if self._open >= self._limits.decode_processes + self._limits.decode_queue:
             raise MediaError(
-                429, f"{self._limits.decode_queue} pictures already wait to be decoded, which is the limit; try again"
+                429, f"{self._limits.decode_queue} images already wait to be decoded, which is the limit; try again"
             )
         waiting = _Waiting(job, data, asyncio.get_running_loop().create_future())
         self._open += 1
@@ -275,7 +275,7 @@ class PicturePool:
                 raise
             else:
                 return _give(waiting, answer, more)
-        raise MediaError(429, f"no process that decodes pictures stayed long enough to take {label}; try again")
+        raise MediaError(429, f"no process that decodes images stayed long enough to take {label}; try again")
 
     async def _answer(self, process: DecodingProcess, waiting: _Waiting) -> tuple[Answer, bytes | bytearray]:
         """The answer to one file.
@@ -351,4 +351,4 @@ def _no_process(label: str) -> MediaError:
 
 
 def _stopping() -> MediaError:
-    return Stopping(429, "the worker that was to decode the picture is stopping; try again")
+    return Stopping(429, "the worker that was to decode the image is stopping; try again")

@@ -93,7 +93,7 @@ def _shape(config: Mapping[str, Any], text: Mapping[str, Any], architecture: str
     hidden, vocab, count = int(text["hidden_size"]), int(text["vocab_size"]), int(text["num_hidden_layers"])
     heads, kv_heads, head_dim = head_shape(text)
     if min(hidden, vocab, count, heads, kv_heads, head_dim) < 1:
-        raise ValueError("sizes that are none: each layer needs heads, KV heads and a head_dim of at least 1")
+        raise ValueError("hidden_size, vocab_size, layers, heads, KV heads or head_dim is below 1; expected at least 1")
     is_mla = bool(text.get("kv_lora_rank"))
     attention, attention_width = _mla(text, hidden, heads) if is_mla else _gqa(text, hidden, heads, kv_heads, head_dim)
     layers = tuple(attention + _mlp(text, hidden, index) + _norms(text, hidden) for index in range(count))

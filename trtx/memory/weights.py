@@ -13,7 +13,7 @@ from trtx.checkpoint.quantization import Quantization
 from trtx.memory.limits import Limits
 from trtx.memory.rank_shares import Weights
 from trtx.memory.shapes import ModelShape, Parameters
-from trtx.memory.stored import StoredWeights, stored_weights
+from trtx.memory.weight_files import StoredWeights, stored_weights
 
 # For each kind of weight, an example module name to match the exclusions against.
 _MODULES = {

@@ -1,8 +1,8 @@
 """Credentials of etcd and NATS: stored in files, which are read when a process starts and when a client connects.
 
-Plans, logs and command lines contain only paths. Dynamo 1.6.1 takes the secrets themselves from its environment (the
-text of a PEM file; it would treat a path as "etcd not reachable yet" for 120 s), so trtx puts them into the environment
-of each child at its start, and nowhere else.
+Plans, logs and command lines contain only paths. Dynamo 1.6.1 takes the secrets themselves from its environment, such
+as the text of a PEM file. (It would treat a path as "etcd not reachable yet" for 120 s.) So trtx puts the secrets into
+the environment of each child at its start, and nowhere else.
 """
 
 from __future__ import annotations

@@ -238,9 +238,9 @@ def _is_open(url: str, timeout_s: float) -> bool | None:
     """Whether a request without credentials succeeds. Not tested over TLS, which requires a certificate."""
     if url.startswith("https:"):
         return False
-    with Etcd([url], timeout_s=timeout_s) as nobody:
+    with Etcd([url], timeout_s=timeout_s) as anonymous:
         try:
-            nobody.range("v1/mdc/", is_prefix=True, keys_only=True)
+            anonymous.range("v1/mdc/", is_prefix=True, keys_only=True)
         except EtcdUnreachable:
             return None
         except EtcdError:

@@ -34,7 +34,7 @@ class _Format:
     parser: str | None
     without: str = ""
     architectures: tuple[str, ...] = ()  # empty: any
-    said: str = ""  # the reason, if it is another than the text
+    reason: str = ""  # empty if the text is the reason
 
 
 # The first format whose text is in the template. The names are those of Dynamo 1.6.1.
@@ -44,7 +44,7 @@ _TOOLS = (
     _Format("<arg_key>", "glm47"),
     _Format("<TOOLCALL>", "nemotron_deci"),
     _Format("<tool_call>", "hermes"),
-    _Format("[ARGS]", None, said="its calls have the form [TOOL_CALLS]name[ARGS], which no parser of Dynamo reads"),
+    _Format("[ARGS]", None, reason="its calls have the form [TOOL_CALLS]name[ARGS], which no parser of Dynamo reads"),
     _Format("[TOOL_CALLS]", "mistral"),
     _Format("<｜tool▁calls▁begin｜>", "deepseek_v3_1", without="```json"),
     _Format("<｜tool▁calls▁begin｜>", "deepseek_v3"),
@@ -92,7 +92,7 @@ def _first(formats: tuple[_Format, ...], architecture: str, template: str) -> Pa
             continue
         family = f"the model is {architecture}" if one.architectures else ""
         text = f"the chat template contains {one.text}" if one.text else ""
-        return ParserChoice(one.parser, one.said or " and ".join(filter(None, (family, text))))
+        return ParserChoice(one.parser, one.reason or " and ".join(filter(None, (family, text))))
     return None
 
 

@@ -93,9 +93,9 @@ class PromptMaker:
                 **values,
             )
         except Exception as error:  # a template may raise anything
-            said = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise Unrenderable(
-                f"the model's chat template can't render these messages: {said[:300]}; change the messages or tools"
+                f"the model's chat template can't render these messages: {reason[:300]}; change the messages or tools"
             ) from error
         return str(text)
 

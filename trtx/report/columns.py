@@ -45,7 +45,7 @@ class Column:
 
     @property
     def key(self) -> str:
-        """Key in the summaries."""
+        """Name of the value in ``summary.json``."""
         key = self.metric.key(self.device)
         return key if len(self.metric.columns) == 1 else f"{key}_{self._statistic}"
 

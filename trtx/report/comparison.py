@@ -118,12 +118,12 @@ class ArmsShown:
     @property
     def verdict(self) -> Verdict | None:
         """The worst verdict; None: not judged."""
-        said = {metric.verdict for metric in self.comparison.metrics}
-        said |= {score.verdict for score in self.comparison.scores}
-        return next((verdict for verdict in Verdict if verdict in said), None)
+        verdicts = {metric.verdict for metric in self.comparison.metrics}
+        verdicts |= {score.verdict for score in self.comparison.scores}
+        return next((verdict for verdict in Verdict if verdict in verdicts), None)
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, ...]:
         """Sentences about the two sides, the order of measurement, and the ratios."""
         (one, other), compared = self.letters, self.comparison
         return (
@@ -147,7 +147,7 @@ class ArmsShown:
 
     @property
     def rounds(self) -> range:
-        """Numbers of the blocks."""
+        """Numbers of the A/B blocks, from 1."""
         return range(1, 1 + max((len(line.metric.rounds) for line in self.lines), default=0))
 
 
@@ -206,7 +206,7 @@ def arms_tables(view: RunView) -> list[RenderableType]:
     for one in arms_shown(view):
         table = _with_values(one.lines, (*one.letters, one.ratio_name))
         without = [(f"{m.cell} {m.metric}", m.reason) for m in one.comparison.metrics if m.ratio is None]
-        head = Text("\n".join((one.title, *one.said)), style="bold")
+        head = Text("\n".join((one.title, *one.sentences)), style="bold")
         scores = _scores(one.comparison, (*one.letters, " − ".join(reversed(one.letters))))
         differing = _differing(one.comparison, _sides(one))
         found.append(Group(head, Text(), table, *_reasons(without), *scores, *differing))
@@ -218,7 +218,7 @@ def arms_markdown(view: RunView) -> list[str]:
     lines: list[str] = []
     for one in arms_shown(view):
         verdict = [f"**{one.verdict.value}**."] if one.verdict else []
-        lines += ["", f"## {one.title}", "", " ".join([*verdict, *one.said]), ""]
+        lines += ["", f"## {one.title}", "", " ".join([*verdict, *one.sentences]), ""]
         lines += [
             f"| load | metric | {' | '.join(one.letters)} | {one.ratio_name} | limit | verdict | "
             f"{one.ratio_name} by round | why |",
@@ -297,9 +297,9 @@ def _scores(comparison: Comparison, titles: tuple[str, str, str]) -> list[Render
     for title in (*titles[is_judged * 2 :], *(["verdict"] if is_judged else [])):
         table.add_column(title, justify="right", no_wrap=True)
     for one in comparison.scores:
-        said = [] if is_judged else [score_text(one.baseline), score_text(one.candidate)]
+        scores = [] if is_judged else [score_text(one.baseline), score_text(one.candidate)]
         judged = [Text(one.verdict.value, verdict_style(one.verdict))] if one.verdict else []
-        table.add_row(one.topology, one.task, one.metric, *said, difference_text(one), *judged)
+        table.add_row(one.topology, one.task, one.metric, *scores, difference_text(one), *judged)
     unlike = [
         (f"{one.topology} {one.task}", one.reason) for one in comparison.scores if one.verdict is not Verdict.PASS
     ]

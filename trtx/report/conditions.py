@@ -153,7 +153,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
     """The requested lengths, each with the lengths that the server counted."""
-    said = []
+    parts = []
     for isl, osl in dict.fromkeys((one.isl, one.osl) for one in load.cells):
         of_pair = [cell for cell in cells if (cell.load.isl, cell.load.osl) == (isl, osl)]
         before = _length(
@@ -164,8 +164,8 @@ def _lengths(load: AskedLoad, cells: tuple[Cell, ...]) -> str:
         )
         after = _length(osl, load.osl_stddev, [cell.value(output_sequence_lengths) for cell in of_pair])
         most = "" if load.ignore_eos or osl is None else "at most "
-        said.append(f"{before} / {most}{after} tokens{' a turn' if load.session_turns_mean > 1 else ''}")
-    return "; ".join(said)
+        parts.append(f"{before} / {most}{after} tokens{' a turn' if load.session_turns_mean > 1 else ''}")
+    return "; ".join(parts)
 
 
 def _length(asked: int | None, stddev: float, counted: list[ValueRange | None], *, images: bool = False) -> str:

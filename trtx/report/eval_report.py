@@ -17,9 +17,9 @@ from trtx.bench.intact import KeptDocuments, read_kept_documents
 from trtx.bench.journal import read_journal
 from trtx.evals import Score
 from trtx.report.charts import Chart
+from trtx.report.journal_notes import notes_of
 from trtx.report.junit import scores_junit_xml
 from trtx.report.left_out import left_out_conditions
-from trtx.report.notes import notes_of
 from trtx.report.tables import Head, heads, markdown_line, markdown_table
 from trtx.report.templates import in_script, plotly_source, rendered
 from trtx.report.verdict import MISSING, compared_with, headline, lines, verdict_json, verdict_markdown, verdict_style

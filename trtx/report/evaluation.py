@@ -122,7 +122,7 @@ def render_evaluation(run_dir: Path) -> EvaluationView:
 
 
 def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
-    """The fields of ``summary.json``."""
+    """The content of ``summary.json`` for ``trtx eval``."""
     return report_fields(view, scores=[plain(one) for one in view.scores.scored])
 
 

@@ -160,7 +160,7 @@ class FidelityData(EvalReport):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Problems as sentences."""
+        """One sentence for each problem of the run."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
@@ -265,7 +265,7 @@ def render_fidelity(run_dir: Path) -> FidelityData:
 
 
 def fidelity_fields(view: FidelityData) -> dict[str, Any]:
-    """The fields of ``summary.json``."""
+    """The content of ``summary.json`` for ``trtx eval fidelity``."""
     reference = None if view.reference is None else plain(view.reference)
     return report_fields(view, reference=reference, fidelity=[plain(one) for one in view.found])
 

@@ -20,7 +20,7 @@ _MARKS: dict[Verdict | None, tuple[str, str, str]] = {
     Verdict.FAILED: (_BAD, "x", "failed"),
 }
 _ROW_PX, _AROUND_PX = 34, 76
-_REACH = 1.0  # how far intervals are drawn beyond the span of estimates and limits, as a multiple of it
+_REACH = 1.0  # intervals are drawn up to this multiple of the span of estimates and limits beyond that span
 _LEAST_SPAN = math.log(1.04)
 _TICKS_AT_MOST = 7
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, told_pair
+from trtx.bench.handoffs import HandoffCounts, HandoffsByPair, pair_text
 from trtx.report.columns import MISSING, number
 from trtx.report.tables import heads, markdown_table
 from trtx.report.view import RunView
@@ -12,18 +12,18 @@ from trtx.report.view import RunView
 HANDOFF_HEADINGS = (
     "cell",
     "requests",
-    "KV came",
+    "KV received",
     "in own cache",
     "recomputed",
     "whole",
     "MiB",
-    "ms a read",
+    "ms per read",
     "worst pair",
 )
 HANDOFF_MEANING = (
-    "From the decode workers' own counters, which start at about the first measured request of each trial. KV came: KV "
-    "arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV did not arrive, "
-    "so the decode worker computed the prompt again. Whole: no prefill worker had the request."
+    "From the decode workers' own counters, which start at about the first measured request of each trial. KV "
+    "received: KV arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV "
+    "did not arrive, so the decode worker computed the prompt again. Whole: no prefill worker had the request."
 )
 
 
@@ -34,7 +34,7 @@ def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
 
 
 def _cells(by_decode: HandoffsByPair) -> tuple[str, ...]:
-    pairs = {told_pair(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
+    pairs = {pair_text(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
     total = sum(pairs.values(), HandoffCounts())
     if total.unknown:
         return (f"{total.requests:,}", *[MISSING] * 3, f"{total.whole:,}", *[MISSING] * 3)

@@ -81,7 +81,9 @@ def page(view: RunView) -> str:
         "drafts": draft_rows(view),
         "draft_headings": DRAFT_HEADINGS,
         "draft_meaning": DRAFT_MEANING,
-        "charts": [(name, *said) for name, said in _captions(view).items() if any(name in one for one in drawn)],
+        "charts": [
+            (name, *captions) for name, captions in _captions(view).items() if any(name in one for one in drawn)
+        ],
         "marks": marks(view),
         "pill": _pill(view),
         "drawn": in_script(drawn),
@@ -104,7 +106,7 @@ def page(view: RunView) -> str:
 
 
 def _groups(view: RunView, part: Part, *, of_gpus: bool) -> list[tuple[str, tuple[Column, ...]]]:
-    """The column groups of one of the page's tables: that of GPUs, or that of everything else."""
+    """The column groups of the page's table of GPU metrics, or of its table of all other metrics."""
     gpus = {heading.value for heading in GPU_HEADINGS}
     return [(heading, columns) for heading, columns in page_columns(view, part) if (heading in gpus) == of_gpus]
 

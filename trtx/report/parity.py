@@ -68,7 +68,7 @@ class KnownServer:
     def told(self) -> str:
         one = self.deployment
         made = " ".join(part for part in (one.server, one.server_version) if part)
-        return f"{one.model} at {one.url}, {made or 'by a server that does not say what it is'}"
+        return f"{one.model} at {one.url}, {made or 'an unknown server'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class RetrievalGrid:
 
     @property
     def name(self) -> str:
-        """Id of the chart."""
+        """HTML id of the chart."""
         return f"retrieval-{self.topology}-{self.task}"
 
     @property

@@ -31,7 +31,7 @@ def throughput_title(view: RunView) -> str:
 
 
 def speed_and_quality(view: RunView) -> tuple[SpeedAndQuality, ...]:
-    """Each topology; empty for a run without scoring."""
+    """Speed and scores of each topology; empty for a run without scoring."""
     return () if view.scores is None else tuple(_of_topologies(view, view.scores))
 
 

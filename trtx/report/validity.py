@@ -25,7 +25,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """Checks that were not made for the same cells and reasons. Different cells may have different reasons."""
+    """A group of checks that were not made, in the same cells and for the same reason in each cell."""
 
     names: tuple[str, ...]
     cells: str  # their names, or "all cells"

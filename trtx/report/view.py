@@ -43,7 +43,7 @@ from trtx.report.conditions import (
     swept_model,
     with_counts,
 )
-from trtx.report.notes import notes_of
+from trtx.report.journal_notes import notes_of
 from trtx.report.scores import Scores, read_scores
 from trtx.runs.forms import (
     COMPARISON,
@@ -103,7 +103,7 @@ class Row:
 
     @property
     def validity(self) -> Validity | None:
-        """None without metrics."""
+        """The validity that the run recorded, with the check of the records on disk; None without metrics."""
         validity = None if self.cell is None else self.cell.validity
         return None if validity is None else with_records(validity, self.kept)
 
@@ -229,7 +229,7 @@ class RunView:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of the topologies."""
+        """Labels of the topologies, each once, in the order of the rows."""
         return tuple(dict.fromkeys(row.topology for row in self.rows))
 
     @property
@@ -264,7 +264,7 @@ class RunView:
 
     @property
     def intensity(self) -> str:
-        """The quantity by which loads differ, apart from lengths."""
+        """What sets the load's intensity: the request rate, the concurrency or a trace."""
         if any(row.load.request_rate for row in self.rows):
             return "request rate"
         return "concurrency" if any(row.load.concurrency for row in self.rows) else "the trace's own times"

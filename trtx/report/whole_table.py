@@ -18,9 +18,9 @@ class WholeTable(Table):
     Rich would truncate numbers instead, and ``2…`` might be 20 or 29.
     """
 
-    def __init__(self, **said: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(
-            pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold", caption_justify="left", **said
+            pad_edge=False, box=None, padding=(0, 1, 0, 0), header_style="bold", caption_justify="left", **options
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

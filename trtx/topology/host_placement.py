@@ -25,10 +25,10 @@ def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list
     """Host and GPUs of each worker, in the order of ``workers``.
 
     If the hosts file states roles, the workers of a role are assigned in the order of the hosts. Otherwise workers with
-    the same number, such as a prefill and a decode worker, are placed on one host if it has room for both, so that
-    their KV goes over NVLink; and each such unit goes to the host with the most free GPUs, so that hosts are loaded
-    evenly. On a host, GPUs are taken in the order of the hosts file. Raises UsageError if a host has too few GPUs, or
-    if no placement on all of them exists.
+    the same number, such as a prefill and a decode worker, go to one host if it has room for both, so that their KV
+    goes over NVLink. Each such unit goes to the host with the most free GPUs, so that hosts are loaded evenly. On a
+    host, GPUs are taken in the order of the hosts file. Raises UsageError if a host has too few GPUs, or if no
+    placement on all of them exists.
     """
     sizes = {worker.role: worker.gpu_count for worker in workers}
     if any(host.roles for host in hosts):
@@ -103,11 +103,11 @@ def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping
     for now in reversed(reached[1:]):
         shares.append(now[at])
         at = tuple(a - b for a, b in zip(at, now[at], strict=True))
-    said = [
+    placed_hosts = [
         host.model_copy(update={"roles": dict(zip(roles, share, strict=True))})
         for host, share in zip(hosts, reversed(shares), strict=True)
     ]
-    return _as_said(said, workers)
+    return _as_said(placed_hosts, workers)
 
 
 def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:

@@ -31,8 +31,8 @@ def visible_gpus(machine: Machine, asked: tuple[int, ...] | None) -> tuple[Gpu, 
 def place(gpus: Sequence[Gpu], groups: Sequence[int]) -> list[tuple[Gpu, ...]]:
     """Assigns GPUs to each group, whose size in GPUs is an entry of ``groups``. Prefers GPUs connected by NVLink.
 
-    Adjacent groups exchange KV, so the first GPU of a group is the free one with the most links to the previous group;
-    the next ones are those with the most links to the group itself. Ties go to the first GPU in ``gpus``. Requires
+    Adjacent groups exchange KV, so the first GPU of a group is the free one with the most links to the previous group.
+    The next ones are those with the most links to the group itself. Ties go to the first GPU in ``gpus``. Requires
     ``sum(groups) <= len(gpus)``.
     """
     free = list(gpus)

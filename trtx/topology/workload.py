@@ -358,9 +358,8 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
     """Raises UsageError for GPUs that the torch engine can't use together."""
     if size != int(values.get("tensor_parallel_size") or 1):
         raise UsageError(
-            f"{role} asks for {size} GPUs per worker ({how}), and engine torch splits layers, not the model into "
-            "stages or sequences: stages on one machine answer later than --tp at as many GPUs; use --tp alone, or "
-            "--engine tensorrt-llm"
+            f"{role} asks for {size} GPUs per worker ({how}), but engine torch only splits layers, not the model into "
+            "stages or the sequences; use --tp alone, which is faster on one machine, or --engine tensorrt-llm"
         )
     if size > 1 and role in ("prefill", "decode"):
         raise UsageError(

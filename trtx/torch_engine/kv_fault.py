@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trtx.config.planted_fault import VARIABLE as VARIABLE
 from trtx.errors import UsageError
 
-_EXPECTED = "expected such as swap-block:every=100,layer=0, with every at least 1 and layer at least 0"
+_EXPECTED = "expected a value such as swap-block:every=100,layer=0, with every at least 1 and layer at least 0"
 _FORM = re.compile(r"swap-block:every=([0-9]{1,9}),layer=([0-9]{1,4})")
 
 

@@ -368,6 +368,6 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if control in CONTROLS and self._sleeping is not None:
             return await self._sleeping.control(control, body)
         if control != STATS_CONTROL:
-            return {"status": "error", "message": f"{control} is no control of trtx; expected {STATS_CONTROL}"}
+            return {"status": "error", "message": f"{control} is not a control of trtx; expected {STATS_CONTROL}"}
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         return {"status": "ok", STATS_CONTROL: rows}

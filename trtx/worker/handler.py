@@ -60,7 +60,7 @@ class RequestHandler:
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Yields one answer's chunks, which come from an object with ``next``. ``asked_ns``: when the request arrived.
 
-        That is no generator, because Python does not close a nested one when the outer one is closed while it waits.
+        That is not a generator, because Python does not close a nested one when the outer one is closed while it waits.
         """
         loop, parts, outcome = asyncio.get_running_loop(), self._parts, "error"
         if parts.sleeping.is_closed and is_probe(request):

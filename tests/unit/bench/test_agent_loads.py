@@ -111,8 +111,10 @@ def test_chat_requests_of_one_session_are_turns_and_keep_their_schemas(tmp_path:
 
 def test_a_dry_run_says_how_many_requests_ask_for_a_format_and_have_tools(tmp_path: Path) -> None:
     dataset = dataset_of(LoadSpec(input_file=written(tmp_path, conversation(*TURNS, tools=[TOOL]))))
-    assert dataset is not None and dataset.said.startswith("openai_turns, sent as mooncake_trace: 1 record, 2 requests")
-    assert "with a format of the answer: 1 request; with tools: 1 request" in dataset.said
+    assert dataset is not None and dataset.description.startswith(
+        "openai_turns, sent as mooncake_trace: 1 record, 2 requests"
+    )
+    assert "with a format of the answer: 1 request; with tools: 1 request" in dataset.description
 
 
 REFUSED = {
@@ -208,9 +210,9 @@ def test_a_scenario_replays_all_sessions_until_its_request_count() -> None:
     assert (asked["--scenario"], asked["--custom-dataset-type"]) == (SCENARIO["scenario"], "weka_trace")
     assert (asked["--request-count"], asked["--num-dataset-entries"]) == ("5", "1000000")
     assert "--unsafe-override" in words and not {"--request-rate", "--warmup-request-count"} & asked.keys()
-    assert spec.held_concurrency(spec.loads[0]) is None and "agentic replay" in spec.said
+    assert spec.held_concurrency(spec.loads[0]) is None and "agentic replay" in spec.description
     dataset = dataset_of(spec)
-    assert dataset is not None and dataset.said == "weka_trace: 8 records, 48 requests; output lengths: 8 to 24"
+    assert dataset is not None and dataset.description == "weka_trace: 8 records, 48 requests; output lengths: 8 to 24"
 
 
 @pytest.mark.parametrize(

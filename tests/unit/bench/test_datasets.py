@@ -160,7 +160,7 @@ def test_a_conversation_of_sharegpt_asks_what_aiperfs_own_loader_of_it_asks(tmp_
     check_load(spec)
     found = dataset_of(spec)
     assert found is not None and (found.form, found.records, found.requests) == ("sharegpt", 2, 3)
-    assert "left out because they contain no answered question: 1 record" in found.said
+    assert "left out because they contain no answered question: 1 record" in found.description
     tokenizer = Tokenizer.from_file(str(resolve_checkpoint("synthetic:tiny-trained").path / "tokenizer.json"))
     expected = [
         [

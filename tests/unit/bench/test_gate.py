@@ -263,7 +263,7 @@ def test_a_limit_is_a_percentage_that_can_be_resolved(typed: str) -> None:
     ("typed", "says"),
     [
         (["time_to_first_token"], "is a distribution; name one of its statistics, such as time_to_first_token:p50"),
-        (["output_sequence_length"], "neither a high nor a low value of it is better"),
+        (["output_sequence_length"], "neither a high nor a low value is better"),
         (["request_error_rate"], "use --max-error-rate"),
         (["error_request_count"], "use --max-error-rate"),
         (["time_to_first_token:p50"] * 2, "time_to_first_token:p50 is listed twice"),

@@ -24,7 +24,7 @@ from trtx.bench.readings import (
     summed,
     write_readings,
 )
-from trtx.bench.watch import Watch
+from trtx.bench.trial_readings import Watch
 from trtx.bench.windows import Span
 from trtx.errors import UsageError
 from trtx.stats.percentiles import binomial_tail

@@ -218,9 +218,9 @@ SHOWN: list[tuple[str, ValidityLevel, Evidence, str]] = [
      "train.py (pid 78) was on GPU 0, using up to 40 % of its time"),
     ("foreign CPU use", ValidityLevel.SUSPECT,
      replace(GOOD, cpu=_busy(0.05, **{"pytest (pid 5)": 3.0, "ld (pid 6)": 1.0})),
-     "processes outside the run used 5 % of the time of 4 core(s), most of it by pytest (pid 5)"),
+     "processes outside the run used 5 % of the time of 4 cores, most of it by pytest (pid 5)"),
     ("foreign CPU use", ValidityLevel.SUSPECT, replace(GOOD, cpu=_busy(0.3, "client", **{STOLEN: 2.9})),
-     "used 30 % of the time of 4 core(s) of the client's machine"),  # whose, can't be seen
+     "used 30 % of the time of 4 cores of the client's machine"),  # whose, can't be seen
 ]  # fmt: skip
 
 BARE = Evidence(trials=GOOD.trials, concurrency=SLOTS)

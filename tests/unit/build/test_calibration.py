@@ -48,7 +48,7 @@ def test_the_digest_is_of_the_text_and_not_of_its_name(tmp_path: Path) -> None:
         (b"", ("is empty",)),
         (b"\n\n  \n", ("is empty",)),
         (b'{"text": "fine"}\n\xff\xfe\x00', ("line 2", "is not text", "byte 0")),
-        (b'{"text": "fine"}\nplain words\n', ("line 2", "is no JSON")),
+        (b'{"text": "fine"}\nplain words\n', ("line 2", "is not JSON")),
         (b'["text"]', ("line 1", "holds a list")),
         (b'{"text": "one", "text": "other"}', ("line 1", "'text' occurs twice in one object")),
         (b'{"body": "x", "id": 1}', ("line 1", "body, id", '"text", "prompt" or "messages"')),

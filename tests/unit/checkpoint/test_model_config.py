@@ -71,7 +71,7 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: bytes, says:
 def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     for reader in (read_model_config, lambda path: read_checkpoint(path, "m")):
-        with pytest.raises(UsageError, match=r"config\.json is no file; expected a Hugging Face config"):
+        with pytest.raises(UsageError, match=r"config\.json is not a file; expected a Hugging Face config"):
             reader(tmp_path)
 
 

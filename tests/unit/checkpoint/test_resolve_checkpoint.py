@@ -166,7 +166,7 @@ def test_a_file_is_no_model_directory(copy_of_tiny: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub() -> None:
-    with pytest.raises(UsageError, match="no directory on this machine"):
+    with pytest.raises(UsageError, match="not a directory on this machine"):
         resolve_checkpoint("./no-such-model")
 
 

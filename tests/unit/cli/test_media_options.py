@@ -27,9 +27,9 @@ def test_what_is_typed_wins_and_the_rest_of_the_file_stays(tmp_path: Path) -> No
 
 def test_limits_that_depend_on_each_other_are_looked_at_together(tmp_path: Path) -> None:
     assert swept(tmp_path, media_memory_bytes=2000).media_memory_bytes == 2000, "above the file's own max_media_bytes"
-    with pytest.raises(UsageError, match="media_memory_bytes is 999, expected at least 1000"):
+    with pytest.raises(UsageError, match="media_memory_bytes is 999, but one file may have 1000 bytes"):
         swept(tmp_path, media_memory_bytes=999)
-    with pytest.raises(UsageError, match="^--media-memory-bytes is 10, expected at least 20"):
+    with pytest.raises(UsageError, match="^--media-memory-bytes is 10, but one file may have 20 bytes"):
         topology_fields({"media_memory_bytes": 10, "max_media_bytes": 20}, ["agg"])
 
 

@@ -50,4 +50,4 @@ def test_the_one_that_takes_it_looks_at_its_value(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "what")
     assert run(["eval", "parity", "--model", "synthetic:tiny", "-o", str(tmp_path / "runs")]) == 2
-    assert "expected such as swap-block:every=100,layer=0" in capfd.readouterr().err
+    assert "expected a value such as swap-block:every=100,layer=0" in capfd.readouterr().err

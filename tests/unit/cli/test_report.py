@@ -30,7 +30,7 @@ def test_a_run_is_rendered_again_with_the_verdict_that_it_has(tmp_path: Path, ca
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Said) -> None:
     assert trtx(["report", str(tmp_path)]) == 2
-    assert "is no run directory, it has no run.lock.yaml; expected one of trtx bench" in capsys.readouterr().err
+    assert "is not a run directory, it has no run.lock.yaml; expected one of trtx bench" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -179,5 +179,5 @@ def test_a_port_that_no_machine_has_is_refused() -> None:
 
 
 def test_memory_for_media_below_one_file_is_refused_by_the_name_of_its_option() -> None:
-    with pytest.raises(UsageError, match="^--media-memory-bytes is 60000, expected at least 33554432, what one file"):
+    with pytest.raises(UsageError, match="^--media-memory-bytes is 60000, but one file may have 33554432 bytes"):
         build_spec(mode="agg", media_memory_bytes=60_000)

@@ -105,7 +105,7 @@ def test_the_version_asked_for_is_the_one_that_counts(capsys: pytest.CaptureFixt
     [
         (["--check"], "nothing to check; expected a MODEL, --recipe NAME"),
         (["--check", "--recipe", "gptoss"], "did you mean gpt-oss-120b?"),
-        (["--check", "--recipe", "qwen3", "--trtllm-version", "stable"], "'stable' is no version of TensorRT-LLM"),
+        (["--check", "--recipe", "qwen3", "--trtllm-version", "stable"], "'stable' is not a version of TensorRT-LLM"),
         (["--check", "--recipe", "qwen3", "--mode", "agg", "--set", "decode.max_seq_len=1"], "is for decode workers"),
         (["--check", "no/such-model"], "is not in the Hugging Face cache"),
         (["synthetic:tiny", "--quant", "none", "--json"], "--json has no effect without --check"),

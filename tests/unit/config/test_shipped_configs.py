@@ -70,7 +70,7 @@ def test_a_recipe_of_another_name_is_refused_with_the_nearest() -> None:
 def test_a_garbled_header_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "agg.yaml"
     path.write_text(f"{line}\nmax_batch_size: 1\n")
-    with pytest.raises(UsageError, match="is no header; expected # trtx:"):
+    with pytest.raises(UsageError, match="is not a header; expected # trtx:"):
         load_engine_config("agg", family="", path=path, overrides=(), engine="torch")
 
 

@@ -30,7 +30,7 @@ def test_a_version_finds_the_column_that_speaks_for_it(version: str, columns: tu
 
 
 def test_what_is_no_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="'newest' is no version of TensorRT-LLM; expected such as 1.2.1"):
+    with pytest.raises(UsageError, match="'newest' is not a version of TensorRT-LLM; expected one such as 1.2.1"):
         schema_version("newest")
 
 

@@ -65,7 +65,7 @@ def test_a_field_of_another_type_is_told_with_file_and_field(tmp_path: Path, fie
     assert field in WRONG, f"add a value that {field} can't have to WRONG"
     path = tmp_path / "agg-0.json"
     path.write_text(json.dumps(json.loads(to_json(WorkerStatus(7))) | {field: WRONG[field]}))
-    with pytest.raises(LaunchError, match=rf"agg-0\.json is no status of a worker .*\$\.{field}") as told:
+    with pytest.raises(LaunchError, match=rf"agg-0\.json is not a status of a worker .*\$\.{field}") as told:
         read(path, 7)
     assert len(str(told.value)) < 1000
 
@@ -74,7 +74,7 @@ def test_a_field_of_another_type_is_told_with_file_and_field(tmp_path: Path, fie
 def test_what_is_no_status_at_all_is_told_with_its_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "agg-0.json"
     path.write_text(text)
-    with pytest.raises(LaunchError, match=r"agg-0\.json is no status of a worker"):
+    with pytest.raises(LaunchError, match=r"agg-0\.json is not a status of a worker"):
         read(path, 7)
 
 

@@ -37,7 +37,7 @@ def test_of_json_lines_each_is_one_document_as_it_is(tmp_path: Path) -> None:
         ("a.txt", " \n\n\t", ["is empty"]),
         ("a.jsonl", "\n", ["is empty"]),
         ("a.txt", b"one\ntwo\n\xff\xfe", ["line 3 is not UTF-8"]),
-        ("a.txt", b"one\n\x00\x01", ["line 2 holds a NUL byte", "no text"]),
+        ("a.txt", b"one\n\x00\x01", ["line 2 holds a NUL byte", "not text"]),
         ("a.jsonl", '{"text": "a"}\nb\n', ["line 2 can't be read as JSON"]),
         ("a.jsonl", '{"text": "a"}\n["b"]\n', ["line 2 holds a list"]),
         ("a.jsonl", "5", ["line 1 holds a whole number"]),

@@ -13,7 +13,7 @@ from trtx.bench.files import write_text
 from trtx.errors import UsageError
 from trtx.experiment import load_sweep
 from trtx.experiment.bench.spec import ExperimentSpec
-from trtx.experiment.directory import create, hold, told_if_unwritable, write_lock
+from trtx.experiment.directory import create, hold, unwritable_refused, write_lock
 from trtx.experiment.environment import environment
 from trtx.runs.forms import LOCK, Provenance
 
@@ -60,7 +60,7 @@ def test_a_run_directory_that_was_removed_is_missed_even_where_its_parts_came_ba
         write_lock(run_dir, ExperimentSpec(), PROVENANCE)
         with pytest.raises(UsageError, match=removed):
             check()
-    with pytest.raises(UsageError, match=removed), told_if_unwritable(run_dir), hold(run_dir):
+    with pytest.raises(UsageError, match=removed), unwritable_refused(run_dir), hold(run_dir):
         shutil.rmtree(run_dir)
         try:
             (run_dir / "journal.jsonl").write_text("")
@@ -74,8 +74,8 @@ def test_a_file_that_is_larger_than_the_room_is_told_though_a_small_one_is_taken
         parent.mkdir()
         (parent / f".report.html.{os.getpid()}").symlink_to("/dev/full")  # beside the file, until it is whole
     told = rf"{run_dir} can't be written \(No space left on device\).*make room there"
-    with pytest.raises(UsageError, match=told), told_if_unwritable(run_dir):
+    with pytest.raises(UsageError, match=told), unwritable_refused(run_dir):
         write_text(run_dir / "report.html", "text")
     assert not any(run_dir.iterdir())
-    with pytest.raises(OSError, match="No space left on device"), told_if_unwritable(run_dir):
+    with pytest.raises(OSError, match="No space left on device"), unwritable_refused(run_dir):
         write_text(elsewhere / "report.html", "text")  # of another disk

@@ -137,7 +137,7 @@ def test_a_difference_is_whatever_stands_on_one_side_alone_or_has_another_value(
         ),
         (
             lambda document: document["topology"].update(model="/no/such/model"),
-            "model '/no/such/model' is no directory on this machine",
+            "model '/no/such/model' is not a directory on this machine",
         ),
         (
             lambda document: document["provenance"]["measured"]["agg"].update(model="qwen3-0.6b"),

@@ -200,7 +200,7 @@ def test_a_dataset_that_changed_is_refused_by_what_it_holds(tmp_path: Path) -> N
     resumption.check_dataset(run)
     dataset.write_text('{"text": "b"}\n')
     with pytest.raises(
-        UsageError, match=r"the content of input_file .*chats\.jsonl has changed; its cells would not be comparable, so"
+        UsageError, match=r"its cells would not be comparable; .*: the content of input_file .*chats\.jsonl has changed"
     ):
         resumption.check_dataset(run)
     dataset.unlink()

@@ -99,7 +99,7 @@ def test_a_price_that_is_no_price_is_one_sentence(price: float, says: str) -> No
         ("max_cells: true", "max_cells is true; expected a whole number"),
         ('gpu_hour_price: "2"', 'gpu_hour_price is "2"; expected a number'),
         ("gpu_hour_price: -0.01", "gpu_hour_price is -0.01; expected greater than or equal to 0"),
-        ("gpu_hour_price: .inf", ".inf is no finite number; give one, or put it in quotes"),
+        ("gpu_hour_price: .inf", ".inf is not a finite number; give one, or put it in quotes"),
         ('load: {streaming: "yes"}', 'load.streaming is "yes"; expected a valid boolean'),
         ('load: {trials: "3"}', 'load.trials is "3"; expected a whole number'),
         ("load: {isl: 128.0}", "load.isl.0 is 128.0; expected a whole number"),

@@ -147,7 +147,7 @@ DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedu
 TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it has no effect
 BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
-    "mode": "topology.mode is not a field of a sweep; modes at the top is",
+    "mode": "topology.mode is not a field of a sweep; use modes at the top level",
     "gpus": "--gpus 0: engine paced uses no GPU",
     "media": "--max-images has no effect with --engine paced, whose workers take no images",
     "encode": "--encode 2 has no effect with --engine paced, which computes nothing and sees no image",
@@ -578,9 +578,9 @@ def test_a_name_and_modes_are_the_runs(tmp_path: Path) -> None:
     ("said", "reason"),
     [
         ({"eval": None}, "eval is empty; expected tasks below it"),
-        ({"eval": {"tasks": ["sums"], "limit": True}}, "eval.limit is true; expected no boolean"),
-        ({"load": {"concurrency": [True]}}, r"load.concurrency is \[true\]; expected no boolean"),
-        ({"gate": {"min_goodput": True}}, "gate.min_goodput is true; expected no boolean"),
+        ({"eval": {"tasks": ["sums"], "limit": True}}, "eval.limit is true; expected a value that is not a boolean"),
+        ({"load": {"concurrency": [True]}}, r"load.concurrency is \[true\]; expected a value that is not a boolean"),
+        ({"gate": {"min_goodput": True}}, "gate.min_goodput is true; expected a value that is not a boolean"),
     ],
 )
 def test_what_yaml_makes_of_little_is_no_number_and_no_default(said: dict[str, Any], reason: str) -> None:

@@ -79,7 +79,10 @@ def verdicts(verdict: RunVerdict, word: str) -> dict[str, Verdict]:
         ([1], "eval is [1]; expected a map"),
         ({"tasks": [""]}, "sweep.yaml: eval.tasks '' is empty"),
         ({"tasks": ["sums"], "limit": "5"}, 'eval.limit is "5"; expected a whole number'),
-        ({"tasks": ["sums"], "concurrency": [True]}, "eval.concurrency is [true]; expected no boolean"),
+        (
+            {"tasks": ["sums"], "concurrency": [True]},
+            "eval.concurrency is [true]; expected a value that is not a boolean",
+        ),
         ({"tasks": "sums,sums"}, "eval.tasks names sums twice; expected each once"),
         ({"tasks": ["sums"], "limit": 0}, "eval.limit is 0; expected greater than or equal to 1"),
         (
@@ -217,7 +220,7 @@ def test_two_files_of_an_ab_run_ask_the_same(tmp_path: Path) -> None:
     for name, asked in (("a", {"tasks": ["sums"], "max_drop": 0.1}), ("b", {"tasks": ["sums"]})):
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"topology": {"engine": "paced"}, "eval": asked}))
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    with pytest.raises(UsageError, match=r"eval of .*a.yaml differs from that of the other file"):
+    with pytest.raises(UsageError, match=r"eval differs between .*a.yaml and"):
         ab.ab_spec(a, b, 3, {"max_regression": "5%"})
     b.write_text(a.read_text())
     spec = ab.ab_spec(a, b, 3, {"max_regression": "5%"})

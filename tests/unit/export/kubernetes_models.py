@@ -49,7 +49,7 @@ def _of_model(value: Any, model: Any, path: str) -> Iterator[str]:
     fields = {name: attribute for attribute, name in model.attribute_map.items()}
     for name, entry in value.items():
         if name not in fields:
-            yield f"{path}.{name} is no field of {model.__name__}"
+            yield f"{path}.{name} is not a field of {model.__name__}"
         else:
             yield from _of_type(entry, model.openapi_types[fields[name]], f"{path}.{name}")
     given = {fields[name]: entry for name, entry in value.items() if name in fields}

@@ -122,10 +122,10 @@ REFUSED = {
     "nothing": ("", None, "RUN is missing"),
     "no such file": ("runs/absent", None, "'runs/absent' does not exist"),
     "an empty directory": (".", None, "has no plan.json"),
-    "no JSON": ("plan.json", "{", "is no JSON"),
-    "a list": ("plan.json", "[]", "is no plan of trtx serve"),
-    "another document": ("plan.json", '{"schema_version": 2}', "is no plan of trtx serve"),
-    "a later trtx": ("plan.json", '{"schema_version": 99}', "is no plan of trtx serve"),
+    "no JSON": ("plan.json", "{", "is not JSON"),
+    "a list": ("plan.json", "[]", "is not a plan of trtx serve"),
+    "another document": ("plan.json", '{"schema_version": 2}', "is not a plan of trtx serve"),
+    "a later trtx": ("plan.json", '{"schema_version": 99}', "is not a plan of trtx serve"),
     "a benchmark": ("plan.json", '{"topologies": {}}', "is a run of trtx bench"),
 }
 
@@ -150,7 +150,7 @@ def test_a_name_that_kubernetes_does_not_take_is_refused(option: str, value: str
     rest = [] if option == "--kubernetes" else ["--kubernetes", "demo"]
     done = call("export", "prometheus", *rest, option, value)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"{option} '{value}' is not taken" in done.err
+    assert f"{option} '{value}' is refused" in done.err
 
 
 def names_in(query: str) -> set[str]:

@@ -46,7 +46,7 @@ def test_its_frontends_are_those_of_the_plan(tmp_path: Path) -> None:
     "text", ["8080", "localhost:8080", "0.0.0.0:0", "0.0.0.0:65536", "::1:8080", "[127.0.0.1]:80", "a;b:80"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--listen .* is no address; expected"):
+    with pytest.raises(UsageError, match="--listen .* is not an address; expected"):
         parse_listen(text)
 
 
@@ -55,7 +55,7 @@ def test_addresses_of_both_families_are_taken() -> None:
 
 
 REFUSED = {
-    "a port drawn anew": (["--port", "0"], "--port 0 is another port each time"),
+    "a port drawn anew": (["--port", "0"], "--port 0 means any free port"),
     "frontends that are open": (["--host", "0.0.0.0"], "lets everybody go round nginx"),
     "no port left": (["--port", "65535", "--frontends", "2"], "leaves no ports"),
     "its own frontend": (["--listen", "127.0.0.1:8001", "--frontends", "2"], "is the address of a frontend"),
@@ -68,7 +68,7 @@ REFUSED = {
         ["--tls-cert", "leaf.pem", "--tls-key", "leaf.key"],
         "nginx could not verify frontends by it .*issuer.*put the certificates of its authority behind it",
     ),
-    "no rate": (["--rate-limit", "0"], "--rate-limit 0 is no rate; expected requests a second"),
+    "no rate": (["--rate-limit", "0"], "--rate-limit 0 is not a rate; expected requests per second"),
     "a rate of no key": (["--rate-limit-per-key", "2"], "--rate-limit-per-key has no effect without --api-keys"),
     "a burst of no rate": (["--rate-burst", "2"], "--rate-burst has no effect without --rate-limit"),
     "both": (["--hosts", "hosts.yaml", "--frontends", "2"], "--frontends has no effect with --hosts"),

@@ -47,7 +47,7 @@ def test_an_unknown_parser_is_refused_with_the_nearest(model: Path, option: str,
     with pytest.raises(UsageError) as refused:
         resolved(model, **{option: typed})
     said = str(refused.value)
-    assert said.startswith(f"--{option.replace('_', '-')} '{typed}' is no parser of the installed Dynamo; ")
+    assert said.startswith(f"--{option.replace('_', '-')} '{typed}' is not a parser of the installed Dynamo; ")
     assert (f"did you mean {near}?" in said) if near else ("expected auto, none or one of " in said and "qwen3" in said)
 
 

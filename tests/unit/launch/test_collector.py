@@ -30,9 +30,9 @@ def test_a_collector_that_answers_is_not_mentioned() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("127.0.0.1:4318", "is no address over HTTP"),
-        ("grpc://127.0.0.1:4317", "is no address over HTTP"),
-        ("http://", "is no address over HTTP"),
+        ("127.0.0.1:4318", "is not an address over HTTP"),
+        ("grpc://127.0.0.1:4317", "is not an address over HTTP"),
+        ("http://", "is not an address over HTTP"),
         ("http://[::1", "is no URL"),
         ("http://host:99999", "is no URL"),
         ("http://user:secret@host", "has a user or a password"),

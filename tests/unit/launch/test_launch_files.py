@@ -230,7 +230,9 @@ def test_a_second_share_of_one_host_is_told_of_the_first_and_not_of_its_ports(tm
                 take_place(share)
             watches = Guardian(share.marker, share.scratch_dir)
             try:
-                with pytest.raises(UsageError, match=f"runs on node1 already, by pid {os.getpid()}; stop that first"):
+                with pytest.raises(
+                    UsageError, match=f"already runs on node1 as pid {os.getpid()}; stop that process first"
+                ):
                     take_place(share)
             finally:
                 watches.goodbye()

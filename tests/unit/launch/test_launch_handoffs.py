@@ -113,10 +113,10 @@ def test_every_pair_is_proved_whether_or_not_the_router_goes_by_what_it_is_asked
     ids = proofs.worker_ids()
     assert ids == IDS
     assert set(proofs.missing(ids)) == EVERY
-    assert proofs.told == ""
+    assert proofs.summary == ""
     assert proofs.prove_missing(ids, 5) is None
     assert proofs.missing(ids) == ()
-    assert proofs.told == ", and KV in each of 4 pairs of workers"
+    assert proofs.summary == ", and KV in each of 4 pairs of workers"
     assert not pins_decode or len(frontend.asked) == 4, "one request a pair is enough where all are pinned"
     assert len({body["prompt"] for body in frontend.asked}) == len(frontend.asked), "a cache would answer for a worker"
     assert all(body["min_tokens"] > 1 for body in frontend.asked), "one token is prefill's: decode would read nothing"
@@ -156,7 +156,7 @@ def test_a_pair_without_kv_is_named_with_its_devices_and_the_cause(
         "reaches the other"
     )
     assert WorkerPair("prefill-0", "decode-1") in proofs.missing(IDS)
-    assert proofs.told == ""
+    assert proofs.summary == ""
 
 
 def test_one_read_that_fails_is_asked_for_again(frontend: Frontend) -> None:
@@ -183,7 +183,7 @@ def test_an_engine_that_does_not_say_leaves_it_open_and_is_told_of(frontend: Fro
     frontend.answer = lambda prefill, decode: HandoffFacts(decode, outcome, prefill) if outcome else None
     proofs = HandoffProofs(TWO_BY_TWO, frontend.url)
     assert proofs.prove_missing(IDS, 5) is None
-    assert proofs.told.startswith("; handoffs are not checked: decode-")
+    assert proofs.summary.startswith("; handoffs are not checked: decode-")
     assert set(proofs.missing(IDS)) == EVERY, "what nobody checked is not proved"
 
 
@@ -216,7 +216,7 @@ def test_nothing_is_proved_where_no_kv_is_handed_over(engine: str, mode: str) ->
     proofs = HandoffProofs(
         plan(worker("prefill-0"), worker("decode-0"), engine=engine, mode=mode), "http://127.0.0.1:9"
     )
-    assert (proofs.pairs, proofs.worker_ids(), proofs.prove_missing({}, 1), proofs.told) == ((), {}, None, "")
+    assert (proofs.pairs, proofs.worker_ids(), proofs.prove_missing({}, 1), proofs.summary) == ((), {}, None, "")
 
 
 def test_of_many_pairs_each_worker_is_in_one_and_each_pair_of_hosts() -> None:

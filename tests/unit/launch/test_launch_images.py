@@ -109,7 +109,7 @@ def test_a_picture_goes_through_every_encoder_and_through_none_twice_for_nothing
         assert [one.name for one in proofs.encoders] == [f"{role}-{number}" for number in range(3)]
         assert proofs.prove_missing(5) is None
         assert deployment.encoded == [1, 1, 1]
-        assert proofs.told == f", and an image through {role}-0, {role}-1, {role}-2"
+        assert proofs.summary == f", and an image through {role}-0, {role}-1, {role}-2"
         assert proofs.prove_missing(5) is None
         assert len(deployment.pictures) == 3, "who has encoded one since it began is asked no more"
         deployment.encoded[1] = 0  # it was started again
@@ -142,7 +142,7 @@ def test_a_context_that_holds_no_picture_is_told_and_keeps_nobody_from_text(mode
     with serving(deployment) as ports:
         proofs = ImageProofs(plan_of(model, ports))
         assert proofs.prove_missing(5) is None
-    assert proofs.told.startswith("; images are not checked: HTTP 400: the prompt has 99 tokens")
+    assert proofs.summary.startswith("; images are not checked: HTTP 400: the prompt has 99 tokens")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_limits_that_refuse_every_picture_are_told_and_none_is_sent(model: Path,
     deployment = Deployment(1)
     with serving(deployment) as ports:
         proofs = ImageProofs(plan_of(model, ports, limits=limits))
-        assert (proofs.prove_missing(5), proofs.told) == (None, told)
+        assert (proofs.prove_missing(5), proofs.summary) == (None, told)
     assert deployment.pictures == []
 
 
@@ -165,7 +165,7 @@ def test_nothing_is_sent_to_a_text_model_or_another_engine(model: Path) -> None:
     text = plan_of(resolve_checkpoint("synthetic:tiny").path, [1, 2])
     for plan in (text, replace(plan_of(model, [1, 2]), engine="paced")):
         proofs = ImageProofs(plan)
-        assert (proofs.encoders, proofs.told, proofs.prove_missing(1)) == ((), "", None)
+        assert (proofs.encoders, proofs.summary, proofs.prove_missing(1)) == ((), "", None)
 
 
 @pytest.mark.parametrize(

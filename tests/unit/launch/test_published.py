@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.config import TopologySpec
-from trtx.config.findings import LIST_ITEM
 from trtx.config.hosts import HostsSpec
+from trtx.config.wording import LIST_ITEM
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.host_preparation import plan_again, prepare_hosts
 from trtx.launch.published import Published, PublishedInputs, find_published

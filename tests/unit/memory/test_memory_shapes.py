@@ -25,7 +25,7 @@ from trtx.checkpoint.quantization import read_quantization
 from trtx.errors import UsageError
 from trtx.memory import MemoryPlan, UnknownShapeError, device_named, plan_memory
 from trtx.memory.shapes import model_shape
-from trtx.memory.stored import stored_weights
+from trtx.memory.weight_files import stored_weights
 
 
 def _plan(directory: Path, config: dict[str, Any], **values: Any) -> MemoryPlan:

@@ -335,7 +335,7 @@ async def test_a_count_that_was_with_an_encoder_that_died_refuses_nothing(tmp_pa
     class Ending(Mortal):
         async def count(self, blob: Blob, key: bytes) -> int | None:
             self._end.set_result(None)
-            raise MediaError(429, "the worker that was to decode the picture is stopping; try again")
+            raise MediaError(429, "the worker that was to decode the image is stopping; try again")
 
     async def begin() -> LocalEmbedder:
         return Ending(Tower(tmp_path), b"")

@@ -142,7 +142,7 @@ def test_a_grammar_of_which_every_part_is_null_was_asked_for_by_nobody() -> None
     "kind", [{"image_url": [{"Url": "data:image/png;base64," + "A" * 10**6}]}, {"audio_url": [{"Url": "http://x/a"}]}]
 )
 def test_media_are_refused_with_their_kind_and_without_their_bytes(kind: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"brings media \\({next(iter(kind))}\\), expected text alone") as refused:
+    with pytest.raises(InvalidRequest, match=f"has media \\({next(iter(kind))}\\), but this model") as refused:
         parse(PROMPT | {"multi_modal_data": kind, "extra_args": {"messages": [{"role": "user"}]}}, context_length=10)
     assert len(str(refused.value)) < 300
 

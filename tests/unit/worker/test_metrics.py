@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-
+from tests.unit.worker.scrapes import samples_of, text_of
 from trtx.engine.api import Transfer
 from trtx.engine.worker_status import HandoffsSoFar
 from trtx.torch_engine.messages import HandoffStats
@@ -17,16 +15,13 @@ from trtx.worker.transfers import TransferCounts
 
 def scraped(metrics: WorkerMetrics) -> dict[str, float]:
     """Sample name, with its prefill worker, outcome or bucket bound, to value: as a scrape of the port sees it."""
-    registry = CollectorRegistry()
-    registry.register(metrics)
     samples = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
-            names = ("outcome", "le", "dp_rank", "position", "direction")
-            one = next((sample.labels[name] for name in names if sample.labels.get(name)), None)
-            tier = sample.labels.get("tier")
-            label = ",".join(filter(None, (sample.labels.get("prefill"), tier if tier == "host" else None, one)))
-            samples[sample.name + (f"[{label}]" if label else "")] = sample.value
+    for sample in samples_of(metrics):
+        names = ("outcome", "le", "dp_rank", "position", "direction")
+        one = next((sample.labels[name] for name in names if sample.labels.get(name)), None)
+        tier = sample.labels.get("tier")
+        label = ",".join(filter(None, (sample.labels.get("prefill"), tier if tier == "host" else None, one)))
+        samples[sample.name + (f"[{label}]" if label else "")] = sample.value
     return samples
 
 
@@ -230,9 +225,7 @@ def test_a_process_that_has_ended_has_no_samples() -> None:
     ended.wait()
     metrics = WorkerMetrics()
     metrics.processes["engine"] = ended.pid
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    text = generate_latest(registry).decode()
+    text = text_of(metrics)
     for family in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
         assert f'{family}{{process="worker"}} ' in text
         assert f'{family}{{process="engine"}} ' not in text

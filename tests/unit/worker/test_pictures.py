@@ -225,9 +225,7 @@ def test_the_ids_that_a_router_knows_are_used_where_they_fit_the_prompt() -> Non
 
 
 def test_images_are_refused_where_the_worker_takes_none_and_processor_options_everywhere() -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"brings media \(image_url\), expected text alone: this model, or the eng"
-    ):
+    with pytest.raises(InvalidRequest, match=r"has media \(image_url\), but this model, or the eng"):
         parse(WIRE, context_length=20)
     for sees in (False, True):
         with pytest.raises(InvalidRequest, match=r"mm_processor_kwargs is given \(max_pixels\), expected none"):

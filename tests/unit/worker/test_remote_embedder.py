@@ -153,7 +153,7 @@ async def test_a_question_of_another_release_is_answered_with_that_sentence(cont
 
 async def test_a_vision_encoder_that_can_not_be_started_is_worth_another_try() -> None:
     async def begin() -> LocalEmbedder:
-        raise LaunchError("a process that decodes pictures did not start (exit code None); see the log")
+        raise LaunchError("a process that decodes images did not start (exit code None); see the log")
 
     embedder = StartedEmbedder(begin)
     with pytest.raises(NoEncoder, match="the worker could not start a vision encoder for this image; try again"):

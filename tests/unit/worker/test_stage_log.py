@@ -88,7 +88,7 @@ def test_what_the_engine_does_not_report_is_absent() -> None:
 def test_a_cut_row_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / STAGES_FILE).write_text('{"worker":"agg-0","at_ns":1,"cores":1,"cpu_s":1}\n{"id":"a"\n')
 
-    with pytest.raises(UsageError, match=rf"{STAGES_FILE} line 2 is no row of a worker"):
+    with pytest.raises(UsageError, match=rf"{STAGES_FILE} line 2 is not a row of a worker"):
         read_rows(tmp_path)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo.prometheus_names import trtllm_additional
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.unit.worker.scrapes import samples_of
 from trtx.engine.api import Transfer
 from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.requests.stage_clock import EndedRequest
@@ -35,15 +34,12 @@ def worker(**more: Any) -> WorkerMetrics:
 
 def scraped(metrics: WorkerMetrics) -> dict[str, float]:
     """The value of each sample of trtllm_* with engine_type, by name and further labels."""
-    registry = CollectorRegistry()
-    registry.register(metrics)
     samples = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
-            if sample.name.startswith("trtllm_"):
-                assert sample.labels.pop("engine_type") == "torch"
-                name = sample.name.removeprefix("trtllm_")
-                samples[name + "".join(f"[{value}]" for value in sample.labels.values())] = sample.value
+    for sample in samples_of(metrics):
+        if sample.name.startswith("trtllm_"):
+            assert sample.labels.pop("engine_type") == "torch"
+            name = sample.name.removeprefix("trtllm_")
+            samples[name + "".join(f"[{value}]" for value in sample.labels.values())] = sample.value
     return samples
 
 

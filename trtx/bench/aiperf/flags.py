@@ -149,8 +149,8 @@ def _fields_by_flag() -> Mapping[str, str]:
     return {
         str(flag): name
         for name, field in CLIConfig.model_fields.items()
-        for said in field.metadata
-        for flag in getattr(said, "name", None) or ()  # cyclopts' Parameter
+        for entry in field.metadata
+        for flag in getattr(entry, "name", None) or ()  # cyclopts' Parameter
     }
 
 

@@ -152,8 +152,8 @@ class AiperfHost:
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            said = selector.select(wait_s)
-        if not said:
+            ready = selector.select(wait_s)
+        if not ready:
             return []
         data = os.read(self._process.stdout.fileno(), 65536)
         if not data:

@@ -141,8 +141,8 @@ def _tools(value: Any) -> dict[str, OfferedTool]:
         raise WrongFormat(f"tools is {short(value)}; expected a list of tools")
     found: dict[str, OfferedTool] = {}
     for number, tool in enumerate(value):
-        said = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        function = said if isinstance(said, dict) else {}
+        body = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        function = body if isinstance(body, dict) else {}
         name = function.get("name")
         if not isinstance(name, str) or not name:
             raise WrongFormat(

@@ -120,10 +120,10 @@ def _response_format(response: Mapping[str, Any]) -> TextFormat:
         return TextFormat(_object_problem)
     if kind != "json_schema":
         raise WrongFormat(f"response_format.type is {short(kind)}; expected text, json_object or json_schema")
-    said = response.get("json_schema")
-    if not isinstance(said, dict) or "schema" not in said:
+    schema = response.get("json_schema")
+    if not isinstance(schema, dict) or "schema" not in schema:
         raise WrongFormat("response_format.json_schema has no schema; expected an object with name and schema")
-    return _schema_format(said["schema"], "response_format.json_schema.schema")
+    return _schema_format(schema["schema"], "response_format.json_schema.schema")
 
 
 def _guided_json(value: Any) -> TextFormat:
@@ -195,8 +195,8 @@ def _schema_problem(validator: Any, text: str) -> str | None:
 
 
 def _not_json(error: Exception) -> str:
-    said = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    return f"the answer is not JSON ({short(said)}), although its request asks for JSON"
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return f"the answer is not JSON ({short(reason)}), although its request asks for JSON"
 
 
 def _choice_problem(choices: frozenset[str], text: str) -> str | None:

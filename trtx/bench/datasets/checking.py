@@ -192,9 +192,9 @@ class _Checked:
 
     def _guess(self, first: Record) -> str:
         record = first.value
-        said = record.get("type")
-        if isinstance(said, str) and said in self.models:
-            return said
+        kind = record.get("type")
+        if isinstance(kind, str) and kind in self.models:
+            return kind
         trace = frozenset(self.models[TRACE].model_fields)
         self.foreign = foreign_form(record, trace)
         if self.foreign is not None:
@@ -313,10 +313,10 @@ class _Checked:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-            said = first["msg"].removeprefix("Value error, ")
-            if said.startswith("At least one modality"):  # every field of the turn is empty
+            message = first["msg"].removeprefix("Value error, ")
+            if message.startswith("At least one modality"):  # every field of the turn is empty
                 raise WrongRecord(f"{where.lstrip('.') or 'it'} has no content; expected text") from error
-            raise WrongRecord(f"{prefix}{where.lstrip('.')}: {said}" if where else said) from error
+            raise WrongRecord(f"{prefix}{where.lstrip('.')}: {message}" if where else message) from error
         turns = list(parsed.turns) if self.sent_as == MULTI_TURN else [parsed]
         for number, turn in enumerate(turns):
             of = f"turns[{number}]." if self.sent_as == MULTI_TURN else prefix

@@ -99,7 +99,7 @@ class Dataset:
     asks_formats: bool = True  # a request may ask for a form of its answer, or offer tools
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """A one-line description for ``--dry-run``."""
         form = self.form if self.sent_as in (None, self.form) else f"{self.form}, sent as {self.sent_as}"
         if self.records is None:

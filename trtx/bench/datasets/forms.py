@@ -83,13 +83,13 @@ def _plain_text(line: Any) -> Converted:
 
 def _sharegpt(record: Any) -> Converted:
     _refuse_unknown(record, _SHAREGPT)
-    said = record.get("conversations")
-    if not isinstance(said, list):
+    conversation = record.get("conversations")
+    if not isinstance(conversation, list):
         raise WrongRecord('conversations is not a list; expected [{"from": "human", "value": "…"}, …]')
     turns: list[dict[str, Any]] = []
     answers: list[str] = []
     asked: str | None = None
-    for number, message in enumerate(said):
+    for number, message in enumerate(conversation):
         of = f"conversations[{number}]."
         if not isinstance(message, dict):
             raise WrongRecord(f"conversations[{number}] is not an object; expected one with from and value")
@@ -170,7 +170,7 @@ def _turns(record: Any) -> Converted:
     session = record.get("session_id")
     if session is not None and (not isinstance(session, str) or not session):
         raise WrongRecord(f"session_id is {session!r:.60}; expected text")
-    values, unsent, said = [], dict[str, None](), list[Any]()
+    values, unsent, history = [], dict[str, None](), list[Any]()
     for number, turn in enumerate(turns):
         of = f"turns[{number}]."
         if not isinstance(turn, dict):
@@ -187,15 +187,15 @@ def _turns(record: Any) -> Converted:
             )
         own = {name: value for name, value in turn.items() if name != "delay"}
         value, dropped = _asked({**common, **own, "messages": added}, of)
-        said = [*said, *value["messages"]]
-        check_messages(said, of, first=len(said) - len(value["messages"]))
-        if said[-1].get("role") == "assistant":
+        history = [*history, *value["messages"]]
+        check_messages(history, of, first=len(history) - len(value["messages"]))
+        if history[-1].get("role") == "assistant":
             raise WrongRecord(
                 f"{of}messages ends with an answer of the assistant; expected a message that the model answers"
             )
         unsent.update(dict.fromkeys(dropped))
         paused = {} if delay is None else {"delay": delay}
-        values.append({**value, "messages": said, "session_id": session, **paused})
+        values.append({**value, "messages": history, "session_id": session, **paused})
     return Converted(tuple(values), unsent=tuple(unsent))
 
 

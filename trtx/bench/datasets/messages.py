@@ -34,8 +34,8 @@ def _check_content(message: Mapping[str, Any], name: str) -> None:
         return
     if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
         return
-    said = f"is {content!r:.60}" if "content" in message else "is missing"
-    raise WrongRecord(f"{name}.content {said}; expected text or a list of parts")
+    state = f"is {content!r:.60}" if "content" in message else "is missing"
+    raise WrongRecord(f"{name}.content {state}; expected text or a list of parts")
 
 
 def _check_result(message: Mapping[str, Any], name: str, called: set[str]) -> None:
@@ -43,8 +43,8 @@ def _check_result(message: Mapping[str, Any], name: str, called: set[str]) -> No
         return
     answered = message.get("tool_call_id")
     if answered not in called:
-        said = f"is {answered!r:.60}" if "tool_call_id" in message else "is missing"
-        raise WrongRecord(f"{name}.tool_call_id {said}; expected the id of a call in an earlier message")
+        state = f"is {answered!r:.60}" if "tool_call_id" in message else "is missing"
+        raise WrongRecord(f"{name}.tool_call_id {state}; expected the id of a call in an earlier message")
 
 
 def _call_id(call: Any, name: str) -> str:

@@ -153,13 +153,13 @@ def _parsed(source: RecordFile, where: str, text: str) -> Any:
     except _Twice as error:
         source.refuse(where, f"{error}; leave one of them out")
     except ValueError as error:
-        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         if isinstance(error, json.JSONDecodeError) and not where:
             where = f"line {error.lineno}"
         if source.is_array:
             source.refuse(
                 where,
-                f"it is not a JSON array ({said}); expected an array of records, or one object per line: {EXAMPLE}",
+                f"it is not a JSON array ({reason}); expected an array of records, or one object per line: {EXAMPLE}",
             )
         if where and not text.startswith("{"):
             source.refuse(
@@ -167,7 +167,7 @@ def _parsed(source: RecordFile, where: str, text: str) -> Any:
                 f"it is not JSON; expected one object per line, such as {EXAMPLE}, or a file name that ends in .txt "
                 "for one prompt per line",
             )
-        source.refuse(where, f"it is not JSON ({said}); expected one complete object per line")
+        source.refuse(where, f"it is not JSON ({reason}); expected one complete object per line")
     if where and not isinstance(value, dict):
         source.refuse(where, f"it is not an object; expected one, such as {EXAMPLE}")
     return value

@@ -87,8 +87,7 @@ def _compared(text: str) -> MetricColumn:
     metric = parse_metric(text, f"--metrics {text}")
     if metric.metric.better is None:
         raise UsageError(
-            f"--metrics {text}: neither a high nor a low value of it is better, so it can't regress; choose another "
-            "metric"
+            f"--metrics {text}: neither a high nor a low value is better, so it can't regress; choose another metric"
         )
     if metric.metric.better == "lower" and metric.metric.unit in ("%", "requests"):
         raise UsageError(f"--metrics {text}: its best value is 0, which has no ratio; use --max-error-rate")

@@ -178,7 +178,7 @@ def _late_client(evidence: Evidence) -> Found | NotObserved | None:
     held = [phases.mean_in_flight for phases in evidence.phases]
     if evidence.concurrency is not None and (known := [value for value in held if value is not None]):
         share = 1 - min(known) / evidence.concurrency
-        said = f"{min(known):.3g} of {evidence.concurrency} requests were in flight on average"
+        measured = f"{min(known):.3g} of {evidence.concurrency} requests were in flight on average"
     else:
         timed = [
             (max(0, record.start_ns - record.credit_issued_ns), record.end_ns - record.start_ns)
@@ -189,8 +189,8 @@ def _late_client(evidence: Evidence) -> Found | NotObserved | None:
             return NotObserved("no record has the time at which its request was due")
         waited, served = (sum(times) for times in zip(*timed, strict=True))
         share = waited / (waited + served) if waited else 0.0
-        said = f"requests were sent {waited / len(timed) / 1e6:.3g} ms late on average"
-    return client_share(share, f"{said}, so the client took {percent(share)} of the time")
+        measured = f"requests were sent {waited / len(timed) / 1e6:.3g} ms late on average"
+    return client_share(share, f"{measured}, so the client took {percent(share)} of the time")
 
 
 @check(
@@ -285,10 +285,10 @@ def _of_trials(results: Sequence[SteadinessResult]) -> Found | NotObserved | Non
                 return f"trial {number}: {result.reason}" if len(results) > 1 else result.reason
         return None
 
-    if said := first(Steadiness.NOT_STEADY):
-        return Found(ValidityLevel.SUSPECT, said)
-    if said := first(Steadiness.UNKNOWN):
-        return NotObserved(said)
+    if reason := first(Steadiness.NOT_STEADY):
+        return Found(ValidityLevel.SUSPECT, reason)
+    if reason := first(Steadiness.UNKNOWN):
+        return NotObserved(reason)
     return None
 
 

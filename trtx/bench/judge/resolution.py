@@ -66,6 +66,6 @@ def _check(
     )
     raise UsageError(
         f"{option} can't be resolved: {metric.name} of {sample.cell} varies by {100 * spread:.2g} % between the "
-        f"baseline's trials, so {len(values)} of them and {trials} new ones can't distinguish a factor below "
-        f"{margin:.3g} from chance; {advice}, or raise the limit"
+        f"baseline's trials, so a factor below {margin:.3g} could be chance with {len(values)} of them and {trials} "
+        f"new ones; {advice}, or raise the limit"
     )

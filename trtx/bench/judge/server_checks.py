@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtx.bench.cores import SHORT
-from trtx.bench.handoffs import told_pair
+from trtx.bench.handoffs import pair_text
 from trtx.bench.judge.checks import (
     CLIENT_INVALID,
     CLIENT_SUSPECT,
@@ -18,6 +18,7 @@ from trtx.bench.judge.checks import (
 )
 from trtx.bench.judge.evidence import Evidence
 from trtx.bench.readings import ForeignProcess, GpuReading
+from trtx.config.wording import counted
 from trtx.stats.percentiles import binomial_tail
 
 _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
@@ -83,7 +84,7 @@ def _restarts(evidence: Evidence) -> Found | NotObserved | None:
 def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.requests_by_worker is None:
         return NotObserved("requests were not counted by worker")
-    told = [said for counts in evidence.requests_by_worker.values() if (said := _uneven(counts))]
+    told = [sentence for counts in evidence.requests_by_worker.values() if (sentence := _uneven(counts))]
     if not told:
         return None
     # The router may prefer workers that cache a prefix, and prompts may share one, so uneven counts may be intended.
@@ -120,7 +121,7 @@ def _lost_handoffs(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.handoffs is None:
         return NotObserved("handoffs were not counted")
     pairs = {
-        told_pair(decode, prefill): counts
+        pair_text(decode, prefill): counts
         for decode, by_prefill in evidence.handoffs.items()
         for prefill, counts in by_prefill.items()
     }
@@ -202,7 +203,7 @@ def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
         machine = "" if cpu.scope == "run" else " of the client's machine"
         who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
         most = f", most of it by {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
-        had = f"{percent(cpu.foreign_share)} of the time of {cpu.cores} core(s){machine}"
+        had = f"{percent(cpu.foreign_share)} of the time of {counted(cpu.cores, 'core')}{machine}"
         return Found(ValidityLevel.SUSPECT, f"processes outside the run used {had}{most}")
     return NotObserved("only the client's machine was checked, not the deployment's") if cpu.scope == "client" else None
 

@@ -123,17 +123,17 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
             few = min(map(len, sides))
             open_.append(f"{few} requests have {_an(level.title)}, but {BATCHES} are needed on each side")
             continue
-        said = (
+        sentence = (
             f"{level.title} was {ratio.value:.3g} times as long {when_after} as {when_before} "
             f"(99 %: {ratio.low:.3g} to {ratio.high:.3g})"
         )
         same = (1 / (1 + level.tolerance), 1 + level.tolerance)
         if ratio.high < same[0] or ratio.low > same[1]:
-            apart.append(said)
+            apart.append(sentence)
         elif same[0] <= ratio.low and ratio.high <= same[1]:
-            told.append(said)
+            told.append(sentence)
         else:
-            open_.append(said)
+            open_.append(sentence)
     if apart:
         return SteadinessResult(Steadiness.NOT_STEADY, "; ".join(apart))
     if open_:

@@ -21,7 +21,7 @@ def _blocks_power_of_two(side: Subject) -> Iterator[Breach]:
     path = f"{_KV}.tokens_per_block"
     tokens = side.get(path)
     if isinstance(tokens, int) and tokens > 0 and tokens & (tokens - 1):
-        yield Breach(path, f"{side.says(path)} is no power of two", side.set(path, 1 << (tokens.bit_length() - 1)))
+        yield Breach(path, f"{side.says(path)} is not a power of two", side.set(path, 1 << (tokens.bit_length() - 1)))
 
 
 def _windows_without_reuse(side: Subject) -> Iterator[Breach]:

@@ -44,7 +44,7 @@ def judge_environment(facts: Facts) -> Iterator[Check]:
     environment = facts.environment
     # isdecimal, because isdigit accepts ², which int() refuses. Only 9 digits, because int() refuses very long numbers.
     counts = {name: environment.get(name, "") for name in _RANK_COUNTS}
-    ranks = [name for name, said in counts.items() if said[:9].isdecimal() and int(said[:9]) > 1]
+    ranks = [name for name, count in counts.items() if count[:9].isdecimal() and int(count[:9]) > 1]
     if ranks:
         yield failed(
             "MPI variables",

@@ -165,7 +165,7 @@ def _open(what: str, read: Callable[[], Any]) -> None:
     try:
         read()
     except Exception as error:
-        logger.warning("%s that no request takes could not be let go of: %s", what, error)
+        logger.warning("%s of a cancelled request could not be released: %s", what, error)
 
 
 def _images(pictures: Sequence[Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class _Asking:
         refusals.
         """
         probe = list(self._sequences[0].tokens[:_PROBE_TOKENS])
-        said = []
+        sentences = []
         for route in (EngineData(), InChoice()):
             self._route = route
             reason = ""
@@ -109,8 +109,8 @@ class _Asking:
                 if not isinstance(served, ServerRefusal):
                     return top
                 reason = served.reason
-            said.append(f"asked with {route.name}: {reason}")
-        return "; ".join(said)
+            sentences.append(f"asked with {route.name}: {reason}")
+        return "; ".join(sentences)
 
     async def _ask(self, client: Client, ids: list[int], top: int) -> _Served | ServerRefusal:
         answer = await client.ask(self._route.question(ids, top))
@@ -166,7 +166,7 @@ class _Asking:
             answered=len(ordered),
             parts=tuple(one for one in figures if one is not None),
             unanswered=tuple(
-                Unanswered(reason, count, min(index for index, said in self._refusals.items() if said == reason))
+                Unanswered(reason, count, min(index for index, refusal in self._refusals.items() if refusal == reason))
                 for reason, count in reasons.most_common()
             ),
             note=note,
@@ -199,5 +199,5 @@ async def _all(tasks: Sequence[asyncio.Task[None]], check: Callable[[], None]) -
 
 
 def _key(sequence: forms.ReferenceSequence) -> str:
-    said = [sequence.prompt_length, sequence.tokens]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    content = [sequence.prompt_length, sequence.tokens]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

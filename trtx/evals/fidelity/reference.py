@@ -70,14 +70,14 @@ def check_same_vocabulary(reference: Path, served: Path) -> None:
     if before != after:
         differing = sum(after.get(token) != id_ for token, id_ in before.items()) + len(after.keys() - before.keys())
         raise UsageError(
-            f"the tokenizers of the reference {reference} and of the served {served} differ in {differing} tokens; "
-            f"but token ids are compared; {_NAME_IT}"
+            f"the tokenizers of the reference {reference} and the served model {served} differ in {differing} tokens, "
+            f"so their token ids can't be compared; {_NAME_IT}"
         )
     sizes = [_vocab_size(path) for path in (reference, served)]
     if None not in sizes and sizes[0] != sizes[1]:
         raise UsageError(
-            f"vocab_size is {sizes[0]} in the reference {reference} and {sizes[1]} in the served {served}; expected "
-            f"one; {_NAME_IT}"
+            f"vocab_size is {sizes[0]} in the reference {reference} and {sizes[1]} in the served model {served}; "
+            f"expected the same size; {_NAME_IT}"
         )
 
 

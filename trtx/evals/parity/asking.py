@@ -183,8 +183,8 @@ async def _stream(
         async with http.stream("POST", "completions", json=body) as answer:
             gathered.has_word = True
             if not answer.is_success:
-                said = words((await answer.aread()).decode(errors="replace")) or "no reason given"
-                return f"HTTP {answer.status_code}: {said}"
+                reason = words((await answer.aread()).decode(errors="replace")) or "no reason given"
+                return f"HTTP {answer.status_code}: {reason}"
             async for line in answer.aiter_lines():
                 if line.startswith("data:"):
                     document = whole.add_text(line.removeprefix("data:").strip())
@@ -284,7 +284,7 @@ def _id(token: str) -> int:
 def _finite(value: Any) -> float:
     found = float(value)
     if not math.isfinite(found):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return found
 
 

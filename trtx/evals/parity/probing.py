@@ -20,14 +20,14 @@ def find_server(url: str, model: str, api_key: str | None, ids: Sequence[int]) -
     step = max(1, len(ids) // _LENGTH)
     prompt = Prompt(0, tuple(ids[::step][:_LENGTH]), None, asks_prompt_logprobs=True, cancel_after=None)
     plain = Prompt(0, prompt.token_ids, None, asks_prompt_logprobs=False, cancel_after=None)
-    said = ""
+    failure = ""
     for takes_nvext, asked in ((True, prompt), (True, plain), (False, plain)):
         server = Server(url, model, api_key, takes_nvext, asked.asks_prompt_logprobs)
         answer = ask_once(server, asked, osl=_OSL)
         if answer.failure is None:
             return server
-        said = answer.failure
+        failure = answer.failure
     raise UsageError(
-        f"{model} at {url} can't be compared ({said}); expected /v1/completions that takes a prompt of token ids, "
+        f"{model} at {url} can't be compared ({failure}); expected /v1/completions that takes a prompt of token ids, "
         "min_tokens and ignore_eos, and streams each token's id (return_tokens_as_token_ids) with the likeliest five"
     )

@@ -82,7 +82,7 @@ class _Running:
 
     @property
     def interval(self) -> Interval | None:
-        """Wilson's interval."""
+        """Wilson's interval of the share of ones; None if a value is neither 0 nor 1."""
         if not (self.count and self.is_binary):
             return None
         return Interval(self.ones / self.count, *wilson_interval(self.ones, self.count), CONFIDENCE)
@@ -346,7 +346,7 @@ def _is_needle(run: _TaskRun) -> bool:
 def _by_reason(refusals: Mapping[int, str]) -> tuple[Unanswered, ...]:
     """The reasons by their count. ``refusals``: reason by doc_id."""
     return tuple(
-        Unanswered(reason, count, min(doc_id for doc_id, said in refusals.items() if said == reason))
+        Unanswered(reason, count, min(doc_id for doc_id, refusal in refusals.items() if refusal == reason))
         for reason, count in Counter(refusals.values()).most_common()
     )
 

@@ -118,8 +118,8 @@ class Client:
             return self._parsed(answer)
         if where := sent_on(answer.status_code, answer.headers.get("Location"), str(answer.request.url)):
             return ServerRefusal(f"HTTP {answer.status_code}: {where}")
-        said = words(self._without_key(answer.text)) or "no reason given"
-        reason = f"HTTP {answer.status_code}: {said}"
+        text = words(self._without_key(answer.text)) or "no reason given"
+        reason = f"HTTP {answer.status_code}: {text}"
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             return _Failure(reason, retry_after(answer), _LIMITED_ATTEMPTS)
         if answer.status_code < 500 and answer.status_code != httpx.codes.NOT_FOUND:
@@ -138,10 +138,10 @@ class Client:
             return ServerRefusal(f"HTTP {answer.status_code} whose body is not JSON that can be read")
         if isinstance(document, dict) and isinstance(document.get("choices"), list) and not document.get("error"):
             return document
-        said = words(self._without_key(answer.text))
+        text = words(self._without_key(answer.text))
         if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):  # older vLLM
-            return _Failure(f"error in the answer: {said}")
-        return ServerRefusal(f"no completion in the answer: {said}")
+            return _Failure(f"error in the answer: {text}")
+        return ServerRefusal(f"no completion in the answer: {text}")
 
     def _since(self, lost_since: float | None, reason: str) -> float:
         """The time since which the server has been unreachable. Raises ServerGone after the permitted time."""
@@ -162,9 +162,9 @@ class Client:
 
 def retry_after(answer: httpx.Response) -> float:
     """The server's requested delay in seconds, at most a minute; accepts both forms of RFC 9110, 10.2.3."""
-    said = answer.headers.get("Retry-After", "")
+    header = answer.headers.get("Retry-After", "")
     try:
-        wanted = float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+        wanted = float(header) if header.isdigit() else parsedate_to_datetime(header).timestamp() - time.time()
     except ValueError:
         return _PAUSE_S
     return min(max(wanted, 0.0), _LONGEST_PAUSE_S)

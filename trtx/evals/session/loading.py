@@ -103,7 +103,7 @@ def task_manager(paths: tuple[str, ...], about: tuple[tuple[str, Any], ...], *, 
 def _folder(path: str) -> Path:
     folder = Path(path)
     if not folder.is_dir():
-        raise UsageError(f"--task-dir {path!r} is no directory; expected one with lm-eval's YAML files")
+        raise UsageError(f"--task-dir {path!r} is not a directory; expected one with lm-eval's YAML files")
     return folder
 
 
@@ -231,16 +231,16 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
     """
     if task.get_config("dataset_path") not in FORMATS:
         return
-    said = {part: task.get_config(part) for part in ("dataset_path", "dataset_kwargs")}
-    if (problem := problem_of(said)) is not None:
+    settings = {part: task.get_config(part) for part in ("dataset_path", "dataset_kwargs")}
+    if (problem := problem_of(settings)) is not None:
         raise UsageError(f"task {name}: {problem}")
     wanted = sorted(set().union(*(_fields(task.get_config(part)) for part in ("doc_to_text", "doc_to_target"))))
     for row, doc in task.doc_iterator(limit=limit):
         for one in wanted:
             if one in doc and doc[one] is None:
                 raise UsageError(
-                    f"task {name}: row {row} of its dataset: {one!r} is null, or not there; expected it in every row, "
-                    "as the task asks with it; put it in, or leave the row out"
+                    f"task {name}: row {row} of its dataset has no {one!r}, which the task's prompts need; add it, or "
+                    "leave the row out"
                 )
 
 

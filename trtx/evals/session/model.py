@@ -87,10 +87,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Encodes like ``HFLM.tok_encode`` of lm-eval 0.4.13."""
-        said = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
-            said["add_special_tokens"] = False
-        return list(self.tokenizer.encode(string, **said))
+            options["add_special_tokens"] = False
+        return list(self.tokenizer.encode(string, **options))
 
     @property
     def tokenizer_name(self) -> str:
@@ -238,14 +238,14 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             before, after = (ids[:1], ids[1:]) if is_prefix else ([self.prefix_token_id], ids)
         if not after:
             raise NoOwnToken(
-                f"the choice {quoted(continuation)} has no token of its own, as the tokenizer joins it with the end of "
-                f"its prompt, {quoted(context[-_SHOWN_END:])}, and nothing of it can be scored (nor by lm-eval's hf "
-                "model); put a space between the two (target_delimiter, or the end of doc_to_text)"
+                f"the choice {quoted(continuation)} has no token of its own and can't be scored, because the tokenizer "
+                f"joins it with the end of its prompt, {quoted(context[-_SHOWN_END:])}. Put a space between the two, "
+                "with target_delimiter or at the end of doc_to_text"
             )
         if not before:
             raise NoOwnToken(
-                f"the prompt of the choice {quoted(continuation)} has no token, so nothing of the choice can be scored "
-                "(nor by lm-eval's hf model); let doc_to_text begin with more than space"
+                f"the prompt of the choice {quoted(continuation)} has no token, so the choice can't be scored; let "
+                "doc_to_text begin with more than space"
             )
         return before, after
 

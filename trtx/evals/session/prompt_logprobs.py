@@ -37,7 +37,7 @@ class PromptLogprobs(Protocol):
     def question(self, ids: list[int]) -> ServerRequest: ...
 
     def scored(self, answer: dict[str, Any], ids: list[int], count: int) -> PromptScore | ServerRefusal:
-        """The score of the last ``count`` tokens of ``ids``."""
+        """Scores the last ``count`` tokens of ``ids`` from their log-probabilities in ``answer``."""
         ...
 
 
@@ -80,13 +80,13 @@ class InChoice:
     name = "prompt_logprobs"
 
     def question(self, ids: list[int], alternatives: int = _ALTERNATIVES) -> ServerRequest:
-        """Like :meth:`EngineData.question`."""
+        """The request for log-probabilities of ``ids``, as :meth:`EngineData.question`."""
         return ServerRequest(
             "completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": alternatives}
         )
 
     def rows(self, answer: dict[str, Any], ids: list[int], count: int) -> list[dict[int, float]] | ServerRefusal:
-        """Like :meth:`EngineData.rows`."""
+        """Log-probabilities from the answer's first choice, in the form that :meth:`EngineData.rows` returns."""
         try:
             return _rows(answer["choices"][0]["prompt_logprobs"], ids, count)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
@@ -147,11 +147,11 @@ def _scored(own: list[float], likeliest: list[float]) -> PromptScore | ServerRef
 
 async def find_route(client: Client, ids: list[int]) -> PromptLogprobs | str:
     """The first route that covers the prompt ``ids``, else the server's refusals."""
-    said = []
+    sentences = []
     for route in (EngineData(), Echo()):
         answer = await client.ask(route.question(ids))
         found = answer if isinstance(answer, ServerRefusal) else route.scored(answer, ids, len(ids) - 1)
         if isinstance(found, PromptScore):
             return route
-        said.append(f"asked with {route.name}: {found.reason}")
-    return "; ".join(said)
+        sentences.append(f"asked with {route.name}: {found.reason}")
+    return "; ".join(sentences)

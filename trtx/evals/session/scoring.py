@@ -150,8 +150,8 @@ def _score(task: Task, metric: str, name: str, values: list[Any], samples: Seque
 
 def _chance(task: Task, metric: str, samples: Sequence[Sample]) -> float | None:
     """The score of guessing: as specified by the task, or from the number of choices."""
-    if (said := (task.get_config("metadata") or {}).get("chance")) is not None:
-        return float(said)
+    if (chance := (task.get_config("metadata") or {}).get("chance")) is not None:
+        return float(chance)
     if task.OUTPUT_TYPE != "multiple_choice" or metric not in ("acc", "acc_norm", "acc_bytes"):
         return None
     return fmean(1 / len(sample.requests) for sample in samples)

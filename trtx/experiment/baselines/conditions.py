@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from trtx.bench import Cell, Load, LoadSpec
-from trtx.config.wording import quoted
+from trtx.config.wording import quoted, with_list
 from trtx.errors import UsageError
 from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.left_out import left_out_of
@@ -186,10 +186,8 @@ def refuse_others(source: str, found: Sequence[Difference], allowed: Sequence[st
     ]
     if refused:
         ways = " ".join(f"--allow-different {one.name}" for one in refused)
-        raise UsageError(
-            f"{source} was measured under other conditions: {'; '.join(map(str, refused))}; use the same, or allow the "
-            f"difference with {ways}"
-        )
+        problem = f"{source} was measured under other conditions; use the same, or allow the difference with {ways}"
+        raise UsageError(with_list(problem, [str(one) for one in refused]))
 
 
 def _versions(environment: Environment) -> dict[str, Any]:

@@ -53,13 +53,13 @@ class Baselines:
             return _named(path)
         known = sorted(path.stem for path in self.directory.glob("*.json"))
         near = get_close_matches(name, known, n=3, cutoff=0.5)
-        has = (
-            f"it has {', '.join(known[:8])}" if known else "it has none; save one with trtx bench --save-baseline NAME"
-        )
-        raise UsageError(
-            f"no baseline is called {quoted(name)} in {str(self.directory)!r}; "
-            + (f"did you mean {' or '.join(near)}" if near else f"expected a baseline in that directory; {has}")
-        )
+        if near:
+            remedy = f"did you mean {' or '.join(near)}"
+        elif known:
+            remedy = f"expected one of {', '.join(known[:8])}"
+        else:
+            remedy = "the directory has none, so save one with trtx bench --save-baseline NAME"
+        raise UsageError(f"no baseline is called {quoted(name)} in {str(self.directory)!r}; {remedy}")
 
     def check_can_save(self, name: str) -> None:
         """Raises UsageError if ``name`` belongs to a promoted baseline."""

@@ -72,11 +72,7 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
         )
     first, second = (spec.eval for spec in specs.values())
     if first != second:
-        said = a if first is not None else b
-        raise UsageError(
-            f"eval of {shown(said)} differs from that of the other file; use the same in {shown(a)} and "
-            f"{shown(b)}, or in neither"
-        )
+        raise UsageError(f"eval differs between {shown(a)} and {shown(b)}; use the same in both, or in neither")
     price, other = (spec.gpu_hour_price for spec in specs.values())
     if price != other:
         has, lacks = ("not given" if one is None else f"{one:.10g}" for one in (price, other))
@@ -107,8 +103,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
 
 def _refuse_another_run(path: Path) -> None:
     document = read_yaml(path, "sweep file", "a YAML file with keys such as topology and load")
-    said = document.get("gate") if isinstance(document, dict) else None
-    if isinstance(said, dict) and (other := [name for name in _OF_ANOTHER_RUN if name in said]):
+    gate = document.get("gate") if isinstance(document, dict) else None
+    if isinstance(gate, dict) and (other := [name for name in _OF_ANOTHER_RUN if name in gate]):
         raise UsageError(
             f"gate.{other[0]} of {shown(path)} belongs to a comparison with another run, but an A/B run compares B "
             "with A; leave it out, and use --max-regression"

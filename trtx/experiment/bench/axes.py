@@ -115,13 +115,13 @@ def _replaced(topology: Mapping[str, Any], axes: Iterable[str]) -> Iterator[tupl
             yield field, "", axis
 
 
-def _mapping(said: Any) -> Mapping[str, Any]:
-    """``said`` as a mapping, or an empty one: other types are refused when the sweep is read."""
-    return {str(name): value for name, value in said.items()} if isinstance(said, dict) else {}
+def _mapping(raw: Any) -> Mapping[str, Any]:
+    """``raw`` as a mapping, or an empty one: other types are refused when the sweep is read."""
+    return {str(name): value for name, value in raw.items()} if isinstance(raw, dict) else {}
 
 
-def _texts(said: Any) -> list[str]:
-    return [one for one in said if isinstance(one, str)] if isinstance(said, (list, tuple)) else []
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, (list, tuple)) else []
 
 
 def _is_of(path: str, axis: str) -> bool:
@@ -185,7 +185,7 @@ def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterato
     for name, value in chosen.items():
         if name in _OWN_MODE or name in _ENCODERS:
             continue
-        said = Path(value).stem if name == "recipe" else str(value)
+        label = Path(value).stem if name == "recipe" else str(value)
         if not isinstance(value, str):
-            said = f"{name.rpartition('.')[2]}_{said}"
-        yield re.sub(r"[^A-Za-z0-9._-]+", "_", said).strip("_")
+            label = f"{name.rpartition('.')[2]}_{label}"
+        yield re.sub(r"[^A-Za-z0-9._-]+", "_", label).strip("_")

@@ -25,10 +25,11 @@ from trtx.experiment.bench.spec import ATTACHED, ExperimentSpec
 from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.environment import environment
 from trtx.experiment.left_out import refuse_equal
+from trtx.experiment.load_fit import check_attached, check_fits
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import common_tokenizer, open_session, wait_loaded
 from trtx.experiment.scoring_spec import ScoringSpec
-from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
+from trtx.experiment.targets import attached_target, common_context_length, target_of
 from trtx.launch import check_usual_client, prepare
 from trtx.runs.forms import ComparedWith, Deployment
 from trtx.topology import Plan

@@ -120,7 +120,7 @@ def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) 
     return tuple(
         Ahead(
             cell_name(label, load),
-            _work(_served(plan, url), label, load, spec.load.said),
+            _work(_served(plan, url), label, load, spec.load.description),
             load.request_count + load.warmup_request_count,
             spec.load.trials,
             spec.load.trials if spec.order == "abba" else 1,

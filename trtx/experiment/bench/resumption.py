@@ -28,7 +28,7 @@ from trtx.bench import (
 )
 from trtx.bench.cells import CELL
 from trtx.bench.journal import LoadStarted
-from trtx.config.wording import shown
+from trtx.config.wording import shown, with_list
 from trtx.errors import UsageError
 from trtx.evals import marker
 from trtx.experiment.bench.schedule import ScheduledStart, schedule, without
@@ -200,10 +200,8 @@ def fingerprint(model_path: Path) -> str:
 
 def _refuse(run_dir: Path, differences: Sequence[str]) -> None:
     if differences:
-        raise UsageError(
-            f"{run_dir} can't be resumed: {'; '.join(differences)}; its cells would not be comparable, so start a new "
-            "run"
-        )
+        problem = f"{run_dir} can't be resumed, because its cells would not be comparable; start a new run"
+        raise UsageError(with_list(problem, differences))
 
 
 def _difference(name: str, before: Any, now: Any) -> str:

@@ -32,10 +32,11 @@ from trtx.experiment.deployment import ask_context_length, ask_deployment
 from trtx.experiment.left_out import refuse_equal, tell_left_out
 from trtx.experiment.lifecycle import FinishedRun, OpenRun, new_run, resumed_run
 from trtx.experiment.listener import RunListener
+from trtx.experiment.load_fit import check_attached, check_fits
 from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.server_readings import open_attached, open_topology
-from trtx.experiment.targets import attached_target, check_attached, check_fits, common_context_length, target_of
+from trtx.experiment.targets import attached_target, common_context_length, target_of
 from trtx.experiment.worker_rows import WorkerRowFiles
 from trtx.launch import Guardian, catch_signals, check_usual_client
 from trtx.report import render
@@ -159,7 +160,7 @@ def _plan(state: _Sweep) -> None:
 
     run.plan({step.label for step in state.missing}, check)
     refuse_equal(run.spec, run.plans)
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
 
 
 @contextmanager

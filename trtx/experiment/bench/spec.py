@@ -133,7 +133,7 @@ class ExperimentSpec(BaseModel):
     @model_validator(mode="after")
     def _sound(self) -> ExperimentSpec:
         if self.attach is not None:
-            if shaped := [name for name, said in (("axes", self.axes), ("arms", self.arms)) if said]:
+            if shaped := [name for name, value in (("axes", self.axes), ("arms", self.arms)) if value]:
                 raise ValueError(
                     f"{shaped[0]} configure what trtx serves, but attach measures a running server; leave them out"
                 )
@@ -192,9 +192,9 @@ class ExperimentSpec(BaseModel):
         body, most = images * (-(-least // 3) * 4), body_mib(media)
         if body > most << 20:
             raise ValueError(
-                f"load.image_batch_size makes requests of {body} bytes at least, with {images} images in each, and the "
+                f"load.image_batch_size makes requests of at least {body} bytes, with {images} images each, but the "
                 f"frontend of {topology.label} takes bodies of {most} MiB; ask for fewer or smaller images, or raise "
-                "media.max_media_bytes, from which that limit follows"
+                "media.max_media_bytes, which sets that limit"
             )
 
     @property
@@ -219,6 +219,6 @@ class ExperimentSpec(BaseModel):
         """Plain values, including the loads that result from defaults."""
         document = self.model_dump(mode="json")
         document["load"]["cells"] = [asdict(load) for load in self.load.loads]
-        document["load"]["prompts"] = self.load.said
+        document["load"]["prompts"] = self.load.description
         document["topologies"] = list(self.labels)
         return document

@@ -34,14 +34,14 @@ def _refuse_what_yaml_blurs(document: dict[str, Any], path: Path | None) -> None
         raise UsageError(f"{_source(path)}eval is empty; expected tasks below it, such as tasks: [trtx], or no eval")
     models: dict[str, type[BaseModel]] = {"load": LoadSpec, "gate": GateSpec, "eval": ScoringSpec}
     for part, model in models.items():
-        said = document.get(part)
-        for name, value in said.items() if isinstance(said, dict) else ():
+        section = document.get(part)
+        for name, value in section.items() if isinstance(section, dict) else ():
             field = model.model_fields.get(name)
             takes = "" if field is None else str(field.annotation)
             values = value if isinstance(value, list) else [value]
             if any(isinstance(one, bool) for one in values) and not any(kind in takes for kind in ("bool", "Any")):
                 said_so = shown(json.dumps(value, default=str, ensure_ascii=False))
-                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected no boolean")
+                raise UsageError(f"{_source(path)}{part}.{name} is {said_so}; expected a value that is not a boolean")
 
 
 def load_sweep(path: Path | None, overrides: dict[str, Any]) -> ExperimentSpec:
@@ -108,20 +108,20 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
     if not isinstance(topology, dict):
         return
     if "mode" in topology:
-        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; modes at the top is")
+        raise UsageError(f"{_source(path)}topology.mode is not a field of a sweep; use modes at the top level")
     modes = document.get("modes", ["agg"])
     if narrowed or not isinstance(modes, list):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    said = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
+    keys = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
     for role, mode in _ROLE_MODES.items():
-        said += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
-        said += [
+        keys += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
+        keys += [
             (f"topology.overrides {quoted(text)}", mode)
             for text in (sets if isinstance(sets, list) else ())
             if isinstance(text, str) and text.startswith(f"{role}.")
         ]
-    for name, mode in said:
+    for name, mode in keys:
         if mode not in modes:
             raise UsageError(
                 f"{_source(path)}{name} belongs to mode {mode}, and modes are {shown(', '.join(map(str, modes)))}; "
@@ -137,15 +137,15 @@ def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
     if any(map(topology.get, _COUNTS_ENCODERS)):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    said = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []
-    said += [
+    keys = ["topology.engine_configs.encode"] if isinstance(configs, dict) and "encode" in configs else []
+    keys += [
         f"topology.overrides {quoted(text)}"
         for text in (sets if isinstance(sets, list) else ())
         if isinstance(text, str) and text.startswith("encode.")
     ]
-    if said:
+    if keys:
         raise UsageError(
-            f"{_source(path)}{said[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
+            f"{_source(path)}{keys[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
             "encode: 1"
         )
 
@@ -172,14 +172,14 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
     if first["type"] != "extra_forbidden":
         told = problem(error)
         return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
-    said = ".".join(str(part) for part in first["loc"])
-    places, section = _places(), said.rpartition(".")[0]
+    field = ".".join(str(part) for part in first["loc"])
+    places, section = _places(), field.rpartition(".")[0]
     near = get_close_matches(str(first["loc"][-1]), places, n=1)
     hint = ""
     if near:
         is_here = any(place.rpartition(".")[0] == section for place in places[near[0]])
         hint = f"; did you mean {near[0] if is_here else places[near[0]][0]}?"
-    return f"{_source(path)}{shown(said)} is not a field of a sweep{hint}"
+    return f"{_source(path)}{shown(field)} is not a field of a sweep{hint}"
 
 
 def _places() -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Kills a worker (SIGKILL) while clients still wait for parts of their answers from it.
 
-The progress of clients doesn't show what a worker still has to send: on a busy machine, whole answers may be in socket
-buffers before a client reads the first token, and killing the worker would then interrupt nothing. The worker's engine
+The progress of clients doesn't show what a worker still has to send. On a busy machine, whole answers may be in socket
+buffers before a client reads the first token. Killing the worker would then interrupt nothing. The worker's engine
 is therefore stopped first (SIGSTOP), and the worker forwards everything that it has. A client with a partial answer now
 waits for a worker that has nothing left to send, and only then is the worker killed. If too few clients are waiting,
 the engine continues for a moment, with the requests that have accumulated, and is stopped again.
@@ -106,7 +106,7 @@ class Killer:
                 _send(one, signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Resumes a stopped engine."""
+        """Resumes the engine that the last step stopped, if any."""
         if self._stopped is None:
             return
         for one in self._stopped.engine:

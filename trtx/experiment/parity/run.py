@@ -168,7 +168,7 @@ def _prepare(state: _Parity) -> None:
     run.plan(check=partial(_check, spec))
     if SPECULATING in run.plans:
         check_speculation(run.plans[SPECULATING])
-    tell_left_out(run.plans, run.listener.on_told)
+    tell_left_out(run.plans, run.listener.on_note)
     check_lengths_of(spec, state.deployments)
     if not run.plans:
         assert spec.attach is not None
@@ -198,7 +198,7 @@ def _write_prepared(state: _Parity) -> None:
 
 
 def _go_on(state: _Parity) -> FinishedRun:
-    """Runs every missing pass."""
+    """Serves each topology that has missing passes, runs them, and judges and renders the run."""
     run = state.run
     with run.measuring(partial(_judge, state), render_parity):
         for label in run.spec.labels:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 
+from trtx.config.wording import with_list
 from trtx.errors import NoVerdictError, UsageError
 from trtx.evals.parity import Pass, Server, find_server, parity_directory
 from trtx.experiment.bench.spec import Attach
@@ -96,10 +97,8 @@ def check_same(run_dir: Path, now: Mapping[str, Deployment]) -> None:
             if getattr(before, one.name) != getattr(after, one.name)
         ]
         if differing:
-            raise UsageError(
-                f"{run_dir} can't be resumed: {'; '.join(differing)}; its passes would not be comparable, so start a "
-                "new run"
-            )
+            problem = f"{run_dir} can't be resumed, because its passes would not be comparable; start a new run"
+            raise UsageError(with_list(problem, differing))
 
 
 class ServerPresence:

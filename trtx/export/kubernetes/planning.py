@@ -9,7 +9,7 @@ from typing import Any
 
 from trtx.checkpoint import Checkpoint
 from trtx.config import Finding, ResolvedEngineConfig, Role, TopologySpec
-from trtx.config.left_out import LeftOutField, left_out_told
+from trtx.config.left_out import LeftOutField, left_out_messages
 from trtx.config.wording import quoted
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
@@ -103,7 +103,7 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
             *resolved.chat.reasons,
             *resolved.chat.warnings,
             *remote_prompt_notes(resolved.checkpoint.path, resolved.chat.template),
-            *left_out_told(planned.left_out, planned.engine),
+            *left_out_messages(planned.left_out, planned.engine),
         ),
         routes_by_prefix=planned.routes_by_prefix,
         left_out=planned.left_out,
@@ -121,8 +121,8 @@ def _named(target: KubernetesTarget, model: str, mode: str, nodes: Mapping[Role,
         parts = " and ".join(f"{role} workers over {count} nodes" for role, count in nodes.items() if count > 1)
         raise UsageError(
             f"--name {quoted(target.name)} has {len(target.name)} characters, and Dynamo's operator takes {longest} "
-            f"with {parts or 'these roles'}, as it makes names of at most 45 characters of it and them; give a shorter "
-            "one"
+            f"with {parts or 'these roles'}, because it joins both to names of at most 45 characters; give a shorter "
+            "name"
         )
     return target if target.name else target.model_copy(update={"name": name_of(model, mode, longest)})
 

@@ -78,7 +78,7 @@ def is_image(text: str) -> bool:
     name = f"{head}{slash}{last}"
     first = name.partition("/")[0]
     if first != first.lower() and not ("/" in name and any(mark in first for mark in ".:")):
-        return False  # the first part is no registry, but a name in upper case
+        return False  # the first part is not a registry, but a name in upper case
     return _REPOSITORY.fullmatch(name) is not None and len(name) <= 255
 
 

@@ -43,7 +43,7 @@ def _taken(holds: Callable[[str], bool], expected: str) -> AfterValidator:
             given = "as it is given" if str(info.field_name).endswith("_secret") else quoted(value)
             if info.field_name == "nats":
                 given = shown_address(value)
-            raise ValueError(f"{info.field_name} {given} is not taken; expected {expected}")
+            raise ValueError(f"{info.field_name} {given} is refused; expected {expected}")
         return value
 
     return AfterValidator(check)
@@ -72,7 +72,7 @@ def _pairs(what: str) -> AfterValidator:
             name, equals, _ = pair.partition("=")
             if not equals or not is_qualified_name(name):
                 raise ValueError(
-                    f"{info.field_name} {quoted(pair)} is not taken; expected NAME=VALUE, with the name of {what}"
+                    f"{info.field_name} {quoted(pair)} is refused; expected NAME=VALUE, with the name of {what}"
                 )
             if name in seen:
                 raise ValueError(f"{info.field_name} names {name} twice; leave one of them out")
@@ -90,12 +90,12 @@ def _resources(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         size = amount(value)
         if not is_resource(name) or size is None or size > _MOST_BYTES:
             raise ValueError(
-                f"{info.field_name} {quoted(pair)} is not taken; expected a resource of Kubernetes or of a domain, and "
+                f"{info.field_name} {quoted(pair)} is refused; expected a resource of Kubernetes or of a domain, and "
                 "a quantity, such as rdma/ib=1"
             )
         if size == 0 or size % 1:
             expected = "a whole number of them, at least 1" if is_whole(name) else "whole bytes, more than 0"
-            raise ValueError(f"{info.field_name} {quoted(pair)} is not taken; expected {expected}")
+            raise ValueError(f"{info.field_name} {quoted(pair)} is refused; expected {expected}")
     return pairs
 
 
@@ -103,7 +103,7 @@ def _selector(pairs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     for pair in pairs:
         if not is_label_value(_split(pair)[1]):
             raise ValueError(
-                f"{info.field_name} {quoted(pair)} is not taken; expected a label's value: at most 63 letters, digits, "
+                f"{info.field_name} {quoted(pair)} is refused; expected a label's value: at most 63 letters, digits, "
                 "-, _ and ., the first and the last a letter or a digit"
             )
     return pairs
@@ -157,7 +157,7 @@ class KubernetesTarget(BaseModel):
             claim, path = self.claim
             if not is_subdomain(claim) or any(part in ("", ".", "..") for part in path.split("/") if path):
                 raise ValueError(
-                    f"model_claim {quoted(self.model_claim)} is not taken; expected a claim, and the model's directory "
+                    f"model_claim {quoted(self.model_claim)} is refused; expected a claim, and the model's directory "
                     "in it where that is not its root, such as models/qwen3-8b"
                 )
             if self.hub_secret is not None:

@@ -25,7 +25,7 @@ class PrometheusFiles:
 def prometheus_files(runs: Sequence[Path], pods: KubernetesPods | None, interval_s: int) -> PrometheusFiles:
     """Returns the files for these runs of ``trtx serve``, or for ``pods``.
 
-    Raises UsageError for a path that is no run, for a topology named twice, and if there is neither a run nor pods.
+    Raises UsageError for a path that is not a run, for a topology named twice, and if there is neither a run nor pods.
     """
     if pods is not None:
         return PrometheusFiles((configuration([pods], interval_s), rule_file(has_gpus=True)))
@@ -44,7 +44,7 @@ def prometheus_files(runs: Sequence[Path], pods: KubernetesPods | None, interval
 def grafana_file(runs: Sequence[Path]) -> ExportedFile:
     """Returns the dashboard. If no run of ``runs`` has a GPU, a text replaces the row of GPU panels.
 
-    Raises UsageError for a path that is no run.
+    Raises UsageError for a path that is not a run.
     """
     plans = [read_plan(path) for path in runs]
     return dashboard(has_gpus=not plans or any(plan.gpu_count for plan in plans))

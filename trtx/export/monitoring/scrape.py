@@ -43,7 +43,7 @@ class KubernetesPods:
         for option, value in (("--kubernetes", self.name), ("--namespace", self.namespace)):
             if not _LABEL.fullmatch(value):
                 raise UsageError(
-                    f"{option} {quoted(value)} is not taken; expected lower-case letters, digits and hyphens, as "
+                    f"{option} {quoted(value)} is refused; expected lower-case letters, digits and hyphens, as "
                     "Kubernetes has in names"
                 )
 
@@ -62,7 +62,7 @@ def read_plan(path: Path) -> Plan:
             f"{where} can't be read ({error.strerror or error}); expected plan.json of trtx serve"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{where} is no JSON; expected a run directory of trtx serve, or its plan.json") from error
+        raise UsageError(f"{where} is not JSON; expected a run directory of trtx serve, or its plan.json") from error
     if isinstance(document, dict) and "topologies" in document:
         raise UsageError(
             f"{where} is a run of trtx bench, whose topologies end with it; expected a run directory of trtx serve"
@@ -71,7 +71,7 @@ def read_plan(path: Path) -> Plan:
         return Plan.from_json(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{where} is no plan of trtx serve that this trtx reads; expected its run directory or plan.json"
+            f"{where} is not a plan of trtx serve that this trtx reads; expected its run directory or plan.json"
         ) from error
 
 

@@ -17,9 +17,9 @@ from trtx.engine.tensorrt_llm.environment import RECIPE_VARIABLES
 from trtx.errors import UsageError
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.export.slurm.placement import Place, place_on_nodes
+from trtx.export.slurm.quoting import Shell
 from trtx.export.slurm.spec import MOUNT_MARKS, JobSpec
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, arguments, variables
-from trtx.export.slurm.words import Shell
 from trtx.launch import remote_prompt_notes, resolve
 from trtx.topology import Plan, ProcessSpec, plan_hosts
 
@@ -97,16 +97,16 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
     refuse_encoders(spec, "steps of a job")
     if spec.engine not in ENGINES:
         raise UsageError(
-            f"--engine {spec.engine} can't be exported; expected one of {', '.join(ENGINES)}, as nobody is asked on "
-            "the nodes"
+            f"--engine {spec.engine} can't be exported, because the nodes choose no engine; expected one of "
+            f"{', '.join(ENGINES)}"
         )
     if spec.port == 0:
-        raise UsageError("--port 0 is another port each time, and the file names one; give one")
+        raise UsageError("--port 0 means any free port, but the file needs a fixed one; give a port")
     last = job.first_port + _SERVICE_PORTS - 1
     if job.first_port <= spec.port <= last:
         raise UsageError(
-            f"--port {spec.port} stands among the ports {job.first_port} to {last} of etcd and NATS (--first-port), on "
-            "the same node; choose another of either"
+            f"--port {spec.port} is one of the ports {job.first_port} to {last} of etcd and NATS on the same node; "
+            "choose another --port or --first-port"
         )
     if spec.engine == "tensorrt-llm" and not job.gpus_per_node:
         raise UsageError("--gpus-per-node 0: engine tensorrt-llm needs GPUs; give their number, or use --engine torch")

@@ -16,8 +16,8 @@ from trtx.config import TopologySpec
 from trtx.export.files import ExportedFile
 from trtx.export.outcome import Export, ExportedService, Part
 from trtx.export.slurm.planning import JobPlan, JobStep, plan_job
+from trtx.export.slurm.quoting import array, word
 from trtx.export.slurm.spec import DEFAULT_MPI, JobSpec
-from trtx.export.slurm.words import array, word
 from trtx.topology import CHAT_TEMPLATE
 
 _WIDTH = 110
@@ -104,7 +104,7 @@ def _how(planned: JobPlan, name: str) -> str:
         f"trtx-{job.name}-JOBID has a log of each process"
         + (", and the benchmark's report. " if job.bench is not None else ". ")
         + "HTTP has no TLS and no authentication, and nothing that the processes say to each other is encrypted: "
-        "whoever reaches the nodes' network can use it."
+        "anyone who can reach the nodes' network can use the service."
     )
 
 

@@ -44,7 +44,9 @@ _OWN_FLAGS = (
 
 def _time(value: str, info: ValidationInfo) -> str:
     if _seconds(value) is None:
-        raise ValueError(f"{info.field_name} {quoted(value)} is no time of Slurm; expected such as 04:00:00 or 1-12")
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is not a Slurm time limit; expected one such as 04:00:00 or 1-12"
+        )
     return value
 
 
@@ -59,7 +61,7 @@ def _seconds(time: str) -> int | None:
 def _plain(value: str, info: ValidationInfo) -> str:
     if not _PLAIN.fullmatch(value):
         raise ValueError(
-            f"{info.field_name} {quoted(value)} is no name of Slurm; expected letters, digits, - _ . and ,"
+            f"{info.field_name} {quoted(value)} is not a Slurm name; expected letters, digits, - _ . and ,"
         )
     return value
 
@@ -67,14 +69,16 @@ def _plain(value: str, info: ValidationInfo) -> str:
 def _job_name(value: str, info: ValidationInfo) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(
-            f"{info.field_name} {quoted(value)} is no name; expected at most 32 lower-case letters, digits and dashes"
+            f"{info.field_name} {quoted(value)} is not a name; expected up to 32 lower-case letters, digits and dashes"
         )
     return value
 
 
 def _device(value: str, info: ValidationInfo) -> str:
     if not _DEVICE.fullmatch(value):
-        raise ValueError(f"{info.field_name} {quoted(value)} is no device; expected such as eth1 or mlx5_0:1")
+        raise ValueError(
+            f"{info.field_name} {quoted(value)} is not a network device; expected one such as eth1 or mlx5_0:1"
+        )
     if "lo" in value.split(","):
         raise ValueError(f"{info.field_name} {quoted(value)} is loopback, which leads to no other node; name another")
     return value
@@ -88,14 +92,14 @@ def _printable(value: str, info: ValidationInfo) -> str:
 
 def _directory(value: Path, info: ValidationInfo) -> Path:
     if not value.is_absolute() or not str(value).isprintable():
-        raise ValueError(f"{info.field_name} {quoted(str(value))} is no absolute path; give one that starts with /")
+        raise ValueError(f"{info.field_name} {quoted(str(value))} is not an absolute path; give one that starts with /")
     return value
 
 
 def _mounts(value: str, info: ValidationInfo) -> str:
     if not all(_MOUNT.fullmatch(one) for one in value.split(",")):
         raise ValueError(
-            f"{info.field_name} {quoted(value)} is no list of mounts; expected FROM:TO, such as /data:/data, with "
+            f"{info.field_name} {quoted(value)} is not a list of mounts; expected FROM:TO, such as /data:/data, with "
             "commas between several"
         )
     return value
@@ -107,7 +111,7 @@ def _sbatch(values: tuple[str, ...]) -> tuple[str, ...]:
         flag = value.partition("=")[0]
         if not value.startswith("--") or not value.isprintable() or " " in flag:
             raise ValueError(
-                f"sbatch {quoted(value)} is no flag of sbatch; expected one in its long form, its value behind ="
+                f"sbatch {quoted(value)} is not an sbatch flag; expected the long form with its value after ="
             )
         if any(own == flag or (len(flag) > 2 and own.startswith(flag)) for own in _OWN_FLAGS):
             raise ValueError(
@@ -193,12 +197,12 @@ class JobSpec(BaseModel):
         least = self.lead_s + _EARLY_S
         if (_seconds(self.time) or 0) <= least:
             raise ValueError(
-                f"time {quoted(self.time)} is over before anything serves: {self.lead_s} s before its end the job is "
-                f"told to end, and Slurm may do it {_EARLY_S} s early; expected more than {least} s"
+                f"time {quoted(self.time)} is too short to serve anything: Slurm signals the job {self.lead_s} s "
+                f"before its end, or up to {_EARLY_S} s earlier; expected more than {least} s"
             )
         if self.ready_timeout_s is not None and self.ready_timeout_s > self.left_s:
             raise ValueError(
-                f"ready_timeout_s {self.ready_timeout_s} is longer than the job, which is told to end "
+                f"ready_timeout_s {self.ready_timeout_s} is longer than the job, which Slurm signals to end "
                 f"{self.left_s} s after its start (--time {self.time}); expected at most {self.left_s}, or a longer "
                 "--time"
             )

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtx.export.plan_variables import Job, fate_in_job
+from trtx.export.slurm.quoting import Shell
 from trtx.export.slurm.spec import JobSpec
-from trtx.export.slurm.words import Shell
 from trtx.topology import CHAT_TEMPLATE, ProcessSpec
 
 ADDRESSES = tuple(f"192.0.2.{index}" for index in range(1, 255))

@@ -56,7 +56,7 @@ class ImageProcessor:
                 "expected a preprocessor_config.json of a class that transformers has on Pillow"
             ) from error
         try:
-            self.prepare(Image.new("RGB", (64, 48), (255, 255, 255)), "a white picture", sys.maxsize)
+            self.prepare(Image.new("RGB", (64, 48), (255, 255, 255)), "a white image", sys.maxsize)
         except MediaError as error:
             raise UsageError(f"the image processor of {model_dir} fails: {error}") from error
         self._video: VideoOptions | None = None

@@ -90,7 +90,7 @@ def read_options(model_dir: Path, processor: Any, rule: VideoRule) -> VideoOptio
         if own is not None and of_pictures is not None and own != of_pictures:
             raise UsageError(
                 f"the video processor's {name} in {model_dir} is {own}, and the image processor's is {of_pictures}: "
-                "both must be the same here, since frames are prepared as pictures are"
+                "both must be the same here, since frames are prepared as images are"
             )
     if min(found.min_pixels, found.max_pixels, found.min_frames, found.max_frames, found.fps) <= 0:
         raise UsageError(f"the video processor's options in {model_dir} hold a limit that is not above 0")
@@ -118,7 +118,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error}); download the checkpoint again") from error
+        raise UsageError(f"{path} is not JSON ({error}); download the checkpoint again") from error
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no JSON object; download the checkpoint again")
     return found

@@ -146,12 +146,12 @@ class DeviceReader:
         encoder = self._neighbours.find(offer)
         if encoder is None:
             if not _listens(offer.address):
-                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the picture again")
+                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the image again")
             raise EmbeddingUnreachable("the memory of the encoder that keeps an embedding can't be opened from here")
         try:
             target = torch.empty(len(found.block_ids) * BLOCK_BYTES, dtype=torch.uint8, device=self._device)
             if encoder.is_gone:
-                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the picture again")
+                raise EmbeddingGone("the encoder that keeps an embedding is gone; encode the image again")
             try:
                 self._memory.copy(encoder.pool, found.block_ids, target)
             except CopyFailed as error:
@@ -159,11 +159,11 @@ class DeviceReader:
                     f"the encoder that keeps an embedding is gone ({error}); encode it again"
                 ) from error
             if not self._neighbours.is_alive(encoder):
-                raise EmbeddingGone("the encoder died while its embedding was read; encode the picture again")
+                raise EmbeddingGone("the encoder died while its embedding was read; encode the image again")
         finally:
             self._neighbours.leave(encoder)
         if _names(Path(shared.path)) <= 1:
-            raise EmbeddingGone("an embedding's lease ended while it was read; encode the picture again")
+            raise EmbeddingGone("an embedding's lease ended while it was read; encode the image again")
         return target[: shared.nbytes].view(getattr(torch, shared.dtype)).view(shared.shape)
 
     def close(self) -> None:

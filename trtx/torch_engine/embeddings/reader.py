@@ -48,7 +48,7 @@ class EmbeddingReader:
         """
         handle.check(width=width, dtype=dtype)
         if self._clock() >= handle.deadline_s:
-            raise EmbeddingGone("an embedding's lease ended before it was read; encode the picture again")
+            raise EmbeddingGone("an embedding's lease ended before it was read; encode the image again")
         problem = "its handle names neither a file nor an agent"
         if handle.path is not None:
             try:
@@ -58,7 +58,7 @@ class EmbeddingReader:
         if handle.nixl is not None:
             with self._lock:
                 return self._over_nixl(handle, handle.nixl)
-        raise EmbeddingGone(f"an embedding can't be read ({problem}); encode the picture again")
+        raise EmbeddingGone(f"an embedding can't be read ({problem}); encode the image again")
 
     def _over_nixl(self, handle: EmbeddingHandle, offer: NixlEmbeddingOffer) -> SharedTensor:
         if self._arena is None:
@@ -88,7 +88,7 @@ class EmbeddingReader:
                 if self._clock() >= deadline_s:
                     # UCX can't cancel a read, and a frozen peer that resumes would write.
                     self._start_anew(arena, transfer)
-                    raise EmbeddingGone("an embedding's read ran past its deadline; encode the picture again")
+                    raise EmbeddingGone("an embedding's read ran past its deadline; encode the image again")
                 time.sleep(_POLL_S)
             arena.agent.forget(transfer)
         except AgentError as error:
@@ -96,7 +96,7 @@ class EmbeddingReader:
             self._start_anew(arena, transfer)
             raise EmbeddingGone(f"the encoder that keeps an embedding is gone ({error}); encode it again") from error
         if self._clock() >= deadline_s:
-            raise EmbeddingGone("an embedding's read ended past its deadline; encode the picture again")
+            raise EmbeddingGone("an embedding's read ended past its deadline; encode the image again")
 
     def _peer(self, arena: Arena, offer: NixlEmbeddingOffer) -> Any:
         """Returns the connected peer of the offer. Raises AgentError."""

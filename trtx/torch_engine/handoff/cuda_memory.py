@@ -61,7 +61,7 @@ class CudaMemory:
     def __init__(self, pool: torch.Tensor, block_bytes: int) -> None:
         """Compiles the kernel and tries both ways to copy. Raises MemoryUnreachable if the pool can't be shared."""
         if block_bytes % (2 * WORD_BYTES):
-            raise MemoryUnreachable(f"blocks of {block_bytes} bytes are no multiple of {2 * WORD_BYTES}")
+            raise MemoryUnreachable(f"blocks of {block_bytes} bytes are not a multiple of {2 * WORD_BYTES}")
         self._device = pool.device
         self._driver = CudaDriver()
         if not self._driver.copies_batches:

@@ -111,7 +111,7 @@ def check_json(name: str, text: str) -> None:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _check_text(name: str, key: str, text: str) -> None:

@@ -160,7 +160,7 @@ def _placed(token_ids: list[int], rows: Sequence[int], placeholder: int) -> tupl
     if len(places) != sum(rows):
         raise RequestError(
             f"the prompt has {len(places)} placeholders of an image (token {placeholder}) and {len(rows)} images of "
-            f"{sum(rows)} rows; expected a placeholder an image, or one a row"
+            f"{sum(rows)} rows; expected one for each image or for each row"
         )
     taken = 0
     for index, count in enumerate(rows):

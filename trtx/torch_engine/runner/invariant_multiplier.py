@@ -63,8 +63,8 @@ class InvariantMultiplier:
             self._admitted[key] = (*agreeing, self._tilings[at - 1])
             return
         raise UsageError(
-            f"a product with a weight of {tuple(weight.shape)} in {weight.dtype} rounds differently by a row's place "
-            f"among others on this {weight.device.type}, so --deterministic can't be kept here; leave it out"
+            f"--deterministic is not possible on this {weight.device.type}, because a matmul with a weight of "
+            f"{tuple(weight.shape)} in {weight.dtype} rounds a row differently at other places; leave it out"
         )
 
     def tilings(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tiling, ...]:

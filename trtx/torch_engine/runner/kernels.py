@@ -106,7 +106,7 @@ class KvCache:
 
     @classmethod
     def of_groups(cls, pool: Tensor, tables: Tensor, geometry: KvGeometry, scales: Tensor | None = None) -> KvCache:
-        """A cache with the groups of ``geometry``; ``tables`` has a block table for each."""
+        """A cache with one block table of ``tables`` for each KV cache group of ``geometry``."""
         return cls(pool.permute(0, 2, 3, 4, 1, 5), tables[0], scales, tables, geometry.places)
 
     @property

@@ -51,7 +51,7 @@ def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[]
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                for name in file.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
                     if counts[name].file == path:
                         yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
         except (SafetensorError, OSError) as error:
@@ -117,8 +117,8 @@ def _stored(
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
     if len(tied) == 2 and not torch.equal(*tied):
         raise UsageError(
-            f"{model_dir} holds a {HEAD} that differs from {EMBEDDING}, and its config.json ties the two; expected "
-            "tie_word_embeddings false, as transformers reads it then, or a checkpoint without the wrong one"
+            f"{model_dir} has a {HEAD} that differs from {EMBEDDING}, but its config.json ties the two; set "
+            "tie_word_embeddings to false, as transformers does then, or remove the wrong tensor"
         )
     if missing:
         raise UsageError(

@@ -80,7 +80,7 @@ class Encoder:
             raise UnsuitableImage("pixels hold values that are NaN or infinite")
         if pixels.rows > self._args.max_num_tokens:
             raise UnsuitableImage(
-                f"the picture makes {pixels.rows} tokens; expected at most {self._args.max_num_tokens}, this encoder's "
+                f"the image makes {pixels.rows} tokens; expected at most {self._args.max_num_tokens}, this encoder's "
                 "max_num_tokens: send a smaller one"
             )
         return pixels
@@ -134,15 +134,15 @@ class Encoder:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
             if len(batch) > 1:
-                log.warning("a batch of %d pictures failed (%s); each is encoded alone", len(batch), error)
+                log.warning("a batch of %d images failed (%s); each is encoded alone", len(batch), error)
                 return [self._encode([one])[0] for one in batch]
-            log.exception("a picture can't be encoded")
-            return [_Problem(f"the encoder failed on this picture: {type(error).__name__}: {str(error)[:300]}", True)]
+            log.exception("an image can't be encoded")
+            return [_Problem(f"the encoder failed on this image: {type(error).__name__}: {str(error)[:300]}", True)]
         if all(rows.isfinite().all() for rows in found):
             return list(found)
         if len(batch) > 1:
             return [self._encode([one])[0] for one in batch]
-        return [_Problem("the encoder computed values that are NaN or infinite for this picture", True)]
+        return [_Problem("the encoder computed values that are NaN or infinite for this image", True)]
 
     def _answer(self, one: _Waiting, found: Tensor | _Problem) -> Encoded:
         if isinstance(found, _Problem):

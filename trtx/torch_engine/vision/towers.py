@@ -97,7 +97,7 @@ class LlavaTower(Tower):
             has = " x ".join(map(str, values.shape))
             raise UnsuitableImage(
                 f"pixels of shape {has}{'' if grid is None else ' with a grid'}; expected {expected} and no grid, as "
-                "the model's image processor gives for one picture"
+                "the model's image processor gives for one image"
             )
         return Pixels(values, None, self._rows)
 

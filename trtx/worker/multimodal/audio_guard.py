@@ -75,9 +75,12 @@ def registered_template(
 def guarded_template(model: Path, environment: Mapping[str, str], replacing: str | None = None) -> Path | None:
     """Path of the chat template, the checkpoint's or ``replacing``, with the guards in front of it.
 
-    None if the checkpoint has no template or several, or one that begins with white space (which would mean something
-    else after a block); if the worker would have no tokenizer to find the mark with; or if the frontend may be on
-    another machine. Raises OSError if the file can't be written.
+    Returns None in these cases. Raises OSError if the file can't be written.
+
+    - The checkpoint has no template or several, or its template begins with white space, which would mean something
+      else after a block.
+    - The worker has no tokenizer to find the mark with.
+    - The frontend may be on another machine.
     """
     directory = environment.get("TMPDIR")  # the topology's own directory, which is removed with it
     template = replacing or _template(model) if (model / "tokenizer.json").is_file() else None

@@ -68,7 +68,7 @@ def is_refusal(answered: Mapping[str, Any]) -> bool:
 
 
 def answer(handle: EmbeddingHandle) -> dict[str, Any]:
-    """The answer to :func:`question`."""
+    """An encode worker's answer to :func:`question`: the embedding's handle as a JSON object."""
     return CONTRACT.marked(handle.to_dict())
 
 
@@ -83,12 +83,12 @@ def read_answer(answered: Mapping[str, Any], key: bytes) -> EmbeddingHandle:
         raise MediaError(answered["status"], answered["error"])
     handle = parse_handle(answered)
     if handle.key != key:
-        raise EmbeddingMismatch("an encode worker answered with another picture's embedding")
+        raise EmbeddingMismatch("an encode worker answered with another image's embedding")
     return handle
 
 
 def count(rows: int | None) -> dict[str, Any]:
-    """The answer to :func:`count_question`."""
+    """An encode worker's answer to :func:`count_question`: how many rows the embedding would have."""
     return CONTRACT.marked({"rows": rows})
 
 

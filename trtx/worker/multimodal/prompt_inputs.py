@@ -71,7 +71,7 @@ class PromptSight:
         metrics: MediaMetrics,
         share_bytes: Callable[[Any], SharedTensor] = share,
     ) -> None:
-        assert engine.facts.image_token_id is not None, "asked of engines that take pictures alone"
+        assert engine.facts.image_token_id is not None, "asked of engines that take images only"
         self.placeholders = Placeholders(engine.facts.image_token_id)
         self._engine, self._decoding, self._tokenizer = engine, decoding, tokenizer
         self._workers, self._limits, self._metrics = workers, limits, metrics
@@ -169,7 +169,7 @@ class PromptSight:
                 except encoding.RefusedPicture as refused:
                     raise refused.error.about(blobs[refused.index].label) from refused
                 except Exception as error:
-                    logger.warning("encode worker %x did not encode %d pictures: %r", worker, len(blobs), error)
+                    logger.warning("encode worker %x did not encode %d images: %r", worker, len(blobs), error)
         return None
 
     def _text_of(self, token_ids: Sequence[int]) -> str:

@@ -96,7 +96,7 @@ class RemoteEmbedder:
                     raise error.about(blob.label) from error
                 except Exception as error:
                     self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
-                    logger.warning("encode worker %x did not encode picture %s: %r", worker, key.hex(), error)
+                    logger.warning("encode worker %x did not encode image %s: %r", worker, key.hex(), error)
                     because = f" ({error})" if isinstance(error, OtherRelease) else because
                 else:
                     self._distrusted.pop(worker, None)
@@ -124,7 +124,7 @@ class RemoteEmbedder:
                 raise error.about(blob.label) from error
             except Exception as error:
                 self._distrusted[worker] = self._clock() + DISTRUST_SECONDS
-                logger.warning("encode worker %x did not count the rows of picture %s: %r", worker, key.hex(), error)
+                logger.warning("encode worker %x did not count the rows of image %s: %r", worker, key.hex(), error)
                 return None
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:

@@ -127,7 +127,9 @@ class Seeing:
             self.encoder = ImageEncoder(loaded, self._decoding(self.metrics))
             return
         if self._config is None:
-            raise UsageError(f"{options.model} is a text model, expected one that sees: it has nothing to encode")
+            raise UsageError(
+                f"{options.model} is a text model, so an encode worker has nothing to do; use a model with images"
+            )
         self.metrics = MediaMetrics()
         pool = PicturePool(options.model, options.media, videos=video_rule(self._config))
         await pool.start()

@@ -109,10 +109,10 @@ def _sampling(read: Reader) -> RequestField:
 
 
 _NO_MEDIA = (
-    "the request brings media ({value}), expected text alone: this model, or the engine that runs it here, takes no "
-    "images; send the text without them"
+    "the request has media ({value}), but this model, or the engine that runs it, accepts text only; send the text "
+    "without images"
 )
-_BY_ITS_BYTES = _without_effect("an image is known by its bytes, which came too; one that is a uuid alone is refused")
+_BY_ITS_BYTES = _without_effect("the worker identifies an image by its bytes; it refuses a uuid without an image")
 
 
 def _media(sees: RequestField) -> RequestField:
@@ -122,7 +122,7 @@ def _media(sees: RequestField) -> RequestField:
 _ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _GRAMMAR = _honoured("the engine, through GuidedDecodingParams")
-_ROUTER = _without_effect("the router has read it: it says where and when a request runs, not what it answers")
+_ROUTER = _without_effect("the router has used it: it decides where and when a request runs, not the answer")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
 # By section; "" is the request itself. A mapping whose path is a section is searched recursively.
 FIELDS: Mapping[str, Mapping[str, RequestField]] = {
@@ -140,13 +140,15 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "media_io_kwargs": _refused(
             "media_io_kwargs is given ({value}), expected none: media are decoded as the checkpoint says; leave it out"
         ),
-        "mm_routing_info": _media(_honoured("the engine, in what it tells the KV router of blocks with images")),
+        "mm_routing_info": _media(_honoured("the engine, in its KV events for blocks with images")),
         "encoder_result": _refused(
             "encoder_result is given ({value}), expected none: a worker of trtx asks encode workers itself; send images"
         ),
         "mdc_sum": _without_effect("checksum of the model's card"),
         "annotations": _FRONTEND,
-        "image_cache_scope": _without_effect("whose decoded images the frontend may share; workers keep none by it"),
+        "image_cache_scope": _without_effect(
+            "it limits which decoded images the frontend shares; workers don't use it"
+        ),
         "router": _ROUTER,
         "router_config_override": _ROUTER,
         "kv_hint": _without_effect("which cached blocks may go: answers do not depend on the cache"),

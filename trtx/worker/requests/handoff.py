@@ -138,7 +138,7 @@ def from_json(wire: Mapping[str, Any], params_type: Any, logprob_type: Any) -> A
         try:
             fields["opaque_state"] = base64.b64decode(state, validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
-            raise InvalidRequest(f"opaque_state in prefill's disaggregated_params is no base64 ({error})") from error
+            raise InvalidRequest(f"opaque_state in prefill's disaggregated_params is not base64 ({error})") from error
     if wire.get("first_gen_log_probs"):
         fields["first_gen_log_probs"] = [
             {entry["token_id"]: logprob_type(entry["logprob"], entry.get("rank")) for entry in position}

@@ -203,8 +203,8 @@ def _refuse_lost_prompt_logprobs(request: Mapping[str, Any]) -> None:
     count = (request.get("output_options") or {}).get("prompt_logprobs")
     if count is not None and not {"prompt_logprobs", "engine_data"} & _extra_fields(request):
         raise InvalidRequest(
-            f"prompt_logprobs is {count}, and the frontend would drop them; send nvext with extra_fields "
-            '["prompt_logprobs"] as well, and leave echo out, which asks for them and is not served'
+            f"prompt_logprobs is {count}, and the frontend would drop them. Send nvext with extra_fields "
+            '["prompt_logprobs"] as well, and leave out echo, which is not served'
         )
 
 

@@ -39,8 +39,8 @@ class Thinking:
     def limits(self, prompt: Sequence[int]) -> dict[str, int]:
         """Arguments of ``GuidedDecodingParams`` for an answer to ``prompt``: after which token its grammar holds.
 
-        A prompt that begins the thinking lets it go on, and one that has ended it lets the grammar hold at once. After
-        any other prompt, the model may think first or not.
+        If the prompt begins the thinking, the grammar holds after its end. If the prompt has ended the thinking, the
+        grammar holds at once. After any other prompt, the model may think first or not.
         """
         for token in reversed(prompt[-_PROMPT_END:]):
             if token == self.end_id:

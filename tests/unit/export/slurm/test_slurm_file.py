@@ -21,8 +21,8 @@ from trtx.config import TopologySpec, recipe_files
 from trtx.errors import UsageError
 from trtx.export.slurm import JobSpec, export
 from trtx.export.slurm.planning import plan_job
+from trtx.export.slurm.quoting import Shell, word
 from trtx.export.slurm.stand_ins import ADDRESSES, DEVICE, RUN_DIR, SCRATCH_DIR, variables
-from trtx.export.slurm.words import Shell, word
 from trtx.topology import ProcessSpec
 
 HOSTILE = 'it\'s "$(touch pwned)" `touch pwned` \\ ${HOME} * # é'
@@ -280,17 +280,17 @@ REFUSED = {
     "no GPUs": ({"engine": "tensorrt-llm"}, {"gpus_per_node": 0}, "--gpus-per-node 0: engine tensorrt-llm needs GPUs"),
     "auto": ({"engine": "auto"}, {}, "--engine auto can't be exported"),
     "simulated": ({"engine": "simulated"}, {}, "--engine simulated can't be exported"),
-    "no multiple": ({"engine": "tensorrt-llm", "tp": 6}, {"gpus_per_node": 4}, "expected at most 4, or a multiple"),
+    "no multiple": ({"engine": "tensorrt-llm", "tp": 6}, {"gpus_per_node": 4}, "expected at most 4 or a multiple of 4"),
     "torch": ({"tp": 2}, {"gpus_per_node": 1}, "engine torch runs a worker on one node"),
     "too few nodes": ({"workers": 9}, {"gpus_per_node": 4, "nodes": 2}, "must be at least 3, and --nodes is 2"),
     "idle nodes": ({"workers": 2}, {"gpus_per_node": 4, "nodes": 3}, "more than 2 nodes would have nothing to do"),
     "frontends": ({}, {"frontends": 2}, "--frontends 2: the job has 1 places"),
     "mpi": ({}, {"mpi": "pmi2"}, "--mpi pmi2 has no effect here"),
-    "port": ({"port": 0}, {}, "--port 0 is another port each time"),
+    "port": ({"port": 0}, {}, "--port 0 means any free port"),
     "space": (
         {"engine": "tensorrt-llm", "tp": 2, "served_model_name": "two words"},
         {"gpus_per_node": 1},
-        "'two words' has a space or a wildcard in it",
+        "'two words' has a space or a wildcard, which",
     ),
     "gpus_per_node": (
         {"engine": "tensorrt-llm", "tp": 4, "overrides": ("gpus_per_node=4",)},

@@ -121,7 +121,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
     "a surrogate in a schema": ("json", '{"const": "\\ud800"}', r"JSON schema can't be followed: .* line 1 column 18"),
     "400 digits": ("json", '{"type": "integer", "minimum": ' + "9" * 400 + "}", r"number out of range at line 1"),
     "1e400": ("json", '{"type": "number", "minimum": 1e400}', r"number out of range at line 1"),
-    "NaN": ("json", '{"const": NaN}', r"is not valid JSON: NaN is no JSON number$"),
+    "NaN": ("json", '{"const": NaN}', r"is not valid JSON: NaN is not a JSON number$"),
     "false": ("json", "false", r"json is 'false'; expected a JSON object$"),
     "true": ("json", "true", ""),
     "a list": ("json", "[]", r"json is '\[\]'; expected a JSON object$"),

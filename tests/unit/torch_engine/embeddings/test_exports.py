@@ -64,7 +64,7 @@ def test_an_embedding_goes_to_its_one_reader_as_json(scratch: Path) -> None:
     arrived = parse_handle(json.loads(json.dumps(handle.to_dict())))
     assert arrived == handle and (arrived.key, arrived.grid, arrived.tensor_size) == (KEY, (1, 2, 3), (6, WIDTH))
     assert read(arrived, clock).eq(2.5).all()
-    with pytest.raises(EmbeddingGone, match="encode the picture again"):
+    with pytest.raises(EmbeddingGone, match="encode the image again"):
         read(arrived, clock)
     exports.sweep()
     assert (exports.leases, exports.leased_bytes, exports.expired) == (0, 0, 0)
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(scratch: Path, changed: 
 def test_a_file_of_somewhere_else_stays_where_it_is(scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = share(torch.zeros(6, WIDTH), tmp_path_factory.mktemp("elsewhere"))
     handle = EmbeddingHandle(tensor_size=(6, WIDTH), dtype="float32", key=KEY, deadline_s=2000.0, path=elsewhere.path)
-    with pytest.raises(EmbeddingGone, match="is no shared tensor of"):
+    with pytest.raises(EmbeddingGone, match="is not a shared tensor of"):
         read(handle, Clock())
     other = scratch / "notes.txt"
     other.write_text("mine")

@@ -53,7 +53,7 @@ class Reader:
 
 @pytest.mark.parametrize("text", ["", "swap-block", "swap-block:every=0,layer=0", "swap-block:every=9,layer=-1", "x"])
 def test_a_value_that_is_none_is_refused_with_one_that_is(text: str) -> None:
-    with pytest.raises(UsageError, match="expected such as swap-block:every=100,layer=0"):
+    with pytest.raises(UsageError, match="expected a value such as swap-block:every=100,layer=0"):
         parse_kv_fault(text)
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_served_with_it_unseen(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match="corrupts KV on purpose to test `trtx eval parity`; unset it"):
         prepare(spec, run_dir=tmp_path)
     monkeypatch.setenv(VARIABLE, "what")
-    with pytest.raises(UsageError, match="expected such as swap-block"):
+    with pytest.raises(UsageError, match="expected a value such as swap-block"):
         prepare(spec, run_dir=tmp_path, fault="what")
     assert VARIABLE not in child_environment({VARIABLE: "swap-block:every=100,layer=0"}, {})
     plan = prepare(spec, run_dir=tmp_path, fault="swap-block:every=100,layer=0")

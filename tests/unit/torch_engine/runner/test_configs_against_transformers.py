@@ -133,7 +133,7 @@ ALTERNATING = {
     "use_sliding_window": True, "sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]
 }  # fmt: skip
 
-# What is fine in a family, and in that one another model to transformers, or none.
+# Changes that other families accept, and that make a config of this family wrong or another model.
 REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
     "MistralForCausalLM": (
         {"num_key_value_heads": None},
@@ -209,8 +209,8 @@ def test_what_is_accepted_means_what_it_means_to_transformers(
     refused = changes in REFUSED.get(architecture, ())
     found = checkpoints.check(base(architecture) | changes)
     assert (found is not None) == refused, (
-        f"{changes}: {found or 'accepted'}; put the row of {architecture} in FAMILIES of "
-        "trtx/checkpoint/families.py right, or list this one in REFUSED"
+        f"{changes}: {found or 'accepted'}; correct the row of {architecture} in FAMILIES of "
+        "trtx/checkpoint/families.py, or add this change to its row of REFUSED"
     )
 
 

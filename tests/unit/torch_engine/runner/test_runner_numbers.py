@@ -1,4 +1,4 @@
-"""Numbers at their limits, on a real model: what is no number ends its own request alone."""
+"""Numbers at their limits, on a real model: what is not a number ends its own request alone."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class HostTier:
     # --- both ---
 
     def start(self, *, before_reads: bool) -> None:
-        """Starts what is queued. Call it after each schedule, before the step and the reads of peers start."""
+        """Starts the queued copies. Call it after each schedule, before the step and the reads of peers start."""
         self._store_ahead()
         queued = self._queued
         if queued.names:

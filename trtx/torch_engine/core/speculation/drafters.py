@@ -76,8 +76,8 @@ class PatternPool:
 class NGramDrafter:
     """TensorRT-LLM's NGram: the tokens that followed the longest match of the last tokens.
 
-    The public pool is of all sequences without a ``cache_salt``; a salted sequence has a pool of its own, so that
-    nothing of it reaches another.
+    All sequences without a ``cache_salt`` share the public pool. A salted sequence has its own pool, so its tokens are
+    never drafted for another sequence.
     """
 
     def __init__(
