@@ -256,6 +256,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         max_seq_len=args.max_seq_len,
         kv_dtype=kv.dtype,
         cuda_graphs=graphs is not None,
+        moe_expert_parallel_size=args.rank_sizes.expert_ranks,
         deterministic=args.deterministic,
         guided=args.guides,
         max_draft_len=spec.max_draft_len if spec is not None else 0,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint.model_config import read_model_config
-from trtx.checkpoint.tensor_parallel import check_ranks
+from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
@@ -100,7 +100,7 @@ def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingR
 
 def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path) -> LeadingRunner:
     size, meeting = 1 + len(ranks), directory / "meeting"
-    check_ranks(read_model_config(args.model_dir), size)
+    check_ranks(read_model_config(args.model_dir), RankSizes(size, args.moe_expert_parallel_size))
     if args.cpu_threads is None:
         args = replace(args, cpu_threads=max(1, torch.get_num_threads() // size))
     if (is_gpu := resolve_device(args.device).type == "cuda") and (found := torch.cuda.device_count()) < size:

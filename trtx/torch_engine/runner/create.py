@@ -12,6 +12,7 @@ import torch
 from trtx.checkpoint.drafts import EAGLE3
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
 from trtx.memory.draft_models import NO_DRAFT_MODEL
@@ -81,7 +82,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         max_seq_len=max_seq_len,
     )  # fmt: skip
     config = replace(config, windows=windows)
-    split = RankSplit(group, config) if group is not None else None
+    split = None
+    if group is not None:
+        split = RankSplit(group, config, RankSizes(group.size, args.moe_expert_parallel_size))
     config = split.config if split is not None else config
     capability = capability_of(device)
     computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
@@ -201,7 +204,7 @@ def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> st
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
         on = torch.cuda.get_device_name(device)
-    ranks = f" x {split.group.size}" if split is not None else ""
+    ranks = f" x {split.sizes}" if split is not None else ""
     return f"{dtype} on {on}{ranks}, torch {torch.__version__}"
 
 

@@ -183,8 +183,9 @@ class _Loader:
         take, products = self._tensors.pop, expert_products(self._config, index)
         stacks = [stack_name(index, "gate_up"), stack_name(index, "down")]
         plain = ExpertWeights(
-            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes
-        )
+            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes,
+            first=experts.own.start,
+        )  # fmt: skip
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
         scales = [take(f"{stack}.weight_scale") for stack in stacks]
@@ -197,7 +198,7 @@ class _Loader:
         form = format_of(self._config.quantization)
         self.num_dequantized += 1
         prepare, prepare_gated = (form.prepare([{"input_scale": scale}]) for scale in inputs)
-        halves = plain.gate_up.view(experts.count, 2, experts.intermediate_size, -1)
+        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1)
         return replace(
             plain,
             gate_up=self._dequantized(form, halves.flatten(0, 1), scales[0].flatten()).view_as(plain.gate_up),
