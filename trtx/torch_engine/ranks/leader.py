@@ -22,7 +22,7 @@ from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.step import Batch, LaunchedStep, StepEmbedding
+from trtx.torch_engine.step import Batch, ExpertBalance, LaunchedStep, StepEmbedding
 
 
 class LeadingRunner:
@@ -51,6 +51,10 @@ class LeadingRunner:
     @property
     def graph_misses(self) -> int | None:
         return self._own.graph_misses
+
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        return self._own.expert_balance
 
     def launch(self, batch: Batch) -> LaunchedStep:
         plan = self._plans.write(batch)

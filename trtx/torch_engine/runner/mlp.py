@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trtx.torch_engine.runner.expert_load import LayerLoad
 from trtx.torch_engine.runner.formats import Prepare
 from trtx.torch_engine.runner.linear import Linear, Multiplier
 
@@ -66,6 +67,7 @@ class ExpertWeights:
     prepare: Prepare | None = None
     prepare_gated: Prepare | None = None
     first: int = 0  # the first of the experts that this rank holds
+    load: LayerLoad | None = None  # counts tokens by expert, on one of the ranks
 
     @property
     def held(self) -> int:
@@ -138,6 +140,8 @@ class LoopedExperts:
 
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         experts, shares = route(self._multiplier(x, weights.router), weights)
+        if weights.load is not None:
+            weights.load.count(experts)
         x = x if weights.prepare is None else weights.prepare(x)
         outputs = torch.zeros(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
         chosen, places = experts.flatten().sort(stable=True)
