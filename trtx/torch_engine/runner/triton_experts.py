@@ -273,7 +273,9 @@ def weighted_sum_kernel(
     for place in tl.static_range(PER_TOKEN):
         pair = row * PER_TOKEN + place
         share = tl.load(shares + pair)
-        defined = inside & (share != 0.0) if PARTIAL else inside
+        defined = inside
+        if PARTIAL:
+            defined = inside & (tl.zeros((BLOCK,), tl.float32) + share > 0.0)
         total += tl.load(outputs + pair * hidden + columns, mask=defined, other=0.0).to(tl.float32) * share
     result = total.to(out.dtype.element_ty)
     if residual is not None:
