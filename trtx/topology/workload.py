@@ -362,11 +362,6 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
             "stages or sequences: stages on one machine answer later than --tp at as many GPUs; use --tp alone, or "
             "--engine tensorrt-llm"
         )
-    if size > 1 and role in ("prefill", "decode"):
-        raise UsageError(
-            f"{role} asks for {size} GPUs per worker, and engine torch hands KV off between workers of one GPU only; "
-            "use --tp 1, --mode agg, or --engine tensorrt-llm"
-        )
     if (problem := conflict(values)) is not None:
         raise UsageError(f"{role}: {problem}")
 

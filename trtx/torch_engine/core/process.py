@@ -199,11 +199,15 @@ def _parking(args: LlmArgs, core: EngineCore) -> Parking:
 
 
 def _new_transport(runner: ModelRunner) -> KvTransport:
-    from trtx.torch_engine.handoff import create_transport
+    from trtx.torch_engine.handoff import create_transport, direct_offer
     from trtx.torch_engine.handoff.fault import FaultyTransport
+    from trtx.torch_engine.handoff.ranked import RankedTransport
 
     # Every process of a topology gets its name in the environment: see trtx.topology.plan.
-    transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    own = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    if runner.kv_ranks is not None:
+        direct_offer(own)  # raises if other processes can't read the pool
+    transport: KvTransport = RankedTransport(own, runner.geometry, runner.kv_ranks)
     if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
         return FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
     return transport
@@ -281,7 +285,7 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
     ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
     from trtx.torch_engine.ranks.leader import create_ranked_runner
 
-    return create_ranked_runner(runner_args(args), ranks)
+    return create_ranked_runner(runner_args(args), ranks, hands_off=args.transport is not None)
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

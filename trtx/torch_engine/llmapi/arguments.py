@@ -67,9 +67,10 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
         args = msgspec.convert(taken, LlmArgs)
     except msgspec.ValidationError as error:
         raise ValueError(f"the torch engine's arguments: {error}") from error
-    if args.tensor_parallel_size > 1 and (role == "encode" or args.transport is not None):
-        what = "an encoder runs" if role == "encode" else "KV is handed off (cache_transceiver_config) by an engine"
-        raise ValueError(f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as {what} on one GPU")
+    if args.tensor_parallel_size > 1 and role == "encode":
+        raise ValueError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as an encoder runs on one GPU"
+        )
     try:
         args.rank_sizes  # noqa: B018 - raises for sizes that do not fit together
     except UsageError as error:
