@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from trtx.ipc.shared_tensor import SharedTensor
     from trtx.torch_engine.drafting import DraftModel
-    from trtx.torch_engine.handoff.ranked import KvRanks
     from trtx.torch_engine.messages import MediaSpan, MemoryTag
     from trtx.torch_engine.sampling_plan import SamplingPlan
 
@@ -182,7 +181,6 @@ class ModelRunner(Protocol):
     # the runner was built without guided decoding.
     masks: npt.NDArray[np.int32] | None
     draft_model: DraftModel | None  # None: drafts need no model
-    kv_ranks: KvRanks | None  # the other ranks that hold parts of the KV; None: a single rank
 
     @property
     def graph_misses(self) -> int | None:

@@ -37,7 +37,7 @@ class LeadingRunner:
         """``directory``: of the group's files, to remove at the end."""
         self._own = own
         self.ranks = ranks
-        self.kv_ranks: KvRanks | None = kv_ranks
+        self.kv_ranks = kv_ranks
         self._group = group
         self._directory = directory
         self._plans = PlanWriter(max_batch_size)

@@ -20,7 +20,6 @@ from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.drafting import DraftModel
-from trtx.torch_engine.handoff.ranked import KvRanks
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.runner.args import Passes
@@ -177,7 +176,6 @@ class TorchRunner:
         self.masks = None if sampler.masks is None else sampler.masks.values
         self.needs_grids = decoder.mrope is not None
         self.draft_model: DraftModel | None = None
-        self.kv_ranks: KvRanks | None = None
 
     @property
     def graph_misses(self) -> int | None:

@@ -115,7 +115,6 @@ class OracleRunner:
         self.needs_grids = False
         self.is_asynchronous = True
         self.graph_misses: int | None = None
-        self.kv_ranks = None
         self.expert_balance: ExpertBalance | None = None
         self.masks = masks
         self.pool: Any = None
